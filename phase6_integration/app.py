@@ -29,12 +29,8 @@ BODIES: dict[str, type[BaseModel]] = {  # of POST requests, for /openapi.json: r
 def create_app(engine: AsyncEngine, settings: ServerSettings, keys: ApiKeys | None = None) -> FastAPI:
     """An OpenAI-style server for an engine, which may still be loading. The caller starts and closes the engine. `keys`
     replaces the API keys of the settings, and may change while the app runs."""
-    app = application(
-        engine,
-        settings,
-        around=[access_log.layer(settings), *middleware.around(settings)],
-        inner=middleware.inner(settings, keys),
-    )
+    outside, inside = [access_log.layer(settings)], [middleware.layer(settings, keys)]
+    app = application(engine, settings, outside, inside)
     for wing in (output_grammar, tools, responses_api, model_routes, metrics, health_routes, quotas, playground):
         wing.attach(app)
     openapi.attach(app, BODIES, public=middleware.PUBLIC if settings.api_keys else None)

@@ -2,6 +2,7 @@
 
 inputs       the sampling parameters of a step: packed on the host, read on the device
 edits        logit bias and penalties
+grammar      compiled grammars
 constraints  masks of what a grammar or a list allows
 sampler      Sampler: edits, masks and the draw
 logprobs     log-probabilities of drawn tokens, prompt tokens and alternatives

@@ -2,17 +2,17 @@
 
     text of a grammar -> Grammars.compile -> a matcher for each request -> a bit mask for each step -> the sampler
 
-A grammar is compiled by llguidance, which follows the output token by token. Its mask of the next token is made on the
-host while the device runs the model. llguidance is imported at the first grammar: all else works without it.
+A grammar is compiled by llguidance (`grammar`), which follows the output token by token. Its mask of the next token is
+made on the host while the device runs the model.
 
 A server does not trust the grammars of its clients: there the same Constraint runs in other processes, and masks may be
 late (`phase6_integration.wings.structured.isolated_grammars`).
 """
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache, cached_property, lru_cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -21,50 +21,13 @@ from numpy.typing import NDArray
 from phase0_request.batch import GRAMMAR_FAILED, Forced, WaitHandle
 from phase0_request.params import SamplingParams, TokenSet
 from phase0_request.request import Request
-from phase0_request.tokenizer import Tokenizer
+from phase2_prefill_decode.sampling.grammar import Grammars
 
 if TYPE_CHECKING:  # the processes that follow the grammars of a server need no torch
-    from llguidance import LLExecutor, LLMatcher, LLTokenizer
+    from llguidance import LLExecutor, LLMatcher
     from torch import Tensor
 
-KEPT = 16  # compiled grammars
 THREADS = 4  # at most, that make masks
-
-
-class Grammars:
-    """Compiles grammars for one vocabulary, and keeps the latest."""
-
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_ids: Collection[int]) -> None:
-        self._tokenizer = tokenizer
-        self._vocab_size = vocab_size
-        self._eos_ids = sorted(eos_ids)
-        self._compiled = lru_cache(KEPT)(self._compile)
-
-    @cached_property
-    def vocabulary(self) -> "LLTokenizer":
-        """The tokens as llguidance needs them: a second's work for a large vocabulary, at the first grammar."""
-        from phase2_prefill_decode.sampling.grammar import vocabulary
-
-        return vocabulary(self._tokenizer, self._vocab_size, self._eos_ids)
-
-    def compile(self, grammar: str) -> "LLMatcher":
-        """A matcher at the beginning of a grammar. ValueError if the grammar is invalid."""
-        return self._compiled(grammar).deep_copy()
-
-    def forget(self) -> None:
-        """Compile grammars anew when they are next needed. Copies share what llguidance has found out about a grammar
-        so far: if that has reached its limit, all copies fail."""
-        self._compiled.cache_clear()
-
-    def _compile(self, grammar: str) -> "LLMatcher":
-        from llguidance import LLMatcher
-
-        from phase2_prefill_decode.sampling.grammar import LIMITS
-
-        compiled = LLMatcher(self.vocabulary, grammar, limits=LIMITS, log_level=0)
-        if compiled.is_error():
-            raise ValueError(f"the grammar cannot be used: {compiled.get_error()}")
-        return compiled
 
 
 def words(vocab_size: int) -> int:

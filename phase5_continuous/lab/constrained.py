@@ -26,7 +26,8 @@ from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason, Request
 from phase0_request.tokenizer import Tokenizer
 from phase2_prefill_decode.loading.model import Model
-from phase2_prefill_decode.sampling.constraints import KEPT, Constraint, Grammars, fill_masks
+from phase2_prefill_decode.sampling.constraints import Constraint, fill_masks
+from phase2_prefill_decode.sampling.grammar import KEPT, Grammars
 from phase5_continuous.engine import continuous
 
 SCHEMA = {

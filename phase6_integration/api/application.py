@@ -1,4 +1,4 @@
-"""The application of the core, and what every request passes in it: an id, an account, and errors as responses."""
+"""The application of the core, and what every request passes in it: an id, an account, and an answer to any fault."""
 
 import asyncio
 import logging
@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 
-from fastapi import FastAPI, Response
+from fastapi import FastAPI, Request
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -26,11 +26,11 @@ logger = logging.getLogger("nanoserve")
 def application(
     engine: AsyncEngine,
     settings: ServerSettings,
-    around: Sequence[Middleware] = (),
-    inner: Sequence[Middleware] = (),
+    outside: Sequence[Middleware] = (),
+    inside: Sequence[Middleware] = (),
 ) -> FastAPI:
-    """An app that answers chats and completions, with an engine which may still be loading. The middleware of wings
-    stands around the errors and before the routes."""
+    """An app that answers chats and completions, with an engine which may still be loading. Middleware of wings stands
+    outside, where it sees all responses, or inside, before the routes."""
     app = FastAPI(
         title="nano-serving",
         version=version("nano-serving"),
@@ -40,7 +40,7 @@ def application(
         separate_input_output_schemas=False,
         redirect_slashes=False,
         servers=[{"url": settings.root_path}] if settings.root_path else None,
-        middleware=[Middleware(Exchanges), *around, Middleware(ErrorResponses), *inner],
+        middleware=[*outside, Middleware(Exchanges), *inside],
     )
     app.state.server = ServerState.of(engine, settings)
     app.include_router(completions.router)
@@ -67,19 +67,38 @@ class HttpMiddleware:
 
 class Exchanges(HttpMiddleware):
     """Gives each request an id, which every response repeats in `x-request-id`, and an account for the log. They are in
-    `request.state`, with `tenant`, the name of the client: without a wing that knows clients, all are one."""
+    `request.state`, with `tenant`, the name of the client: without a wing that knows clients, all are one.
+
+    What fails by a fault of the server is logged, and answered by a 500 with the id and no details. A request that is
+    cancelled because the server ends gets a 503. A response that has begun stays unfinished: the server closes the
+    connection, which the client notices."""
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        name = request_id(scope["headers"])
+        name, started = request_id(scope["headers"]), False
         scope.setdefault("state", {}).update(request_id=name, account=Account(), tenant="")
+        fields = {"fields": {"id": name}}
 
         async def named(message: Message) -> None:
+            nonlocal started
             if message["type"] == "http.response.start":
+                started = True
                 kept = [(key, value) for key, value in message.get("headers", ()) if key.lower() != REQUEST_ID]
                 message = {**message, "headers": [*kept, (REQUEST_ID, name.encode("ascii"))]}
             await send(message)
 
-        await self.app(scope, receive, named)
+        try:
+            return await self.app(scope, receive, named)
+        except asyncio.CancelledError:
+            logger.info("a request was cut off by the end of the server", extra=fields)
+            message = "the server has ended; try again later"
+            error = RequestError(503, message, code="stopped", headers={"retry-after": "10"})
+        except Exception as failure:
+            logger.exception("a request failed by a fault of the server", extra=fields)
+            error = overloaded() if isinstance(failure, MemoryError) else fault(name)
+        if not started:
+            response = await errors.respond(Request(scope), error)
+            await response(scope, receive, named)
+        return None
 
 
 def request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
@@ -88,39 +107,3 @@ def request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
     if len(given) == 1 and _SANE_ID.fullmatch(given[0]):
         return given[0].decode("ascii")
     return uuid.uuid4().hex
-
-
-class ErrorResponses(HttpMiddleware):
-    """Turns an exception into an error response in OpenAI's format: a RequestError into its own, and any other into a
-    500 with a request id and no details, which are logged. A request that is cancelled because the server ends gets a
-    503. A response that has begun stays unfinished: the server closes the connection, which the client notices."""
-
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        name, started = scope["state"]["request_id"], False
-
-        async def noted(message: Message) -> None:
-            nonlocal started
-            started = started or message["type"] == "http.response.start"
-            await send(message)
-
-        async def refuse(error: RequestError) -> None:
-            if not started:
-                await respond(error, scope, receive, send)
-
-        try:
-            await self.app(scope, receive, noted)
-        except asyncio.CancelledError:
-            logger.info("a request was cut off by the end of the server", extra={"fields": {"id": name}})
-            message = "the server has ended; try again later"
-            await refuse(RequestError(503, message, code="stopped", headers={"retry-after": "10"}))
-        except Exception as error:
-            if started or not isinstance(error, RequestError):
-                logger.exception("a request failed by a fault of the server", extra={"fields": {"id": name}})
-            unexpected = overloaded() if isinstance(error, MemoryError) else fault(name)
-            await refuse(error if isinstance(error, RequestError) else unexpected)
-
-
-async def respond(error: RequestError, scope: Scope, receive: Receive, send: Send) -> None:
-    """Send an error response, and note it for the access log."""
-    scope["state"]["account"].code, scope["state"]["account"].param = error.code, error.param
-    await Response(error.content, error.status, error.headers, media_type="application/json")(scope, receive, send)

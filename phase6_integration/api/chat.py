@@ -48,12 +48,13 @@ async def continue_chat(
     length = requested_length(body, context)
     if body.truncate_prompt_tokens is None:
         check_lengths(["".join(map(text_of, body.messages))], pool.tokenizer.longest, context, "messages")
-    tenant, plan = request.state.tenant, server.plan(server, body)
+    tenant = request.state.tenant
     arguments = conversation(body, reasoning_effort=body.reasoning_effort)
     prompt = await pool.chat(arguments, tenant, body.add_special_tokens is True)
     prompt = truncate(prompt, body, length or 1, context)
     default = server.settings.sampling_defaults.get("max_tokens")
     lengths = output_lengths([prompt], length, default, context, "messages")
+    plan = server.plan(server, body, prompt, content)
     formatter = make(server, body, request.state.request_id, prompt, plan)
     message = engine_request(
         server,
@@ -65,7 +66,7 @@ async def continue_chat(
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=prompt_alternatives(body, [prompt], None, server.settings.max_scores),
         bad_words=await bad_words(pool, body, tenant),
-        grammar=plan.grammar(prompt, content),
+        grammar=plan.grammar,
         **plan.sampling,
     )
     return GenerationResponse(server, message, formatter, body)
@@ -85,7 +86,7 @@ class ChatFormatter(Formatter):
             self.grammar_fields = plan.grammar_fields
         if body.return_token_ids:
             self.first_event["prompt_token_ids"] = prompt
-        self._answers = {i: answer for i in range(self.n) if (answer := plan.reader(prompt)) is not None}
+        self._answers = {} if plan.reader is None else {index: plan.reader() for index in range(self.n)}
         self._called = plan.finish_reason
 
     def fields(self) -> dict[str, Any]:

@@ -4,10 +4,9 @@ import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any, NoReturn
+from typing import Any
 
-from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
+from fastapi import FastAPI, Request, Response
 from pydantic_core import ErrorDetails
 from starlette.exceptions import HTTPException
 
@@ -166,7 +165,15 @@ def _given(value: Any, kind: str) -> str:
     return next((f", got {name}" for kind, name in kinds if isinstance(value, kind)), "")
 
 
-async def _http(request: Request, error: Exception) -> NoReturn:
+async def respond(request: Request, error: Exception) -> Response:
+    """The response for a RequestError, which the access log gets too."""
+    assert isinstance(error, RequestError)
+    account = request.state.account
+    account.code, account.param = error.code, error.param
+    return Response(error.content, error.status, error.headers, media_type="application/json")
+
+
+async def _http(request: Request, error: Exception) -> Response:
     """Errors of the router: an unknown path, a wrong method."""
     assert isinstance(error, HTTPException)
     words = {
@@ -174,18 +181,10 @@ async def _http(request: Request, error: Exception) -> NoReturn:
         405: ("this path does not take this method", "method_not_allowed"),
     }
     message, code = words.get(error.status_code, (str(error.detail), None))
-    headers = error.headers
-    if error.status_code == 405 and (operations := request.app.openapi()["paths"].get(request.url.path)):
-        headers = {"allow": ", ".join(map(str.upper, operations))}  # the router names those of the first route only
-    raise RequestError(error.status_code, message, code=code, headers=headers)
-
-
-async def _parameters(_: Request, error: Exception) -> NoReturn:
-    assert isinstance(error, RequestValidationError)
-    raise invalid(error.errors())
+    return await respond(request, RequestError(error.status_code, message, code=code, headers=error.headers))
 
 
 def install(app: FastAPI) -> None:
-    """Install handlers that turn FastAPI's exceptions into RequestErrors, which the middleware sends."""
+    """Install the handlers that turn exceptions of routes into responses."""
+    app.add_exception_handler(RequestError, respond)
     app.add_exception_handler(HTTPException, _http)
-    app.add_exception_handler(RequestValidationError, _parameters)

@@ -71,48 +71,22 @@ class AnswerReader(Protocol):
     def text_bytes(self) -> int: ...
 
 
-class AnswerPlan(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerPlan:
     """How the answers to one chat are constrained and read."""
 
-    @property
-    def grammar_fields(self) -> tuple[str, ...] | None:
-        """The fields that the grammar of an answer is made from; None if that is the grammar of its content."""
-        ...
-
-    @property
-    def finish_reason(self) -> str:
-        """Of an answer that stopped after calls."""
-        ...
-
-    @property
-    def sampling(self) -> dict[str, Any]:
-        """Fields of SamplingParams that reading the answers needs."""
-        ...
-
-    def grammar(self, prompt: Sequence[int], content: str | None) -> str | None:
-        """The grammar of an answer, from that of its content."""
-        ...
-
-    def reader(self, prompt: Sequence[int]) -> AnswerReader | None:
-        """The reader of one answer to this prompt; None if an answer is plain content."""
-        ...
+    grammar: str | None
+    grammar_fields: tuple[str, ...] | None = None  # that it is made from; None: it is the grammar of the content
+    sampling: Mapping[str, Any] = field(default_factory=dict)  # fields of SamplingParams that reading the answers needs
+    finish_reason: str = "stop"  # of an answer that stopped after calls
+    reader: Callable[[], AnswerReader] | None = None  # makes the reader of one answer; None: it is plain content
 
 
-class PlainAnswers:
-    """Answers are text. A request with tools that may be called is refused."""
-
-    grammar_fields, finish_reason = None, "stop"
-
-    def __init__(self, server: "ServerState", body: ChatRequest) -> None:
-        self.sampling: dict[str, Any] = {}
-        if body.tools and body.tool_choice != "none":
-            raise _missing("tools", "calls of tools")
-
-    def grammar(self, prompt: Sequence[int], content: str | None) -> str | None:
-        return content
-
-    def reader(self, prompt: Sequence[int]) -> None:
-        return None
+def plain_answers(server: "ServerState", body: ChatRequest, prompt: Sequence[int], content: str | None) -> AnswerPlan:
+    """Answers are text that follows the grammar of the content, if there is one."""
+    if body.tools and body.tool_choice != "none":
+        raise _missing("tools", "calls of tools")
+    return AnswerPlan(grammar=content)
 
 
 def _missing(param: str, what: str) -> RequestError:
@@ -131,7 +105,7 @@ class ServerState:
     tokenizers: TokenizerPool
     names: TokenNames
     grammars: Grammars = field(default_factory=Grammars)
-    plan: "Callable[[ServerState, ChatRequest], AnswerPlan]" = PlainAnswers
+    plan: "Callable[[ServerState, ChatRequest, Sequence[int], str | None], AnswerPlan]" = plain_answers
     lease: Lease = lambda request, length_field: nullcontext(lambda text_bytes: None)
     warned: set[str] = field(default_factory=set)  # unknown fields that the log has
 

@@ -97,7 +97,7 @@ def run(given: argparse.Namespace, parser: Parser) -> int:
 
 
 def read_prompts(prompts: list[str], file: str | None) -> list[str]:
-    """The prompts given as arguments, or the lines of the file or the pipe. ValueError if there is none."""
+    """The prompts given as arguments, or the lines of the file or the pipe. ValueError if there is ncompletion."""
     if prompts and file is not None:
         raise ValueError("give prompts or --file, not both")
     if not prompts:
@@ -123,13 +123,13 @@ def complete_here(options: EngineOptions, prompts: Sequence[str], chat: bool, pa
     return [
         Result(
             prompt=prompt,
-            text=one.text,
-            finish_reason=one.finish_reason.value if one.finish_reason else None,
-            prompt_tokens=len(one.request.prompt_tokens),
-            output_tokens=len(one.output_tokens),
-            error=one.request.error,
+            text=completion.text,
+            finish_reason=completion.finish_reason.value if completion.finish_reason else None,
+            prompt_tokens=len(completion.request.prompt_tokens),
+            output_tokens=len(completion.output_tokens),
+            error=completion.request.error,
         )
-        for prompt, one in zip(prompts, completions, strict=True)
+        for prompt, completion in zip(prompts, completions, strict=True)
     ]
 
 

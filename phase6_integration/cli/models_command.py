@@ -49,7 +49,7 @@ def _cached() -> Iterator[tuple[str, Path]]:
         return
     for repository in repositories:
         if repository.repo_type == "model" and repository.revisions:
-            newest = max(repository.revisions, key=lambda one: ("main" in one.refs, one.last_modified))
+            newest = max(repository.revisions, key=lambda revision: ("main" in revision.refs, revision.last_modified))
             yield repository.repo_id, newest.snapshot_path
 
 

@@ -32,16 +32,16 @@ def directory_of(model: str, revision: str | None = None, download_dir: str | No
 
     named = f"{model} in revision {revision}" if revision else model
     try:
-        found = Path(snapshot_download(model, revision=revision, cache_dir=download_dir, allow_patterns=PATTERNS))
+        snapshot = Path(snapshot_download(model, revision=revision, cache_dir=download_dir, allow_patterns=PATTERNS))
     except HFValidationError as error:
         raise ConfigError(f"{model} is neither a directory nor the name of a repository: {error}") from error
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
         raise ConfigError(
             f"{model} is no directory here, and the hub did not give {named} ({type(error).__name__})"
         ) from error
-    fields = {"repository": model, "revision": revision or "main", "commit": found.name}
+    fields = {"repository": model, "revision": revision or "main", "commit": snapshot.name}
     log.info("the %s is a repository on the hub, since no directory here has its name", what, extra={"fields": fields})
-    return found
+    return snapshot
 
 
 def located(options: EngineOptions) -> tuple[EngineOptions, ModelConfig]:

@@ -47,7 +47,7 @@ def attention_batches(cache: PagedCache, max_tokens: int) -> Iterator[Batch]:
     length = min(CONTEXT, max_tokens)
     for new in NEW:
         for beside in ((), (CHUNK,)):
-            yield from _in_pages(cache, [(min(one, length), length, KINDS[0]) for one in (new, *beside)])
+            yield from _in_pages(cache, [(min(count, length), length, KINDS[0]) for count in (new, *beside)])
 
 
 def sampling_batches(cache: PagedCache) -> Iterator[Batch]:
@@ -73,5 +73,5 @@ def _in_pages(cache: PagedCache, sequences: Sequence[tuple[int, int, SamplingPar
         cache.grow(request, length)
         slices.append(Slice(request, length - new, new))
     yield Batch(tuple(slices))
-    for piece in slices:
-        cache.release(piece.request)
+    for request, *_ in slices:
+        cache.release(request)

@@ -35,7 +35,7 @@ log = logging.getLogger("phase6_integration.process.engine_process")  # its reco
 STOP_TIMEOUT = 2.0  # seconds the engine has to abort its requests, and its process to exit, before it is killed
 
 
-class EngineClient:
+class EngineClient(asyncio.Protocol):
     """Starts an engine process, passes messages, and reports once if the process fails: it dies, hangs or does not load
     in time. It runs on one event loop, without blocking it."""
 
@@ -58,6 +58,7 @@ class EngineClient:
             on_hang=self._hung,
         )
         self._factory = factory
+        self._frames = Frames.for_front()
         self._on_message = on_message
         self._on_failure = on_failure
         self._transport: asyncio.Transport | None = None
@@ -75,7 +76,7 @@ class EngineClient:
             raise
         loop = asyncio.get_running_loop()
         self._load_timer = loop.call_later(self.options.load_timeout, self._not_loaded)
-        self._transport, _ = await loop.create_unix_connection(lambda: _EngineProtocol(self), sock=ours)
+        self._transport, _ = await loop.create_unix_connection(lambda: self, sock=ours)
         self.send(Load(self.options, self._factory))
 
     def spawn(self, end: socket.socket) -> None:
@@ -99,7 +100,11 @@ class EngineClient:
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(frame(message))
 
-    def receive(self, message: ToFront) -> None:
+    def data_received(self, data: bytes) -> None:
+        for message in self._frames.feed(data):
+            self._receive(message)
+
+    def _receive(self, message: ToFront) -> None:
         self.watchdog.heard()
         match message:
             case Ready():
@@ -120,8 +125,8 @@ class EngineClient:
 
     # It fails.
 
-    def lost(self) -> None:
-        """Called when the channel closes: the process has exited or is about to."""
+    def connection_lost(self, error: Exception | None) -> None:
+        """The channel has closed: the process has exited or is about to."""
         code = self.process.poll() if self.process else None
         self._fail(Health.DEAD, "its process has ended" + (f" with status {code}" if code is not None else ""))
 
@@ -177,18 +182,3 @@ async def _end_of(process: "subprocess.Popen[bytes]") -> None:
             await asyncio.get_running_loop().run_in_executor(waiter, process.wait, STOP_TIMEOUT)
     finally:
         waiter.shutdown(wait=False)
-
-
-class _EngineProtocol(asyncio.Protocol):
-    """Decodes the engine's messages and passes them to its client."""
-
-    def __init__(self, client: EngineClient) -> None:
-        self._client = client
-        self._frames = Frames.for_front()
-
-    def data_received(self, data: bytes) -> None:
-        for message in self._frames.feed(data):
-            self._client.receive(message)
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self._client.lost()

@@ -211,13 +211,13 @@ class Channel:
         """The whole messages that have arrived; with `wait`, sleep until there is something to read, here or at what is
         watched, or until the timeout. EOFError once the HTTP process has closed."""
         while True:
-            found = {key.fd: events for key, events in self._selector.select(timeout if wait else 0)}
-            own = found.get(self._socket.fileno(), 0)
+            ready = {key.fd: events for key, events in self._selector.select(timeout if wait else 0)}
+            own = ready.pop(self._socket.fileno(), 0)
             if own & selectors.EVENT_WRITE:
                 self._push()
             if own & selectors.EVENT_READ:
                 return self._read()
-            if not wait or timeout is not None or found.keys() - {self._socket.fileno()}:
+            if not wait or timeout is not None or ready:
                 return []
 
     def watch(self, descriptor: int) -> None:

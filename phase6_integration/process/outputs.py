@@ -27,13 +27,13 @@ class LogprobArrays:
 
     __slots__ = ("_alternatives", "_counts", "_logprobs", "_top")
 
-    def __init__(self, found: Iterable[TokenLogprobs | None] = ()) -> None:
+    def __init__(self, logprobs: Iterable[TokenLogprobs | None] = ()) -> None:
         self._logprobs = array("d")  # of each token
         self._counts = array("B")  # of each token, the number of its alternatives
         self._alternatives = array("i")  # of all tokens, one after the other
         self._top = array("d")  # their logprobs
-        for one in found:
-            self.append(one)
+        for logprob in logprobs:
+            self.append(logprob)
 
     def __len__(self) -> int:
         return len(self._logprobs)
@@ -45,12 +45,12 @@ class LogprobArrays:
             top = tuple(zip(self._alternatives[start:stop], self._top[start:stop], strict=True))
             yield None if math.isnan(logprob) else TokenLogprobs(logprob, top)
 
-    def append(self, one: TokenLogprobs | None) -> None:
+    def append(self, logprobs: TokenLogprobs | None) -> None:
         """Add those of a token; None for the first of a prompt, which has none."""
-        one = one or TokenLogprobs(math.nan, ())
-        self._logprobs.append(one.logprob)
-        self._counts.append(len(one.top))
-        for token, logprob in one.top:
+        chosen, top = logprobs or TokenLogprobs(math.nan, ())
+        self._logprobs.append(chosen)
+        self._counts.append(len(top))
+        for token, logprob in top:
             self._alternatives.append(token)
             self._top.append(logprob)
 

@@ -1,11 +1,8 @@
-"""The shapes of answers and chunks: these fields, of these types, and no others."""
+"""The shapes of answers and of the chunks of a stream: these fields, of these types, and no others."""
 
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
-
-FinishReason = Literal["stop", "length"]
-ChatFinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class Response(BaseModel):
@@ -41,6 +38,13 @@ class CompletionLogprobs(Response):
     text_offset: list[int]
 
 
+class Choice(Response):
+    index: int
+    stop_reason: str | int | None  # the stop string or stop token that ended it
+    finish_reason: Literal["stop", "length", "tool_calls"] | None
+    token_ids: list[int] | None = None  # all that were generated, with those that ended it; in a chunk if requested
+
+
 class Generated(Response):
     """What every answer and every chunk has."""
 
@@ -49,32 +53,20 @@ class Generated(Response):
     model: str
 
 
-class Choice(Response):
-    index: int
-    stop_reason: str | int | None  # the stop string or stop token that ended it
-
-
-class CompletionChoice(Choice):
+class CompletionChunkChoice(Choice):
     text: str
     logprobs: CompletionLogprobs | None
-    finish_reason: FinishReason
+    prompt_token_ids: list[int] | None = None  # in the first chunk of a choice, if requested
+
+
+class CompletionChoice(CompletionChunkChoice):
     prompt_logprobs: PromptLogprobs | None
-    prompt_token_ids: list[int] | None
-    token_ids: list[int] | None  # all that were generated, with those that ended it
 
 
 class CompletionResponse(Generated):
     object: Literal["text_completion"]
     choices: list[CompletionChoice]
     usage: Usage
-
-
-class CompletionChunkChoice(Choice):
-    text: str
-    logprobs: CompletionLogprobs | None
-    finish_reason: FinishReason | None
-    prompt_token_ids: list[int] | None = None  # in the first chunk of a choice, if requested
-    token_ids: list[int] | None = None
 
 
 class CompletionChunk(Generated):
@@ -97,29 +89,16 @@ class ChatLogprobs(Response):
     content: list[ChatLogprobEntry]
 
 
-class CalledFunction(Response):
-    name: str
-    arguments: str  # JSON, as the model wrote it
-
-
-class MessageToolCall(Response):
-    id: str
-    type: Literal["function"]
-    function: CalledFunction
-
-
 class ChatMessage(Response):
+    """Of an answer with plain text: `wings/tools` has those with calls and reasoning."""
+
     role: Literal["assistant"]
-    content: str | None  # null: there is only reasoning, or calls
-    reasoning_content: str | None = None
-    tool_calls: list[MessageToolCall] | None = None
+    content: str
 
 
 class ChatChoice(Choice):
     message: ChatMessage
     logprobs: ChatLogprobs | None
-    finish_reason: ChatFinishReason
-    token_ids: list[int] | None
 
 
 class ChatResponse(Generated):
@@ -130,30 +109,14 @@ class ChatResponse(Generated):
     prompt_token_ids: list[int] | None
 
 
-class CalledFunctionDelta(Response):
-    name: str | None = None
-    arguments: str
-
-
-class ToolCallDelta(Response):
-    index: int
-    id: str | None = None  # with the first part of a call, as are its type and its name
-    type: Literal["function"] | None = None
-    function: CalledFunctionDelta
-
-
 class ChatDelta(Response):
     role: Literal["assistant"] | None = None
     content: str | None = None
-    reasoning_content: str | None = None
-    tool_calls: list[ToolCallDelta] | None = None
 
 
 class ChatChunkChoice(Choice):
     delta: ChatDelta
     logprobs: ChatLogprobs | None
-    finish_reason: ChatFinishReason | None
-    token_ids: list[int] | None = None
 
 
 class ChatChunk(Generated):

@@ -12,30 +12,11 @@ from tests.phase6_integration.running import Answer, answer, ask, get, line, par
 LENGTHS = (1, 2, 3, 5, 8, 15, 16, 17, 24, 31, 32, 33, 40, 48, 60, 64)
 OUTPUT = 12
 AT_ONCE = 48  # clients
-INVALID: Sequence[object] = [
-    b"",
-    b"{",
-    b"null",
-    b'{"prompt": "a", "temperature": NaN}',
-    b"\xff\xfe\x00" * 50,
-    b"[" * 20_000,
-    {},
-    {"prompt": []},
-    {"prompt": [-1]},
-    {"prompt": [4096]},
-    {"prompt": [1], "max_tokens": 10**9},
-    {"prompt": [1] * 300},
-    {"prompt": [1], "n": 129},
-    {"prompt": [[1]] * 129},
-    {"prompt": "a", "temperature": -1},
-    {"prompt": "a", "top_p": 1e400},
-    {"prompt": "a", "logit_bias": {"99999": 1}},
-    {"prompt": "a", "stop": ["x"] * 17},
-    {"prompt": "a", "frequency_penalty": "2"},
-    {"prompt": "a", "nothing": "such"},
-    {"prompt": "a", "tools": []},
-    {"prompt": "a", "stream_options": {"include_usage": True}},
-    {"model": "another", "prompt": "a"},
+INVALID: Sequence[object] = [  # `test_refusals` has them all
+    *(b"", b"null", b"\xff\xfe\x00" * 50, b"[" * 20_000, b'{"prompt": "a", "temperature": NaN}'),
+    *({"prompt": prompt} for prompt in ([], [-1], [4096], [1] * 300, [[1]] * 129)),
+    *({"prompt": [1], **more} for more in ({"max_tokens": 10**9}, {"n": 129}, {"temperature": -1}, {"top_p": 1e400})),
+    *({"prompt": "a", **more} for more in ({"stop": ["x"] * 17}, {"nothing": "such"}, {"model": "another"})),
 ]
 
 

@@ -36,8 +36,8 @@ def _runner(core: Any) -> Any:
     return core.runner.runner  # within the one that isolates
 
 
-def _model_that(does: Callable[[Any], None]) -> Callable[[Any, Any], None]:
-    """Before it computes a step with the poison among its tokens."""
+def _decoder_that(compute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], None]:
+    """Computes a step by `compute(packed, forward)`, which may call `forward()`, the decoder itself."""
 
     def change(core: Any, _: Any) -> None:
         decoder = _runner(core).decoder
@@ -47,19 +47,24 @@ def _model_that(does: Callable[[Any], None]) -> Callable[[Any, Any], None]:
                 return getattr(decoder, name)
 
             def __call__(self, packed: Any, keys: Any, values: Any) -> Any:
-                poisoned = packed.tokens == POISON
-                logits = None
-                if poisoned.any():
-                    logits = does(packed)
-                return decoder(packed, keys, values) if logits is None else logits
+                return compute(packed, lambda: decoder(packed, keys, values))
 
         _runner(core).decoder = Decoder()
 
     return change
 
 
-def _raise(_: Any) -> None:
-    raise RuntimeError("secret: /home/model/weights")
+def _raises(packed: Any, forward: Callable[[], Any]) -> Any:
+    """If the poison is among the tokens of the step."""
+    if (packed.tokens == POISON).any():
+        raise RuntimeError("secret: /home/model/weights")
+    return forward()
+
+
+def _says_nan(packed: Any, forward: Callable[[], Any]) -> Any:
+    """In the logits of each request that ends in NAN."""
+    last = packed.tokens if packed.last is None else packed.tokens[packed.last]
+    return forward().masked_fill((last == NAN)[:, None], float("nan"))
 
 
 def _hang(_: Any) -> None:
@@ -68,23 +73,6 @@ def _hang(_: Any) -> None:
 
 def _die(_: Any) -> None:
     os._exit(9)
-
-
-def _nan(core: Any, _: Any) -> None:
-    """NaN in the logits of each request that ends in this token."""
-    runner = _runner(core)
-    decoder = runner.decoder
-
-    class Decoder:
-        def __getattr__(self, name: str) -> Any:
-            return getattr(decoder, name)
-
-        def __call__(self, packed: Any, keys: Any, values: Any) -> Any:
-            logits = decoder(packed, keys, values)
-            last = packed.tokens if packed.last is None else packed.tokens[packed.last]
-            return logits.masked_fill((last == NAN)[:, None], float("nan"))
-
-    runner.decoder = Decoder()
 
 
 def _bad_sampler(core: Any, _: Any) -> None:
@@ -114,7 +102,7 @@ def _bad_scheduler(_: Any, scheduler: Any) -> None:
 
 def _three(core: Any, scheduler: Any) -> None:
     """Each is a fault of its own request, so one engine can have them all."""
-    for change in (_model_that(_raise), _nan, _bad_sampler):
+    for change in (_decoder_that(_raises), _decoder_that(_says_nan), _bad_sampler):
         change(core, scheduler)
 
 

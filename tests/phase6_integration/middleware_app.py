@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 from starlette.middleware import Middleware
+from starlette.middleware.exceptions import ExceptionMiddleware
 
-from phase6_integration.api.application import ErrorResponses, Exchanges
+from phase6_integration.api.application import Exchanges
+from phase6_integration.api.errors import RequestError, respond
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.wings.edge import middleware
 from phase6_integration.wings.observe import access_log
@@ -52,8 +54,8 @@ class App:
 
 def layers(settings: ServerSettings) -> list[Middleware]:
     """The middleware of an app with these settings, outermost first."""
-    around = [access_log.layer(settings), *middleware.around(settings)]
-    return [Middleware(Exchanges), *around, Middleware(ErrorResponses), *middleware.inner(settings)]
+    routes = Middleware(ExceptionMiddleware, handlers={RequestError: respond})
+    return [access_log.layer(settings), Middleware(Exchanges), middleware.layer(settings), routes]
 
 
 def call(

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import httpx
@@ -18,16 +19,27 @@ BODIES = {COMPLETE: PROMPT, CHAT: HELLO}
 SETTINGS = ServerSettings(max_choices=8, max_logprobs=5)
 
 
+def send(
+    method: str,
+    path: str,
+    body: Any = None,
+    engine: FakeEngine | None = None,
+    settings: ServerSettings = SETTINGS,
+    headers: Mapping[str, str] | None = None,
+) -> httpx.Response:
+    """Send a request to a server with an engine that echoes. Bytes are sent as they are, other bodies as JSON."""
+
+    async def main() -> httpx.Response:
+        content = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+        kind = {} if body is None else {"content-type": "application/json"}
+        async with client(engine or FakeEngine(), settings) as http:
+            return await http.request(method, path, content=content, headers={**kind, **(headers or {})})
+
+    return asyncio.run(main())
+
+
 def post(path: str, body: Any, engine: FakeEngine | None = None, **more: Any) -> httpx.Response:
-    """Send a POST to a server with an engine that echoes. Bytes are sent as they are, other bodies as JSON."""
-
-    async def send() -> httpx.Response:
-        content = body if isinstance(body, bytes) else json.dumps(body).encode()
-        headers = {"content-type": "application/json", **more.pop("headers", {})}
-        async with client(engine or FakeEngine(), SETTINGS) as http:
-            return await http.post(path, content=content, headers=headers, **more)
-
-    return asyncio.run(send())
+    return send("POST", path, body, engine, **more)
 
 
 def error_of(response: httpx.Response) -> dict[str, Any]:

@@ -1,8 +1,6 @@
 """The contract line by line: endpoints, fields, errors and streams, as clients rely on them."""
 
-import asyncio
 import json
-from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -12,72 +10,62 @@ from phase0_request.request import FinishReason
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.process.health import Health
 from tests.phase6_integration.application import create_app
-from tests.phase6_integration.fake_engine import FakeEngine, client, events, says
-from tests.phase6_integration.running import error_of
+from tests.phase6_integration.fake_engine import FakeEngine, events, says
+from tests.phase6_integration.posting import error_of, send
 
 KEY = "a-key-of-the-test"
 HELLO = [{"role": "user", "content": "Hello"}]
-COMPLETE = ("POST", "/v1/completions", {"prompt": "Hello"})
-CHAT = ("POST", "/v1/chat/completions", {"messages": HELLO, "max_tokens": 4})
-RESPONSES = ("POST", "/v1/responses", {"input": "Hello", "max_output_tokens": 4})
 Request = tuple[str, str, Any]
 
 
-def ask(
-    request: Request,
-    engine: FakeEngine | None = None,
-    settings: ServerSettings | None = None,
-    headers: dict[str, str] | None = None,
-) -> httpx.Response:
-    method, path, body = request
+def complete(**fields: Any) -> Request:
+    return "POST", "/v1/completions", {"prompt": "Hello", **fields}
 
-    async def send() -> httpx.Response:
-        async with client(engine or FakeEngine(), settings or ServerSettings(template_timeout=60)) as http:
-            response = await http.request(method, path, json=body, headers=headers)
-            assert isinstance(response, httpx.Response)
-            return response
 
-    return asyncio.run(send())
+def chat(**fields: Any) -> Request:
+    return "POST", "/v1/chat/completions", {"messages": HELLO, "max_tokens": 4, **fields}
+
+
+def get(path: str) -> Request:
+    return "GET", path, None
+
+
+def ask(request: Request, engine: FakeEngine | None = None, **settings: Any) -> httpx.Response:
+    headers = {"authorization": f"Bearer {KEY}", "x-request-id": "mine"}
+    return send(*request, engine, ServerSettings(template_timeout=60, **settings), headers)
 
 
 # Endpoints.
 
 ENDPOINTS: list[tuple[Request, str]] = [
-    (COMPLETE, "application/json"),
-    (CHAT, "application/json"),
-    (RESPONSES, "application/json"),
-    (("GET", "/v1/models", None), "application/json"),
-    (("GET", "/v1/models/tiny_chat", None), "application/json"),
+    (complete(), "application/json"),
+    (chat(), "application/json"),
+    (("POST", "/v1/responses", {"input": "Hello", "max_output_tokens": 4}), "application/json"),
     (("POST", "/tokenize", {"prompt": "Hello"}), "application/json"),
     (("POST", "/detokenize", {"tokens": [5]}), "application/json"),
-    (("GET", "/health", None), "application/json"),
-    (("GET", "/ping", None), "application/json"),
     (("POST", "/ping", None), "application/json"),
-    (("GET", "/load", None), "application/json"),
-    (("GET", "/v1/load", None), "application/json"),
-    (("GET", "/metrics", None), "text/plain"),
-    (("GET", "/stats", None), "application/json"),
-    (("GET", "/version", None), "application/json"),
-    (("GET", "/", None), "text/html"),
-    (("GET", "/openapi.json", None), "application/json"),
+    *((get(path), "application/json") for path in ("/v1/models", "/v1/models/tiny_chat", "/health", "/ping", "/load")),
+    *((get(path), "application/json") for path in ("/v1/load", "/stats", "/version", "/openapi.json")),
+    (get("/metrics"), "text/plain"),
+    (get("/"), "text/html"),
 ]
 
 
 @pytest.mark.parametrize(("request_", "kind"), ENDPOINTS, ids=["".join(request[:2]) for request, _ in ENDPOINTS])
 def test_every_endpoint_answers(request_: Request, kind: str) -> None:
-    response = ask(request_, headers={"x-request-id": "mine"})
+    response = ask(request_)
     assert response.status_code == 200
     assert response.headers["content-type"].split(";")[0] == kind
     assert response.headers["x-request-id"] == "mine"
 
 
 def test_the_model_list_names_every_name() -> None:
-    settings = ServerSettings(served_model_names=("one", "org/two"))
-    listed = ask(("GET", "/v1/models", None), settings=settings).json()
-    assert [model["id"] for model in listed["data"]] == ["one", "org/two"]
-    assert ask(("GET", "/v1/models/org/two", None), settings=settings).json()["id"] == "org/two"
-    assert {model["root"] for model in listed["data"]} == {"one"}
-    assert {model["max_model_len"] for model in listed["data"]} == {2048}
+    names = ("one", "org/two")
+    listed = ask(get("/v1/models"), served_model_names=names).json()["data"]
+    assert [(model["id"], model["root"], model["max_model_len"]) for model in listed] == [
+        (n, "one", 2048) for n in names
+    ]
+    assert ask(get("/v1/models/org/two"), served_model_names=names).json()["id"] == "org/two"
 
 
 # Fields.
@@ -123,7 +111,7 @@ def test_the_schema_asks_for_a_key_where_one_is_asked_for() -> None:
     document = create_app(FakeEngine(), settings).openapi()
     routes = [(path, method) for path, methods in document["paths"].items() for method in methods]
     keyed = [route for route in routes if "security" in document["paths"][route[0]][route[1]]]
-    refused = [route for route in routes if ask((route[1], route[0], None), None, settings).status_code == 401]
+    refused = [route for route in routes if send(route[1], route[0], settings=settings).status_code == 401]
     assert keyed == refused != []
     assert "securitySchemes" not in create_app(FakeEngine(), ServerSettings()).openapi()["components"]
 
@@ -131,17 +119,14 @@ def test_the_schema_asks_for_a_key_where_one_is_asked_for() -> None:
 # Errors.
 
 
-def failing(reason: FinishReason) -> Callable[[], FakeEngine]:
-    return lambda: FakeEngine(lambda _: [reason])
+def failing(reason: FinishReason) -> FakeEngine:
+    return FakeEngine(lambda _: [reason])
 
 
-def in_state(health: Health) -> Callable[[], FakeEngine]:
-    def make() -> FakeEngine:
-        engine = FakeEngine()
-        engine.health, engine.reason = health, "OSError: no client may see /secret/place at 0x7f00"
-        return engine
-
-    return make
+def in_state(health: Health) -> FakeEngine:
+    engine = FakeEngine()
+    engine.health, engine.reason = health, "OSError: no client may see /secret/place at 0x7f00"
+    return engine
 
 
 def full() -> FakeEngine:
@@ -151,58 +136,57 @@ def full() -> FakeEngine:
 
 
 BAD = "invalid_request_error"
-AWAY = "service_unavailable_error"
-ERRORS: list[tuple[str, Request, Callable[[], FakeEngine], dict[str, str], tuple[int, str, str]]] = [
-    ("bad value", (*COMPLETE[:2], {"prompt": "a", "n": 0}), FakeEngine, {}, (400, BAD, "invalid_value")),
-    ("missing", (*COMPLETE[:2], {}), FakeEngine, {}, (400, BAD, "missing_field")),
-    ("unknown field", (*COMPLETE[:2], {"prompt": "a", "x": 0}), FakeEngine, {}, (400, BAD, "unknown_field")),
-    (
-        "unsupported",
-        (*CHAT[:2], {"messages": HELLO, "functions": [5]}),
-        FakeEngine,
-        {},
-        (400, BAD, "unsupported_field"),
-    ),
-    ("long", (*COMPLETE[:2], {"prompt": [5] * 3000}), FakeEngine, {}, (400, BAD, "context_length_exceeded")),
-    ("empty", (*COMPLETE[:2], {"prompt": ""}), FakeEngine, {}, (400, BAD, "invalid_value")),
-    ("no key", COMPLETE, FakeEngine, {"authorization": ""}, (401, "authentication_error", "invalid_api_key")),
-    ("model", (*COMPLETE[:2], {"prompt": "a", "model": "b"}), FakeEngine, {}, (404, BAD, "model_not_found")),
-    ("route", ("GET", "/v2/models", None), FakeEngine, {}, (404, BAD, "not_found")),
-    ("not served", ("POST", "/v1/embeddings", {"input": "a"}), FakeEngine, {}, (404, BAD, "not_found")),
-    ("slash", ("GET", "/v1/models/", None), FakeEngine, {}, (404, BAD, "model_not_found")),
-    ("method", ("GET", "/v1/completions", None), FakeEngine, {}, (405, BAD, "method_not_allowed")),
-    ("deadline", COMPLETE, failing(FinishReason.TIMEOUT), {}, (408, "timeout_error", "deadline_passed")),
-    ("large", (*COMPLETE[:2], {"prompt": "a" * 9000}), FakeEngine, {}, (413, BAD, "body_too_large")),
-    ("kind", COMPLETE, FakeEngine, {"content-type": "text/plain"}, (415, BAD, "unsupported_media_type")),
-    ("queue", COMPLETE, full, {}, (429, "rate_limit_error", "queue_full")),
-    ("fault", COMPLETE, failing(FinishReason.ERROR), {}, (500, "server_error", "internal_error")),
+REFUSED: list[tuple[Request, int, str]] = [  # with the status and the code
+    (complete(n=0), 400, "invalid_value"),
+    (("POST", "/v1/completions", {}), 400, "missing_field"),
+    (complete(x=0), 400, "unknown_field"),
+    (chat(functions=[5]), 400, "unsupported_field"),
+    (complete(prompt=[5] * 2100), 400, "context_length_exceeded"),
+    (complete(prompt=""), 400, "invalid_value"),
+    (complete(model="b"), 404, "model_not_found"),
+    (get("/v2/models"), 404, "not_found"),
+    (("POST", "/v1/embeddings", {"input": "a"}), 404, "not_found"),
+    (get("/v1/models/"), 404, "model_not_found"),
+    (get("/v1/completions"), 405, "method_not_allowed"),
+    (complete(prompt="a" * 9000), 413, "body_too_large"),
+]
+FAILED: list[tuple[Any, Request, int, str, str]] = [  # of such an engine, with the status, the type and the code
+    (lambda: failing(FinishReason.TIMEOUT), complete(), 408, "timeout_error", "deadline_passed"),
+    (full, complete(), 429, "rate_limit_error", "queue_full"),
+    (lambda: failing(FinishReason.ERROR), complete(), 500, "server_error", "internal_error"),
     *(
-        (f"{path} while {health.value}", request_, in_state(health), {}, (503, AWAY, health.value))
-        for path, request_ in (("completions", COMPLETE), ("health", ("GET", "/health", None)))
+        (lambda health=health: in_state(health), request, 503, "service_unavailable_error", health.value)
+        for request in (complete(), get("/health"))
         for health in Health
         if health is not Health.READY
     ),
 ]
-OWN_HEADERS = {"www-authenticate": (401,), "allow": (405,), "retry-after": (429, 503)}
+ERRORS = [(FakeEngine, request, status, BAD, code) for request, status, code in REFUSED] + FAILED
+OWN_HEADERS = {"allow": (405,), "retry-after": (429, 503)}
 
 
-@pytest.mark.parametrize(
-    ("request_", "make", "headers", "expected"), [case[1:] for case in ERRORS], ids=[case[0] for case in ERRORS]
-)
+@pytest.mark.parametrize(("make", "request_", "status", "kind", "code"), ERRORS, ids=[case[-1] for case in ERRORS])
 def test_every_error_has_its_status_its_shape_and_its_headers(
-    request_: Request, make: Callable[[], FakeEngine], headers: dict[str, str], expected: tuple[int, str, str]
+    make: Any, request_: Request, status: int, kind: str, code: str
 ) -> None:
-    settings = ServerSettings(api_keys=(KEY,), max_body_bytes=9000)
-    given = {"authorization": f"Bearer {KEY}", "x-request-id": "mine", **headers}
-    response = ask(request_, make(), settings, given)
-    error = error_of(response.json())
-    assert (response.status_code, error["type"], error["code"]) == expected
+    response = ask(request_, make(), api_keys=(KEY,), max_body_bytes=9000)
+    error = error_of(response)
+    assert (response.status_code, error["type"], error["code"]) == (status, kind, code)
     assert response.headers["content-type"] == "application/json"
     assert response.headers["x-request-id"] == "mine"
     for name, statuses in OWN_HEADERS.items():
-        assert (name in response.headers) == (response.status_code in statuses)
-    assert ("mine" in error["message"]) == (response.status_code == 500)
+        assert (name in response.headers) == (status in statuses)
+    assert ("mine" in error["message"]) == (status == 500)
     assert "no client may see" not in response.text
+
+
+def test_a_request_needs_a_key_and_a_body_its_kind() -> None:
+    refused = send(*complete(), settings=ServerSettings(api_keys=(KEY,)))
+    error = error_of(refused)
+    assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
+    assert (error["type"], error["code"]) == ("authentication_error", "invalid_api_key")
+    refused = send(*complete(), headers={"content-type": "text/plain"})
+    assert (refused.status_code, error_of(refused)["code"]) == (415, "unsupported_media_type")
 
 
 def test_the_document_says_the_shape_of_every_error() -> None:
@@ -212,20 +196,16 @@ def test_the_document_says_the_shape_of_every_error() -> None:
         for status in ("4XX", "5XX"):
             content = operation["responses"][status]["content"]
             assert content == {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorResponse"}}}
-    schemas = document["components"]["schemas"]
-    assert schemas["ErrorResponse"]["required"] == ["error"]
-    assert schemas["Error"]["required"] == ["message", "type", "param", "code"]
+    assert schemas()["ErrorResponse"]["required"] == ["error"]
+    assert schemas()["Error"]["required"] == ["message", "type", "param", "code"]
 
 
-# Streams.
+# Streams: `api/test_streaming` has their order, with usage.
 
 
-@pytest.mark.parametrize("request_", [COMPLETE, CHAT])
-def test_a_stream_has_no_usage_unless_it_is_asked_for(request_: Request) -> None:
-    """`api/test_streaming` has its order, with usage."""
-    method, path, body = request_
-    response = ask((method, path, {**body, "stream": True}), FakeEngine(says("one two three")))
-    *chunks, done = events(response.content)
+@pytest.mark.parametrize("asks", [complete, chat])
+def test_a_stream_has_no_usage_unless_it_is_asked_for(asks: Any) -> None:
+    *chunks, done = events(ask(asks(stream=True), FakeEngine(says("one two three"))).content)
     assert done == "[DONE]"
     assert [chunk for chunk in chunks if "usage" in chunk] == []
     assert json.loads(chunks[-1])["choices"][0]["finish_reason"] in ("stop", "length")
@@ -233,8 +213,7 @@ def test_a_stream_has_no_usage_unless_it_is_asked_for(request_: Request) -> None
 
 def test_the_index_of_a_choice_is_prompt_times_n_plus_sample() -> None:
     prompts = ["one", "two", "three"]
-    body = {"prompt": prompts, "n": 2, "echo": True, "max_tokens": 1}
-    choices = ask(("POST", "/v1/completions", body)).json()["choices"]
+    choices = ask(complete(prompt=prompts, n=2, echo=True, max_tokens=1)).json()["choices"]
     assert [choice["index"] for choice in choices] == list(range(6))
     for choice in choices:
         assert choice["text"].startswith(prompts[choice["index"] // 2])

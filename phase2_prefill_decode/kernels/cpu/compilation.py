@@ -130,4 +130,4 @@ def _in_processes(kernels: Sequence[Kernel]) -> Iterator[Kernel]:
 if __name__ == "__main__":  # such a process
     for argument in sys.argv[1:]:
         Kernel(*argument.split(":")).make()
-        print(argument, flush=True)
+        os.write(1, f"{argument}\n".encode())  # in one piece: others write to the same pipe

@@ -12,7 +12,7 @@ from numba.np.unsafe.ndarray import to_fixed_tuple
 from torch import Tensor
 
 from phase2_prefill_decode.kernels import draw as interface
-from phase2_prefill_decode.kernels.cpu.intrinsics import FAST, TAGS, array, as_bits, as_float, compiled, widen
+from phase2_prefill_decode.kernels.cpu.intrinsics import FAST, TAGS, array, as_bits, as_float, compiled, exp2, widen
 from phase2_prefill_decode.kernels.cpu.openmp import OPENMP, launch, on_each_thread, take, threads_for
 from phase2_prefill_decode.sampling.inputs import SamplingInputs
 
@@ -22,10 +22,10 @@ SHIFTS = {torch.float32: 0, torch.bfloat16: 16, torch.float16: 13}  # lower bits
 LOWEST = np.int64(-0x7F800000)  # the order of the lowest finite number
 
 LOG2_E, LN_2, WHOLE = np.float32(interface.LOG2_E), np.float32(interface.LN_2), np.float32(interface.WHOLE)
-EXP2, LOG = tuple(map(np.float32, interface.EXP2)), tuple(map(np.float32, interface.LOG))
+LOG = tuple(map(np.float32, interface.LOG))
 STRIDE = np.uint64(0x9E3779B97F4A7C15)
 M1, M2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
-HALF, ONE = np.float32(0.5), np.float32(1)
+ONE = np.float32(1)
 LARGEST, UNIT = np.float32(1 - 2.0**-24), np.float32(2.0**-63)
 
 
@@ -193,17 +193,7 @@ def race(x, peak, scale, min_p, low, start):
 @compiled(fastmath=False)
 def weigh(x, peak, scale):
     """2^((x - peak) * scale), from 0 to 1."""
-    near = max((x - peak) * scale, np.float32(-127))
-    whole = np.floor(near + HALF)
-    rest = near - whole
-    power = EXP2[6]
-    power = power * rest + EXP2[5]
-    power = power * rest + EXP2[4]
-    power = power * rest + EXP2[3]
-    power = power * rest + EXP2[2]
-    power = power * rest + EXP2[1]
-    power = power * rest + EXP2[0]
-    return power * as_float(np.uint32(np.int32(whole) + np.int32(127)) << np.uint32(23))
+    return exp2((x - peak) * scale)
 
 
 @compiled(fastmath=False)

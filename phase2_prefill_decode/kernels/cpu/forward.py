@@ -21,7 +21,7 @@ from torch import Tensor
 from phase2_prefill_decode.kernels.attention import check_shapes
 from phase2_prefill_decode.kernels.cpu.attention import write
 from phase2_prefill_decode.kernels.cpu.decode import FEW, attend_few, room_for_few
-from phase2_prefill_decode.kernels.cpu.intrinsics import TAGS, array, compiled, kernel, narrow, widen
+from phase2_prefill_decode.kernels.cpu.intrinsics import TAGS, array, compiled, kernel, narrow
 from phase2_prefill_decode.kernels.cpu.matvec import TILE, fits, multiply_tile, pack_tiles, split
 from phase2_prefill_decode.kernels.cpu.openmp import OPENMP, USLEEP, call, on_each_thread, peek, spread, take
 from phase2_prefill_decode.kernels.cpu.pointwise import NO_TENSOR, add, check_places, gate, norm, rotate
@@ -38,7 +38,7 @@ NAP = 20  # microseconds; meanwhile another thread can have this core
 
 FLOAT32, INT32, INT64 = np.dtype(np.float32), np.dtype(np.int32), np.dtype(np.int64)
 MATRICES = "qkv_proj", "o_proj", "gate_up_proj", "down_proj"
-OTHERS = "input_layernorm", "post_attention_layernorm", "q_norm", "k_norm", *(f"{name}_bias" for name in MATRICES)
+OTHERS = "input_layernorm", "post_attention_layernorm", "q_norm", "k_norm"
 
 
 class Forward:
@@ -68,8 +68,9 @@ class Forward:
     def serves(config: ModelConfig, weights: Weights) -> bool:
         group = config.num_attention_heads // config.num_key_value_heads
         on_cpu = weights.norm.device.type == "cpu" and weights.norm.dtype == torch.bfloat16
-        small = on_cpu and config.bytes <= BYTES and group <= FEW
-        return small and config.intermediate_size % TILE == 0 and all(map(fits, _matrices(weights)))
+        small = on_cpu and config.bytes <= BYTES and group <= FEW and config.intermediate_size % TILE == 0
+        biases = (getattr(layer, f"{name}_bias") for layer in weights.layers for name in MATRICES)
+        return small and all(map(fits, _matrices(weights))) and all(bias is None for bias in biases)
 
     @staticmethod
     def takes(step: StepTensors) -> bool:
@@ -161,16 +162,15 @@ def forward_body() -> int:
             array(positions, (tokens,), INT64), array(slots, (tokens,), INT64), array(seq_lens, (tokens,), INT32),
             array(page_table, (tokens, max_pages), INT32),
         )  # fmt: skip
-        pool, table = (pages, kv_heads, page_size, head_dim), array(table, (layers, 15), INT64)
+        pool, table = (pages, kv_heads, page_size, head_dim), array(table, (layers, 11), INT64)
         residual, normed = np.empty((tokens, hidden), x.dtype), np.empty((tokens, hidden), x.dtype)
         halves = np.empty(tokens * max(hidden, inner, heads * head_dim), np.float32)
         sums, room = np.empty((2, tokens, TILE), np.float32), np.empty(room_for_few(head_dim), np.float32)
         residual[:] = 0
         for layer in range(layers):
             (
-                qkv_proj, o_proj, gate_up_proj, down_proj, in_norm, post_norm, q_norm, k_norm, qkv_bias, o_bias,
-                gate_up_bias, down_bias, window, keys, values,
-            ) = to_fixed_tuple(table[layer], 15)  # fmt: skip
+                qkv_proj, o_proj, gate_up_proj, down_proj, in_norm, post_norm, q_norm, k_norm, window, keys, values,
+            ) = to_fixed_tuple(table[layer], 11)  # fmt: skip
             qkv, shared = carve(shared, tokens, (heads + 2 * kv_heads) * head_dim, like)
             q, shared = carve(shared, tokens, heads * head_dim, like)
             attended, shared = carve(shared, tokens, heads * head_dim, like)
@@ -179,7 +179,7 @@ def forward_body() -> int:
             down, shared = carve(shared, tokens, hidden, like)
 
             inputs = add_norm(x, residual, in_norm, eps, normed, halves)
-            linear(inputs, qkv_proj, qkv_bias, qkv, sums, counters, usleep)
+            linear(inputs, qkv_proj, qkv, sums, counters, usleep)
             counters += 128
             attention(
                 qkv.reshape((tokens, heads + 2 * kv_heads, head_dim)), q.reshape((tokens, heads, head_dim)),
@@ -187,16 +187,16 @@ def forward_body() -> int:
                 batch, q_norm, k_norm, eps, scale, window, room, counters, usleep,
             )  # fmt: skip
             counters += 128
-            linear(split_all(attended, halves), o_proj, o_bias, projected, sums, counters, usleep)
+            linear(split_all(attended, halves), o_proj, projected, sums, counters, usleep)
             counters += 128
             inputs = add_norm(projected, residual, post_norm, eps, normed, halves)
-            mlp(inputs, gate_up_proj, gate_up_bias, activated, sums, counters, usleep)
+            mlp(inputs, gate_up_proj, activated, sums, counters, usleep)
             counters += 128
-            linear(split_all(activated, halves), down_proj, down_bias, down, sums, counters, usleep)
+            linear(split_all(activated, halves), down_proj, down, sums, counters, usleep)
             counters += 128
             x = down
         inputs = add_norm(x, residual, last_norm, eps, normed, halves)
-        linear(inputs, lm_head, np.int64(NO_TENSOR), logits, sums, counters, usleep)
+        linear(inputs, lm_head, logits, sums, counters, usleep)
 
     return on_each_thread(body)
 
@@ -243,20 +243,15 @@ def finish(done, items, usleep):
 
 
 @compiled()
-def store(sums, row, bias, first, result):
-    """Round the sums of a tile, with the bias, if there is one."""
-    if bias != NO_TENSOR:
-        bias = array(bias, (first + TILE,), result[0])
-        for i in range(TILE):
-            result[first + i] = narrow(sums[row, i] + widen(bias[first + i]), result[0])
-    else:
-        for i in range(TILE):
-            result[first + i] = narrow(sums[row, i], result[0])
+def store(sums, first, result):
+    """Round the sums of a tile for one row."""
+    for i in range(TILE):
+        result[first + i] = narrow(sums[i], result[0])
 
 
 @compiled()
-def linear(halves, weight, bias, result, sums, counters, usleep):
-    """result = rows @ weight.T + bias."""
+def linear(halves, weight, result, sums, counters, usleep):
+    """result = rows @ weight.T."""
     tiles = result.shape[1] // TILE
     items = -(-tiles // ITEM)
     item = take(counters)
@@ -264,14 +259,14 @@ def linear(halves, weight, bias, result, sums, counters, usleep):
         for tile in range(item * ITEM, min((item + 1) * ITEM, tiles)):
             multiply_tile(weight, tile, halves, sums[0])
             for row in range(len(result)):
-                store(sums[0], row, bias, tile * TILE, result[row])
+                store(sums[0, row], tile * TILE, result[row])
         take(counters + 64)
         item = take(counters)
     finish(counters + 64, items, usleep)
 
 
 @compiled()
-def mlp(halves, weight, bias, result, sums, counters, usleep):
+def mlp(halves, weight, result, sums, counters, usleep):
     """silu(gate) * up, of the two halves of the fused projection."""
     inner, opened = result.shape[1], np.empty((2, result.shape[1]), result.dtype)
     tiles = inner // TILE
@@ -283,8 +278,8 @@ def mlp(halves, weight, bias, result, sums, counters, usleep):
             multiply_tile(weight, tiles + tile, halves, sums[1])
             first, end = tile * TILE, (tile + 1) * TILE
             for row in range(len(result)):
-                store(sums[0], row, bias, first, opened[0])
-                store(sums[1], row, bias + inner * 2 if bias != NO_TENSOR else bias, first, opened[1])
+                store(sums[0, row], first, opened[0])
+                store(sums[1, row], first, opened[1])
                 gate(opened[0, first:end], opened[1, first:end], result[row, first:end])
         take(counters + 64)
         item = take(counters)

@@ -19,7 +19,9 @@ from numba.core.registry import CPUDispatcher
 from numba.extending import intrinsic, overload
 
 from phase2_prefill_decode.kernels.cpu.cache import keeping
+from phase2_prefill_decode.kernels.draw import EXP2
 
+POLYNOMIAL = tuple(map(np.float32, EXP2))  # of 2 ** x
 TAGS = {torch.float32: np.float32(0), torch.bfloat16: np.uint16(0), torch.float16: np.int16(0)}
 
 # Allowed float32 optimizations: reorder sums, fuse multiply and add. NaN must be respected.
@@ -137,19 +139,17 @@ def _narrow(x, like):
     return lambda x, like: x
 
 
-@compiled()
+@compiled(fastmath=False)
 def exp2(x):
-    """2 ** x in float32, to one ulp: a polynomial for the fraction, exponent bits for the integer."""
-    near = min(max(x, np.float32(-126)), np.float32(127)) if x == x else x
+    """2 ** x in float32, to one ulp: a polynomial for the fraction, exponent bits for the integer. 0 below 2 ** -126.5.
+
+    It is rounded as written, without fused operations: the draw of a token depends on every bit.
+    """
+    near = min(max(x, np.float32(-127)), np.float32(127)) if x == x else x
     whole = np.floor(near + np.float32(0.5))
     rest = near - whole
-    power = np.float32(1.535336206e-4)
-    power = power * rest + np.float32(1.339887459e-3)
-    power = power * rest + np.float32(9.618437359e-3)
-    power = power * rest + np.float32(5.550332471e-2)
-    power = power * rest + np.float32(2.402264791e-1)
-    power = power * rest + np.float32(6.931472029e-1)
-    power = power * rest + np.float32(1)
+    power = POLYNOMIAL[6]
+    for i in range(5, -1, -1):
+        power = power * rest + POLYNOMIAL[i]
     power *= as_float(np.uint32(np.int32(whole) + np.int32(127)) << np.uint32(23))
-    power = np.float32(0) if x < np.float32(-126) else power
     return np.float32(np.inf) if x > np.float32(127) else power

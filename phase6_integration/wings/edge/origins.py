@@ -1,4 +1,4 @@
-"""Origins: which web pages may use the server.
+"""Which Host headers are answered to, so that pages of other sites cannot use the server.
 
 A page of any site can send requests to a server on your machine. Its browser does not let it read the answers, nor send
 JSON, unless the server allows its origin (CORS). There is a way around: the page's own name is made to point at the
@@ -8,11 +8,8 @@ server (DNS rebinding). The browser then takes both for one origin, and only the
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
-from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
-
 from phase6_integration.api.errors import RequestError
-from phase6_integration.api.settings import ServerSettings, is_address
+from phase6_integration.api.settings import is_address
 
 
 def check_host(headers: Iterable[tuple[bytes, bytes]], allowed: Sequence[str]) -> None:
@@ -32,19 +29,3 @@ def host_of(header: bytes) -> str:
     """The name or address in a Host header, without the port."""
     text = header.decode("latin-1").lower()
     return text[1:].partition("]")[0] if text.startswith("[") else text.partition(":")[0].removesuffix(".")
-
-
-def cors(settings: ServerSettings) -> list[Middleware]:
-    """Lets pages of the allowed origins use the server; keys are sent in a header, so that cookies are not needed. A
-    request of such a page still needs an allowed Host."""
-    if not settings.allowed_origins:
-        return []
-    given = Middleware(
-        CORSMiddleware,
-        allow_origins=settings.allowed_origins,
-        allow_methods=settings.allowed_methods or ("GET", "POST"),
-        allow_headers=settings.allowed_headers or ("*",),
-        allow_credentials=settings.allow_credentials,
-        expose_headers=("x-request-id", "retry-after"),
-    )
-    return [given]

@@ -31,7 +31,6 @@ class AccessLog(HttpMiddleware):
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         start = time.perf_counter()
-        account: Account = scope["state"]["account"]
         status = 0
         sent = left = False
 
@@ -50,6 +49,7 @@ class AccessLog(HttpMiddleware):
         try:
             await self.app(scope, watched, counted)
         finally:
+            account: Account = scope["state"]["account"]
             ended = status if sent and not left else CLIENT_LEFT
             # The path as sent, still percent-encoded, cannot contain a line break. The query is not logged.
             path = bytes(scope.get("raw_path") or b"").decode("latin-1") or str(scope["path"])

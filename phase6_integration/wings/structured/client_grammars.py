@@ -9,7 +9,7 @@ import re
 from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
-from phase2_prefill_decode.sampling.constraints import Grammars
+from phase2_prefill_decode.sampling.grammar import Grammars
 from phase6_integration.wings.structured.exact_numbers import check_numbers
 from phase6_integration.wings.structured.gbnf import is_gbnf, plain
 

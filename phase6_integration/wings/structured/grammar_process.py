@@ -22,7 +22,8 @@ from phase0_request.batch import GRAMMAR_REFUSED, Forced
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase0_request.tokenizer import Tokenizer
-from phase2_prefill_decode.sampling.constraints import Constraint, Grammars, fill_masks
+from phase2_prefill_decode.sampling.constraints import Constraint, fill_masks
+from phase2_prefill_decode.sampling.grammar import Grammars
 from phase6_integration.process.fork_server import limit_memory
 from phase6_integration.process.messages import CHUNK, Frames, frame
 from phase6_integration.wings.structured.client_grammars import ClientGrammars

@@ -1,6 +1,7 @@
 """ToolPlan: what the tools of a request and the model's reasoning mean for the grammar and the reading of answers."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
@@ -8,7 +9,7 @@ from fastapi import FastAPI
 from phase0_request.tokenizer import Tokenizer
 from phase6_integration.api.errors import conflict
 from phase6_integration.api.schemas import ChatRequest, ChosenTool, Function
-from phase6_integration.api.state import ServerState
+from phase6_integration.api.state import AnswerPlan, ServerState
 from phase6_integration.wings.tools.call_grammar import Thinking, answer_grammar, call_rules
 from phase6_integration.wings.tools.closed_objects import closed
 from phase6_integration.wings.tools.tool_formats import ToolFormat, tool_format, uses_tools
@@ -61,19 +62,17 @@ class ToolPlan:
 
     @property
     def finish_reason(self) -> str:
-        """As in OpenAI's API, a call that the request has chosen is no news."""
+        """Of an answer with calls. As in OpenAI's API, a call that the request has chosen is no news."""
         return "stop" if self._is_named else "tool_calls"
 
     @property
     def sampling(self) -> dict[str, Any]:
         """Fields of SamplingParams: special tokens that the answers are read by stay in their text."""
-        tokens = [token for marker in self._markers if (token := self._tokenizer.marker(marker)) is not None]
+        tokens = [token for marker in self.markers if (token := self._tokenizer.marker(marker)) is not None]
         return {} if all(map(self._tokenizer.token_bytes, tokens)) else {"skip_special_tokens": False}
 
-    def reader(self, prompt: Sequence[int]) -> ToolReader | None:
-        """A reader of one answer to this prompt; None if an answer is plain content."""
-        if not self._markers:
-            return None
+    def reader(self, prompt: Sequence[int]) -> ToolReader:
+        """A reader of one answer to this prompt."""
         return ToolReader(
             self._format,
             tuple(self._functions),
@@ -88,7 +87,8 @@ class ToolPlan:
         return thinking_after(prompt, self._tokenizer) if self._reasons else Thinking.OVER
 
     @property
-    def _markers(self) -> tuple[str, ...]:
+    def markers(self) -> tuple[str, ...]:
+        """What the answers are read by; without any, an answer is plain content."""
         return (*((BEGIN, END) if self._reasons else ()), *(self._format.markers if self._format else ()))
 
 
@@ -133,5 +133,16 @@ def _schema(function: Function) -> dict[str, Any]:
     return closed({**schema, "type": "object"})
 
 
+def answer_plan(server: ServerState, body: ChatRequest, prompt: Sequence[int], content: str | None) -> AnswerPlan:
+    tools = ToolPlan(server, body)
+    return AnswerPlan(
+        grammar=tools.grammar(prompt, content),
+        grammar_fields=tools.grammar_fields,
+        sampling=tools.sampling,
+        finish_reason=tools.finish_reason,
+        reader=partial(tools.reader, prompt) if tools.markers else None,
+    )
+
+
 def attach(app: FastAPI) -> None:
-    app.state.server.plan = ToolPlan
+    app.state.server.plan = answer_plan

@@ -15,7 +15,7 @@
 | failure: a request or a shortage that leaves a server which answers nothing | CVE-2026-44223 (vLLM) | `test_failure`; one request's fault in `../test_failures_http` |
 | tenants: prefixes seen through the cache, one client that takes every seat | class of "leaking secrets from prefix caches" (vLLM's `cache_salt`) | `test_tenancy` |
 | hosts: DNS rebinding, other origins | class of CWE-350 | `test_hosts` |
-| floods of clients that hang up | class of CWE-400 | `../test_abuse`, `../test_chaos`, `../test_chaos_faults` |
+| floods of clients that hang up | class of CWE-400 | `../test_chaos` |
 
 What runs with `make test` takes seconds. The long versions, with many more examples, are marked `slow`.
 """

@@ -1,6 +1,5 @@
 """Pages of other sites against a server on this machine: DNS rebinding (CWE-350), cross-origin requests (CWE-942)."""
 
-import asyncio
 from typing import Any
 
 import httpx
@@ -8,18 +7,14 @@ import pytest
 
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.cli.serve_command import server_settings
-from tests.phase6_integration.fake_engine import FakeEngine, client
+from tests.phase6_integration.posting import send
 
 PAGE = "https://chat.example.com"
 PREFLIGHT = {"access-control-request-method": "POST", "access-control-request-headers": "authorization,content-type"}
 
 
 def ask(method: str, path: str, headers: dict[str, str], **settings: Any) -> httpx.Response:
-    async def main() -> httpx.Response:
-        async with client(FakeEngine(), ServerSettings(**settings)) as http:
-            return await http.request(method, path, headers=headers)
-
-    return asyncio.run(main())
+    return send(method, path, settings=ServerSettings(**settings), headers=headers)
 
 
 def hosts_of(**flags: Any) -> tuple[str, ...]:

@@ -18,12 +18,13 @@ import pytest
 
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
-from phase6_integration.api.application import ErrorResponses, Exchanges
+from phase6_integration.api.application import Exchanges
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.app import create_app
 from phase6_integration.process.messages import frame
+from phase6_integration.wings.edge.api_keys import ApiKeys
 from phase6_integration.wings.edge.memory_budget import SMALL_BODY, MemoryBudget
-from phase6_integration.wings.edge.middleware import Bodies
+from phase6_integration.wings.edge.middleware import Edge
 from phase6_integration.wings.observe.access_log import AccessLog
 from tests.phase6_integration.asgi import Call, awaited
 from tests.phase6_integration.fake_engine import FakeEngine
@@ -302,22 +303,22 @@ async def test_bodies_that_never_end_leave_the_budget_alone_and_small_requests_p
 
         return scope, receive, send
 
-    limits = Bodies(app, settings)
+    limits = Edge(app, settings, ApiKeys(()))
     tracemalloc.start()
-    refusing = Exchanges(AccessLog(ErrorResponses(limits), root=""))
+    refusing = AccessLog(Exchanges(limits), root="")
     calls = [asyncio.create_task(refusing(*request(15, whole=False))) for _ in range(500)]
-    refused = 500 - limits.budget.limit // ((15 << 14) - SMALL_BODY)
+    refused = 500 - limits.bodies.limit // ((15 << 14) - SMALL_BODY)
     while len(ended) < refused - 1:
         await asyncio.sleep(0)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert set(ended) == {503}
-    assert peak < limits.budget.limit + 500 * 2 * SMALL_BODY
-    await limits(*request(1, whole=True))
+    assert peak < limits.bodies.limit + 500 * 2 * SMALL_BODY
+    await refusing(*request(1, whole=True))
     assert ended[-1] == 200
     gone.set()
     await asyncio.gather(*calls)
-    assert limits.budget.used == 0
+    assert limits.bodies.used == 0
 
 
 def test_a_budget_is_never_overdrawn() -> None:

@@ -33,33 +33,20 @@ def problem(check: Callable[[], str]) -> tuple[State, str]:
     return found.value.state, str(found.value)
 
 
-def test_a_missing_package_is_a_fault_and_missing_triton_a_warning() -> None:
-    assert "torch 2.11.0" in machine_checks.check_packages(VERSIONS)
+def test_what_is_missing_or_short_is_a_warning_or_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, state in (("torch", State.FAULT), ("triton", State.WARNING)):
         versions = {other: version for other, version in VERSIONS.items() if other != name}
         assert problem(lambda versions=versions: machine_checks.check_packages(versions))[0] is state
-
-
-def test_one_core_or_low_memory_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = dataclasses.replace(HERE, cores=1)
-    assert problem(lambda: machine_checks.check_processor(one))[0] is State.WARNING
-    assert "8 cores" in machine_checks.check_processor(HERE)
+    one_core = dataclasses.replace(HERE, cores=1)
+    assert problem(lambda: machine_checks.check_processor(one_core))[0] is State.WARNING
     for free in (1 << 30, None):
         monkeypatch.setattr("phase1_kv_pool.memory.free_on_cpu", lambda free=free: free)
         assert problem(machine_checks.check_memory)[0] is State.WARNING
-    monkeypatch.setattr("phase1_kv_pool.memory.free_on_cpu", lambda: 8 << 30)
-    assert machine_checks.check_memory() == "8.0 GiB free"
-
-
-def test_a_gpu_that_torch_cannot_use_or_that_is_full_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert machine_checks.check_gpu(HERE) == "none; models run on the CPU"
     assert problem(lambda: machine_checks.check_gpu(WITH_GPU)) == (State.WARNING, "a GPU, and torch cannot use it")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (9 << 30, 80 << 30))
     assert problem(lambda: machine_checks.check_gpu(WITH_GPU))[0] is State.WARNING
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (79 << 30, 80 << 30))
-    assert machine_checks.check_gpu(WITH_GPU) == "a GPU, 79.0 of 80 GiB free"
 
 
 def test_on_a_gpu_what_triton_lacks_to_compile_its_launcher_is_a_fault(
