@@ -87,9 +87,9 @@ def spread(context, body, work, threads, openmp):
 
 
 @kernel
-def launch(body, arguments, number, threads, openmp):
-    """Run a body with integers and, last, a float as arguments."""
-    spread(body, np.array((0, *arguments, np.float64(number).view(np.int64))), threads, openmp)
+def launch(body, arguments, threads, openmp):
+    """Run a body with integers as arguments."""
+    spread(body, np.array((0, *arguments)), threads, openmp)
 
 
 @intrinsic
