@@ -65,7 +65,9 @@ def _add_workspace(known: Known) -> None:
     check = _add(
         known, "check", commands.check, "judge each exercise that you have written, alone; then all together", 120
     )
-    check.add_argument("target", metavar="N | N.M", nargs="?", help="default: every phase in the workspace")
+    watch = _add(known, "watch", commands.watch, "check, and judge again what a save changes", 120)
+    for command in (check, watch):
+        command.add_argument("target", metavar="N | N.M", nargs="?", help="default: every phase in the workspace")
     run = _add(known, "run", commands.run, "run a phase with your workspace in place of the reference")
     run.add_argument("phase", type=int)
     run.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARG", help="passed on to `python -m phaseN_...`")

@@ -8,7 +8,9 @@ import itertools
 import os
 import re
 import sys
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from rich import box
 from rich.console import Console
@@ -43,7 +45,7 @@ def start(course: Course, args: argparse.Namespace, out: Console) -> int:
         ids = ", ".join(each.id for each in its if path == course.workspace / each.file)
         out.print(f"{course.name(path)}: exercise {ids}", soft_wrap=True)
     out.print(f"\nOpen a file, find `# region exercise {its[0].id}`, and answer its question there. Then:")
-    out.print(f"  python -m chapters check {its[0].id}    judge the answer")
+    out.print(f"  python -m chapters check {its[0].id}    judge the answer (watch {phase.number}: after each save)")
     out.print(f"  python -m chapters hint {its[0].id}     when you are stuck")
     return 0
 
@@ -53,6 +55,29 @@ def check(course: Course, args: argparse.Namespace, out: Console) -> int:
     groups = itertools.groupby(its, key=lambda exercise: exercise.phase)
     fine = [_check(course, list(group), args.timeout, out) for _, group in groups]
     return 0 if all(fine) else 1
+
+
+def watch(course: Course, args: argparse.Namespace, out: Console) -> int:
+    """Check, and after each save judge again the exercises that it changed."""
+    its = _chosen(course, args.target)
+    judged: dict[Exercise, str] = {}
+    while True:
+        saved = _saved(course)
+        answers = {exercise: workspace.fingerprint(course, exercise) for exercise in its}
+        if changed := [exercise for exercise in its if answers[exercise] != judged.get(exercise)]:
+            for _, group in itertools.groupby(changed, key=lambda exercise: exercise.phase):
+                _check(course, list(group), args.timeout, out)
+            out.print("Watching the workspace; Ctrl-C ends.")
+        judged = answers
+        while _saved(course) == saved:
+            time.sleep(0.1)
+
+
+def _saved(course: Course) -> list[tuple[str, int]]:
+    """The files of the workspace, each with the time at which it was saved."""
+    with suppress(FileNotFoundError):  # an editor may replace a file meanwhile
+        return [(str(path), path.stat().st_mtime_ns) for path in course.workspace.rglob("*.py")]
+    return []
 
 
 def _chosen(course: Course, target: str | None) -> list[Exercise]:

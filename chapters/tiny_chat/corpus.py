@@ -7,7 +7,7 @@ with questions from templates; a [[pair]] makes one, with the questions it lists
 import random
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
@@ -120,51 +120,41 @@ def expand(questions: Iterable[str]) -> tuple[str, ...]:
 
 
 def _read(file: Path) -> Iterator[Fact]:
+    """The facts of a file. A fault in an entry is named with it."""
     for table, entries in tomllib.loads(file.read_text(encoding="utf-8")).items():
-        if table not in ("topic", "pair"):
-            raise CorpusError(f"{file.name}: {table!r} is not allowed here; a corpus file holds [[topic]] and [[pair]]")
         for number, entry in enumerate(entries, 1):
             name = entry.get("name") or (entry.get("ask") or ["no question"])[0]
-            yield from (_topic if table == "topic" else _pair)(f"{file.name}: {table} {number} ({name!r})", entry)
+            where = f"{file.name}: {table} {number} ({name!r})"
+            try:
+                yield from {"topic": _topic, "pair": _pair}[table](where, entry)
+            except (KeyError, TypeError, ValueError) as error:
+                raise CorpusError(f"{where}: {error}") from None
 
 
-def _topic(where: str, entry: Mapping[str, Any]) -> Iterator[Fact]:
-    _require(
-        where, set(entry) <= {"name", "article", *TEMPLATES}, f"the keys are name, article, {', '.join(TEMPLATES)}"
-    )
-    name, article = _line(where, entry, "name"), entry.get("article")
-    _require(where, article in ARTICLES, f"article must be one of {', '.join(map(repr, ARTICLES))}")
+def _topic(where: str, entry: dict[str, Any]) -> Iterator[Fact]:
+    name, article, answers = entry.pop("name"), entry.pop("article"), entry
     x = f"{article} {name}".strip()
-    for kind, templates in TEMPLATES.items():
-        if kind == "what" or kind in entry:
-            questions = expand(template.format(x=x, name=name) for template in templates)
-            yield Fact(where, where.partition(".")[0], kind, questions, _answer(where, entry, kind), topic=name)
+    if article not in ARTICLES or not {"what"} <= set(answers) <= set(TEMPLATES):
+        raise ValueError(
+            f"it has a name, an article of {', '.join(map(repr, ARTICLES))}, what, and perhaps why and how"
+        )
+    for kind, answer in answers.items():
+        questions = expand(template.format(x=x, name=name) for template in TEMPLATES[kind])
+        yield Fact(where, where.partition(".")[0], kind, questions, _checked(answer), topic=name)
 
 
-def _pair(where: str, entry: Mapping[str, Any]) -> Iterator[Fact]:
-    ask, kind = entry.get("ask") or [], entry.get("kind", PAIR_KINDS[0])
-    _require(where, set(entry) <= {"ask", "answer", "kind"}, "the keys are ask, answer, kind")
-    _require(where, len({text.casefold() for text in ask}) == len(ask), "ask lists a question twice")
-    _require(where, len(ask) in ASKS, f"ask must hold {ASKS[0]} to {ASKS[-1]} questions")
-    _require(where, kind in PAIR_KINDS, f"kind must be one of {', '.join(PAIR_KINDS)}")
-    yield Fact(where, where.partition(".")[0], kind, expand(ask), _answer(where, entry, "answer"))
+def _pair(where: str, entry: dict[str, Any]) -> Iterator[Fact]:
+    ask, kind = entry["ask"], entry.get("kind", PAIR_KINDS[0])
+    if not set(entry) <= {"ask", "answer", "kind"} or kind not in PAIR_KINDS or len(ask) not in ASKS:
+        known = ", ".join(PAIR_KINDS)
+        raise ValueError(f"it has {ASKS[0]} to {ASKS[-1]} questions to ask, an answer, and a kind of {known}")
+    if len({text.casefold() for text in ask}) < len(ask):
+        raise ValueError("ask lists a question twice")
+    yield Fact(where, where.partition(".")[0], kind, expand(ask), _checked(entry["answer"]))
 
 
-def _line(where: str, entry: Mapping[str, Any], key: str) -> str:
-    text = str(entry.get(key, ""))
-    _require(where, bool(text) and text == " ".join(text.split()), f"{key} must be one line of text with single spaces")
-    return text
-
-
-def _answer(where: str, entry: Mapping[str, Any], key: str) -> str:
-    text = _line(where, entry, key)
-    count = len(text.split())
-    _require(
-        where, count in ANSWER_WORDS, f"{key} must have {ANSWER_WORDS[0]} to {ANSWER_WORDS[-1]} words, got {count}"
-    )
-    return text
-
-
-def _require(where: str, holds: bool, rule: str) -> None:
-    if not holds:
-        raise CorpusError(f"{where}: {rule}")
+def _checked(answer: str) -> str:
+    words = answer.split()
+    if answer != " ".join(words) or len(words) not in ANSWER_WORDS:
+        raise ValueError(f"an answer is a line of {ANSWER_WORDS[0]} to {ANSWER_WORDS[-1]} words, got {answer!r}")
+    return answer

@@ -3,7 +3,6 @@
 python -m chapters.tiny_chat.judge        # the bundled model
 """
 
-import argparse
 import random
 import re
 import tomllib
@@ -14,9 +13,9 @@ from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any, Literal
 
-from chapters.tiny_chat.corpus import CorpusError, Fact, read, words
+from chapters.tiny_chat.corpus import Fact, read, words
 from chapters.tiny_chat.wordings import key
-from phase0_request.lab.record import record
+from phase0_request.lab.report import finish, parser
 from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason
 from phase0_request.tokenizer import BUNDLED
@@ -27,7 +26,6 @@ ALIKE = 0.9
 LONGEST_ANSWER = 96  # tokens, the end among them; the longest of the corpus has 53
 BATCH = 64
 SAMPLED = 500  # of the 16,743 trained questions
-SEED = 0
 
 Reason = Literal["right", "did not end", "another kind", "another fact", "no fact", "a name or number"]
 Answerer = Callable[[list[str]], list[tuple[str, bool]]]  # questions to (text, whether the model ended it by itself)
@@ -44,13 +42,14 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether an answer is right, or in what way it is not. `similarity` is to the answer of the right fact, `nearest`
-    the fact with the answer that it resembles most; the right one where another is as close."""
+    """Why an answer is right or not, and its similarity to the answer of the right fact."""
 
-    right: bool
     why: Reason
     similarity: float
-    nearest: Fact
+
+    @property
+    def right(self) -> bool:
+        return self.why == "right"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +83,7 @@ def judge(text: str, ended: bool, fact: Fact, facts: Sequence[Fact]) -> Verdict:
         why = "another kind" if nearest.topic and nearest.topic == fact.topic else "another fact"
     else:
         why = "right" if _names(text) == _names(fact.answer) else "a name or number"
-    return Verdict(why == "right", why, similarity, nearest)
+    return Verdict(why, similarity)
 
 
 def _similarity(text: str, fact: Fact) -> float:
@@ -129,25 +128,16 @@ def figures(graded: Sequence[Graded]) -> dict[str, Any]:
 
 
 def held_out(facts: Sequence[Fact], file: Path = HELD_OUT) -> tuple[Question, ...]:
-    """The paraphrases of a file. CorpusError names an entry that is no question or has an unknown fact."""
+    """The paraphrases of a file. KeyError if one is of a fact that is not in the corpus."""
     known = {key(fact): fact for fact in facts}
-    questions = []
-    for number, entry in enumerate(tomllib.loads(file.read_text(encoding="utf-8")).get("question", []), 1):
-        where = f"{file.name}: question {number} ({entry.get('ask')!r})"
-        if set(entry) != {"set", "ask", "fact"}:
-            raise CorpusError(f"{where}: needs set, ask and fact, got {', '.join(entry)}")
-        if entry["set"] not in SETS[:2]:
-            raise CorpusError(f"{where}: set must be one of {', '.join(SETS[:2])}, got {entry['set']!r}")
-        if entry["fact"] not in known:
-            raise CorpusError(f"{where}: fact must be 'topic: kind' or the first of a pair, got {entry['fact']!r}")
-        questions.append(Question(entry["ask"], known[entry["fact"]], entry["set"]))
-    return tuple(questions)
+    entries = tomllib.loads(file.read_text(encoding="utf-8"))["question"]
+    return tuple(Question(entry["ask"], known[entry["fact"]], entry["set"]) for entry in entries)
 
 
-def trained(facts: Iterable[Fact], sampled: int | None = SAMPLED, seed: int = SEED) -> list[Question]:
-    """The questions of the corpus: so many drawn by the seed, or all of them."""
+def trained(facts: Iterable[Fact], seed: int = 0) -> list[Question]:
+    """SAMPLED questions of the corpus, drawn by the seed."""
     questions = [Question(ask, fact, SETS[2]) for fact in facts for ask in fact.questions]
-    return questions if sampled is None else random.Random(seed).sample(questions, min(sampled, len(questions)))
+    return random.Random(seed).sample(questions, SAMPLED)
 
 
 def answers_by(directory: Path) -> Answerer:
@@ -170,15 +160,12 @@ def answers_by(directory: Path) -> Answerer:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    p = argparse.ArgumentParser(prog="python -m chapters.tiny_chat.judge", description=__doc__)
+    p = parser("chapters.tiny_chat.judge", __doc__)
     p.add_argument("--directory", type=Path, default=BUNDLED, help="the model, with its tokenizer (the bundled one)")
-    p.add_argument("--all", action="store_true", help=f"every trained question, not {SAMPLED} of them")
-    p.add_argument("--seed", type=int, default=SEED, help="which trained questions are asked (%(default)s)")
+    p.add_argument("--seed", type=int, default=0, help="which trained questions are asked (%(default)s)")
     p.add_argument("--show-failures", action="store_true", help="each wrong answer beside the right one")
-    p.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
     options, facts = p.parse_args(arguments), read()
-    questions = [*held_out(facts), *trained(facts, None if options.all else SAMPLED, options.seed)]
-    graded = examine(answers_by(options.directory), questions, facts)
+    graded = examine(answers_by(options.directory), [*held_out(facts), *trained(facts, options.seed)], facts)
     by_set = {name: [one for one in graded if one.question.set == name] for name in SETS}
     for name, some in by_set.items():
         found = figures(some)
@@ -187,9 +174,8 @@ def main(arguments: list[str] | None = None) -> int:
             if not one.verdict.right:
                 print(f"\n{one.question.ask}  [{one.verdict.why}, {one.verdict.similarity:.2f}]")
                 print(f"  wanted  {one.question.fact.answer}\n  given   {one.text}")
-    if options.json is not None:
-        command = f"{p.prog} --directory {options.directory} --seed {options.seed}{' --all' * options.all}"
-        record(options.json, command, {name: figures(some) for name, some in by_set.items()})
+    given = ["--directory", f"{options.directory}", "--seed", f"{options.seed}"]
+    finish(p, options, given, {name: figures(some) for name, some in by_set.items()})
     return 0
 
 

@@ -60,7 +60,6 @@ class Reading:
     """GB/s at which K and V of a sequence are read, head by head, in the two layouts that pages can have."""
 
     page_size: int
-    pages: str  # "shuffled": through a page table; "neighbours": contiguous, without one
     tokens_first: float  # [pages, page_size, kv_heads, head_dim]
     heads_first: float  # [pages, kv_heads, page_size, head_dim]
 
@@ -138,8 +137,8 @@ def _slots(tokens: int, pool: KVPool) -> Iterator[Tensor]:
             yield (chosen[:, None] * size + offsets).flatten()[:tokens].to(pool.device)
 
 
-def reading(device: torch.device, page_size: int, tokens: int = SEQUENCE) -> Iterator[Reading]:
-    """Time reading every head of K and V, piece by piece, into a buffer that stays in the cache.
+def reading(device: torch.device, page_size: int, tokens: int = SEQUENCE) -> Reading:
+    """Time reading every head of K and V through a page table, piece by piece, into a buffer that stays in the cache.
 
     On a CPU, call it with one thread: it measures the access pattern, not the number of cores.
     """
@@ -148,18 +147,14 @@ def reading(device: torch.device, page_size: int, tokens: int = SEQUENCE) -> Ite
     buffer = torch.empty(part, page_size, dim, dtype=torch.bfloat16, device=device)
     tables = torch.split(torch.randperm(pages, generator=torch.Generator().manual_seed(0)).to(device), part)
     shapes = {"tokens_first": (pages, page_size, heads, dim), "heads_first": (pages, heads, page_size, dim)}
-    shuffled: dict[str, float] = {}
-    neighbours: dict[str, float] = {}
+    rates: dict[str, float] = {}
     for name, shape in shapes.items():
         kv = [torch.zeros(shape, dtype=buffer.dtype, device=device) for _ in range(2)]
         each = [head for side in kv for head in side.unbind(2 if name == "tokens_first" else 1)]
-        by_table = [partial(torch.index_select, head, 0, table, out=buffer) for head in each for table in tables]
-        in_a_run = [partial(buffer.copy_, run) for head in each for run in torch.split(head, part)]
-        for rates, calls in ((shuffled, by_table), (neighbours, in_a_run)):
-            seconds = replay_seconds(calls) if device.type == "cuda" else clock_seconds(calls)
-            rates[name] = buffer.nbytes / seconds / 1e9
-    yield Reading(page_size, "shuffled", **shuffled)
-    yield Reading(page_size, "neighbours", **neighbours)
+        calls = [partial(torch.index_select, head, 0, table, out=buffer) for head in each for table in tables]
+        seconds = replay_seconds(calls) if device.type == "cuda" else clock_seconds(calls)
+        rates[name] = buffer.nbytes / seconds / 1e9
+    return Reading(page_size, **rates)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -176,18 +171,18 @@ def main(arguments: list[str] | None = None) -> int:
     stores = [row for tokens in watch(TOKENS, "store") for row in storing(device, tokens, num_pages)]
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    reads = [row for size in watch(PAGE_SIZES, "layout") for row in reading(device, size)]
+    reads = [reading(device, size) for size in watch(PAGE_SIZES, "layout")]
     torch.set_num_threads(threads)
     console.print("Allocator: million pages allocated or freed a second; seven requests freed, seven allocated")
     console.print(table(("pool", "pages each", "the oldest", "any"), map(astuple, pages)))
     console.print(f"\nStore: a layer of {LAYER.kv_heads} heads of {LAYER.head_dim}, {LAYER.dtype}; read + written")
     console.print(table(("backend", "tokens", "\u00b5s", "GB/s"), map(astuple, stores)))
     console.print(f"\nLayout: GB/s, K and V of {SEQUENCE:,} tokens read head by head")
-    console.print(table(("page", "pages", "tokens first", "heads first"), map(astuple, reads)))
+    console.print(table(("page", "tokens first", "heads first"), map(astuple, reads)))
     figures = {
         "allocator": {f"pool_{a.pool}_pages_{a.pages_at_once}": asdict(a) for a in pages},
         "store": {f"{s.way}_{s.tokens}": asdict(s) for s in stores},
-        "layout": {f"page_{r.page_size}_{r.pages}": asdict(r) for r in reads},
+        "layout": {f"page_{r.page_size}_shuffled": asdict(r) for r in reads},
     }
     finish(p, options, arguments, figures, gpu=options.device == "cuda")
     return 0

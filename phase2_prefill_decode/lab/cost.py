@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass, fields
+from operator import add
 from typing import TYPE_CHECKING, NamedTuple
 
 from phase0_request.batch import Batch
+from phase0_request.checks import check_choice
 from phase1_kv_pool.layout import DTYPE_BYTES
 
 if TYPE_CHECKING:  # only its numbers are used, and a configuration may load torch
@@ -49,13 +51,7 @@ class Part:
         return self.operations / self.bytes if self.bytes else 0.0
 
     def __add__(self, other: Part) -> Part:
-        return Part(
-            self.operations + other.operations,
-            self.weights + other.weights,
-            self.kv_read + other.kv_read,
-            self.kv_write + other.kv_write,
-            self.activations + other.activations,
-        )
+        return Part(*map(add, astuple(self), astuple(other)))
 
 
 NOTHING = Part()
@@ -63,7 +59,7 @@ NOTHING = Part()
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The cost of a step, by part. The cost of several steps is their sum."""
+    """The cost of a step, by part."""
 
     qkv: Part = NOTHING
     attention: Part = NOTHING  # queries with keys, and weights with values; causal pairs only
@@ -96,10 +92,6 @@ class Cost:
     @property
     def intensity(self) -> float:
         return self.total.intensity
-
-    def __add__(self, other: Cost) -> Cost:
-        mine, others = self.parts, other.parts
-        return Cost(**{name: part + others[name] for name, part in mine.items()})
 
 
 # region exercise 2.1
@@ -134,7 +126,9 @@ class CostModel:
         self.config = config
         self.dtype = dtype or config.dtype
         self.kv_dtype = kv_dtype or self.dtype
-        self._bytes, self._kv_bytes = _bytes_of(self.dtype), _bytes_of(self.kv_dtype)
+        self._bytes, self._kv_bytes = (
+            DTYPE_BYTES[check_choice("dtype", d, DTYPE_BYTES)] for d in (self.dtype, self.kv_dtype)
+        )
         self._windows = tuple(Counter(config.sliding_windows).items())  # (window, layers that have it)
         self._q = config.num_attention_heads * config.head_dim
         self._kv = config.num_key_value_heads * config.head_dim
@@ -228,9 +222,3 @@ class CostModel:
             kv_write=2 * rows * self._kv * self._kv_bytes,
             activations=moved * self._bytes,
         )
-
-
-def _bytes_of(dtype: str) -> int:
-    if dtype not in DTYPE_BYTES:
-        raise ValueError(f"dtype must be one of {', '.join(DTYPE_BYTES)}, got {dtype!r}")
-    return DTYPE_BYTES[dtype]

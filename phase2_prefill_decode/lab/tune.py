@@ -34,7 +34,6 @@ BYTES = 1 << 28  # of keys and values that one timing reads, at least: more than
 Timer = Callable[[Shape, Tuning, tuple[int, int]], float]
 
 
-# region search
 def best(shape: Shape, seconds: Timer) -> tuple[Tuning, float]:
     """Time every candidate on every batch. Returns the one with the least geometric mean of its times, and how many
     times faster than the default that is. A batch so counts by the ratio, whether it takes long or not."""
@@ -45,9 +44,6 @@ def best(shape: Shape, seconds: Timer) -> tuple[Tuning, float]:
     (_, by_default), *measured = means.items()
     tuning, mean = min(measured, key=lambda pair: pair[1])
     return tuning, by_default / mean
-
-
-# endregion
 
 
 def on_gpu(shape: Shape, tuning: Tuning, batch: tuple[int, int]) -> float:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.progress import track
 
+from phase0_request.checks import check_int
 from phase0_request.core import EngineCore, Step
 from phase0_request.lab.metrics import percentile
 from phase0_request.lab.report import finish, parser, table
@@ -43,8 +44,7 @@ class Scene:
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+            check_int(name, value, 1)
 
     def pages(self, page_size: int) -> int:
         """The pages that the whole scene needs."""

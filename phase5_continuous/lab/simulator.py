@@ -12,6 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import track
 
+from phase0_request.checks import check_choice
 from phase0_request.core import EngineCore, Step
 from phase0_request.lab.report import add_fields, finish, parser, table
 from phase0_request.queue import QueueFullError
@@ -64,10 +65,8 @@ class Setting:
     max_tokens: int = 512  # limit of an answer: the scheduler does not know its length
 
     def __post_init__(self) -> None:
-        if self.way not in WAYS:
-            raise ValueError(f"a way is one of {', '.join(WAYS)}, got {self.way!r}")
-        if self.model not in MODELS:
-            raise ValueError(f"a model is one of {', '.join(MODELS)}, got {self.model!r}")
+        check_choice("way", self.way, WAYS)
+        check_choice("model", self.model, MODELS)
 
     def cache(self) -> PagedCache:
         return (PrefixCache if self.prefix_cache else PagedCache)(self.pages, self.page_size)

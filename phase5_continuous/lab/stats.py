@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from phase0_request.checks import check_number
 from phase0_request.lab.metrics import percentile
 from phase0_request.request import FinishReason, Request
 from phase5_continuous.lab.histogram import Histogram
@@ -16,8 +17,7 @@ class SLO:
 
     def __post_init__(self) -> None:
         for name in ("ttft", "gap"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be a number of seconds above 0, got {getattr(self, name)}")
+            check_number(name, getattr(self, name), 0, above=True)
 
     def met(self, request: Request) -> bool:
         times = request.times

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from phase0_request.checks import check_choice, check_int, check_number
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 
@@ -49,18 +50,12 @@ class Trace:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise ValueError(f"a trace is one of {', '.join(KINDS)}, got {self.kind!r}")
-        lowest = {"requests": 1, "prompt": 1, "answer": 1, "max_prompt": 1, "max_answer": 1, "spread": 0.0}
-        for name, low in lowest.items():
-            given = getattr(self, name)
-            if not low <= given < math.inf:
-                raise ValueError(f"{name.replace('_', '-')} must be at least {low} and finite, got {given}")
+        check_choice("kind", self.kind, KINDS)
+        check_int("requests", self.requests, 1)
         for name in ("prompt", "answer", "max_prompt", "max_answer"):
-            if getattr(self, name) > LONGEST:
-                raise ValueError(f"{name.replace('_', '-')} must be at most {LONGEST:,}, got {getattr(self, name):,}")
-        if not 0 < self.rate < math.inf:
-            raise ValueError(f"rate must be above 0 and finite, got {self.rate}")
+            check_int(name.replace("_", "-"), getattr(self, name), 1, LONGEST)
+        check_number("spread", self.spread, 0)
+        check_number("rate", self.rate, 0, above=True)
 
     def arrivals(self) -> Iterator[Arrival]:
         """The arrivals in the order of time."""

@@ -1,10 +1,11 @@
-"""start, hint, solution, status, run, mine, and the stored progress."""
+"""start, hint, solution, status, run, mine, watch, and the stored progress."""
 
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -225,3 +226,32 @@ def test_a_request_is_answered_with_the_workspaces_code(tmp_path: Path, monkeypa
     finally:
         process.kill()
         server.close()
+
+
+def test_watch_checks_again_after_a_change_and_ends_cleanly(standalone: Course, solve: Solve) -> None:
+    start(standalone, standalone.phase(0))
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(command("watch", "0"), cwd=standalone.root, env=environment, **pipes)
+    guard = threading.Timer(50, process.kill)
+    guard.start()
+
+    def shown() -> str:
+        seen = ""
+        for line in process.stdout or ():
+            seen += line
+            if "Watching" in line:
+                break
+        return seen
+
+    try:
+        assert shown().count("not begun") == 3
+        solve("0.1", "self.items.append(item)")
+        again = shown()
+        assert ("passed" in again, "0.2" in again) == (True, False)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate()
+    finally:
+        guard.cancel()
+        process.kill()
+    assert (process.returncode, errors) == (130, "")

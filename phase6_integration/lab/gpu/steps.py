@@ -15,9 +15,6 @@ from phase6_integration.lab.gpu.trace import busy, idle_share, profiled, time_pe
 
 DECODES = (256, 1, 64)  # requests that decode together: the two ends first
 MIXED = (64, 192)  # the same, beside chunks of prompts
-SHAPES = [
-    tuner.Shape(128, group, page_size) for group in (4, 8) for page_size in (64, 16)
-]  # to tune; what 8B needs first
 
 
 def large(day: Day) -> str:
