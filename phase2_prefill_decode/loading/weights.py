@@ -6,7 +6,6 @@
 A checkpoint has them apart. Each of its tensors is copied directly into its rows of the fused matrix.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from phase0_request.checks import ConfigError
-from phase2_prefill_decode.loading.checkpoint import Checkpoint, InMemory
+from phase2_prefill_decode.loading.checkpoint import Checkpoint
 from phase2_prefill_decode.loading.config import ModelConfig
 
 READABLE = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")  # plain numbers; other formats need a scale
@@ -53,20 +52,19 @@ class Weights:
 
 
 def load_weights(
-    source: str | Path | Mapping[str, Tensor],
+    directory: str | Path,
     config: ModelConfig,
     device: str | torch.device = "cpu",
     dtype: torch.dtype | None = None,
     *,
     progress: bool = False,
 ) -> Weights:
-    """Load from a directory in Hugging Face layout, or from tensors in memory that have the names of one, in `dtype` or
-    the configuration's.
+    """Load from a directory in Hugging Face layout, in `dtype` or the configuration's.
 
     Missing, unexpected or misshapen tensors raise one ConfigError that lists them, before memory is allocated.
     `progress` shows a bar on a terminal.
     """
-    checkpoint = InMemory(source) if isinstance(source, Mapping) else Checkpoint(source)
+    checkpoint = Checkpoint(directory)
     layers = {name.split(".")[2] for name in checkpoint.stored if name.startswith("model.layers.")}
     if config.num_hidden_layers > len(layers):  # first, because a layer costs memory even without data
         raise ConfigError(f"{checkpoint.directory} has {len(layers)} of {config.num_hidden_layers} layers")
@@ -136,7 +134,7 @@ def places(weights: Weights, config: ModelConfig) -> dict[str, Tensor]:
     return tensors if config.tie_word_embeddings else tensors | {HEAD: weights.lm_head}
 
 
-def _faults(wanted: dict[str, Tensor], checkpoint: Checkpoint | InMemory, config: ModelConfig) -> list[str]:
+def _faults(wanted: dict[str, Tensor], checkpoint: Checkpoint, config: ModelConfig) -> list[str]:
     """List what keeps a checkpoint from being loaded, one line for each tensor."""
     stored, faults = checkpoint.stored, []
     for name, place in wanted.items():
