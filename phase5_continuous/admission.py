@@ -49,9 +49,8 @@ class Admission:
     def is_open(self) -> bool:
         """Whether a request waits, and there is a place for it and a chance of pages."""
         running_set = self.running_set
-        if running_set.pool_full and (running_set.running or running_set.leaving):
-            return False
-        return len(running_set.running) < self.max_running and bool(running_set.preempted or self.waiting)
+        has_place = len(running_set.running) < self.max_running and not running_set.pool_full
+        return has_place and bool(running_set.preempted or self.waiting)
 
     # region exercise 5.2
     def pending_lengths(self) -> list[int]:

@@ -4,10 +4,12 @@ import importlib.util
 import os
 import platform
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import strategies as st
 
 from phase1_kv_pool.kernels import BACKENDS, prepare_triton
 
@@ -117,3 +119,23 @@ def device_of(backend: str) -> torch.device:
 def bits(tensor: torch.Tensor) -> torch.Tensor:
     """The bit patterns of a tensor, on the CPU: NaN equals NaN, and 0 differs from -0."""
     return tensor.cpu().contiguous().view({2: torch.int16, 4: torch.int32}[tensor.element_size()])
+
+
+def stored(rows: torch.Tensor, slots: Sequence[int], pages: int, page_size: int) -> torch.Tensor:
+    """A pool of NaN with these rows [tokens, heads, head_dim] in their slots: written row by row into a list of all
+    slots, which is then cut into pages, heads first."""
+    pool = torch.full((pages * page_size, *rows.shape[1:]), torch.nan, dtype=rows.dtype)
+    for slot, row in zip(slots, rows, strict=True):
+        if slot >= 0:
+            pool[slot] = row
+    return pool.view(pages, page_size, *rows.shape[1:]).transpose(1, 2)
+
+
+@st.composite
+def pages_and_slots(draw: st.DrawFn) -> tuple[int, int, list[int]]:
+    """Pages, a page size, and slots of such a pool with padding between them."""
+    page_size, pages = draw(st.sampled_from([1, 3, 16])), draw(st.integers(1, 4))
+    slots = draw(st.lists(st.integers(0, page_size * pages - 1), unique=True, max_size=20))
+    for place in draw(st.lists(st.integers(0, len(slots)), max_size=6)):
+        slots.insert(place, -1)
+    return pages, page_size, slots

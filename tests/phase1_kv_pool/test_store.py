@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from phase1_kv_pool.kernels.store import STORE
-from tests.phase1_kv_pool.support import bits, device_of, every_backend, every_backend_and_dtype
+from tests.phase1_kv_pool.support import (
+    bits,
+    device_of,
+    every_backend,
+    every_backend_and_dtype,
+    pages_and_slots,
+    stored,
+)
 
 
 @dataclass(frozen=True)
@@ -39,15 +46,7 @@ class Case:
         v = v if "v" in fused else v.transpose(0, 1).contiguous().transpose(0, 1)
         slots = torch.tensor(self.slots, dtype=self.slot_dtype, device=device)
         STORE.load(backend)(keys, values, slots, k, v)
-        return [keys, values], [self.oracle(k.cpu()), self.oracle(v.cpu())]
-
-    def oracle(self, rows: Tensor) -> Tensor:
-        """Write row by row into all slots, then cut the slots into pages and put heads first."""
-        slots = torch.full((self.pages * self.page_size, self.kv_heads, self.head_dim), torch.nan, dtype=rows.dtype)
-        for slot, row in zip(self.slots, rows, strict=True):
-            if slot >= 0:
-                slots[slot] = row
-        return slots.view(self.pages, self.page_size, self.kv_heads, self.head_dim).transpose(1, 2)
+        return [keys, values], [stored(side.cpu(), self.slots, self.pages, self.page_size) for side in (k, v)]
 
 
 def different(found: list[Tensor], wanted: list[Tensor]) -> list[str]:
@@ -100,10 +99,7 @@ def test_views_of_a_fused_projection_are_read_in_place(backend: str, dtype: torc
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    page_size, pages = draw(st.sampled_from([1, 3, 16])), draw(st.integers(1, 4))
-    slots = draw(st.lists(st.integers(0, page_size * pages - 1), unique=True, max_size=20))
-    for place in draw(st.lists(st.integers(0, len(slots)), max_size=6)):
-        slots.insert(place, -1)
+    pages, page_size, slots = draw(pages_and_slots())
     heads, dim = draw(st.integers(1, 3)), 8 * draw(st.integers(1, 5))
     return Case(slots, heads, dim, page_size, pages, draw(st.sampled_from([torch.int32, torch.int64])))
 

@@ -1,6 +1,5 @@
 """The CPU's attention around the switch between its two kernels, and the matrix product that it uses."""
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -37,26 +36,6 @@ def test_slices_of_few_and_of_many_rows_match_the_oracle(case: Case, dtype: torc
     inputs = case.inputs("cpu", dtype)
     found = case.run(ATTEND.load("cpu"), inputs)
     torch.testing.assert_close(found.double(), case.oracle(inputs), atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
-
-
-@pytest.mark.parametrize("window", [None, 50])
-def test_a_prompt_is_the_same_whole_and_in_chunks(window: int | None) -> None:
-    """Up to float32 rounding: the same keys are summed in other pieces."""
-    case = prompts(300, window=window)
-    inputs, attend = case.inputs("cpu", torch.float32), ATTEND.load("cpu")
-    whole = case.run(attend, inputs)
-    for chunk in (1, 4, 5, 48, 256):
-        for start in range(0, 300, chunk):
-            stop = min(start + chunk, 300)
-            metadata = replace(
-                inputs.metadata,
-                cu_seqlens_q=torch.tensor([0, stop - start], dtype=torch.int32),
-                seq_lens=torch.tensor([stop], dtype=torch.int32),
-                max_seqlen_q=stop - start,
-                max_seqlen_k=stop,
-            )
-            piece = attend(inputs.query[start:stop], inputs.keys, inputs.values, metadata, case.scaling, window)
-            torch.testing.assert_close(piece, whole[start:stop], atol=2e-6, rtol=2e-6)
 
 
 @kernel

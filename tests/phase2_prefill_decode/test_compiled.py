@@ -3,7 +3,6 @@
 import os
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from subprocess import PIPE, Popen
@@ -84,15 +83,10 @@ def test_a_function_that_kernels_are_made_of_cannot_be_called_from_python() -> N
         half(4)
 
 
-def test_concurrent_saves_are_all_found(tmp_path: Path) -> None:
-    """Each has a `Files` of its own, as if it were a process."""
-    keys = range(48)
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda key: Files(str(tmp_path), "function", 0).save(key, f"code of {key}"), keys))
-    assert [Files(str(tmp_path), "function", 0).load(key) for key in keys] == [f"code of {key}" for key in keys]
-    assert Files(str(tmp_path), "function", 0).load("another") is None
-    assert Files(str(tmp_path), "function", 1).load(0) is None, "of another state of the source"
-    assert Files(str(tmp_path), "other", 0).load(0) is None
+def test_code_is_found_by_its_function_its_source_and_its_key(tmp_path: Path) -> None:
+    Files(str(tmp_path), "function", 0).save("key", "code")
+    asked = [("function", 0, "key"), ("other", 0, "key"), ("function", 1, "key"), ("function", 0, "another")]
+    assert [Files(str(tmp_path), name, stamp).load(key) for name, stamp, key in asked] == ["code", None, None, None]
 
 
 AT_ONCE = """

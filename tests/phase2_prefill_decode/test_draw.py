@@ -136,39 +136,34 @@ def test_each_row_has_its_own_filters() -> None:
     assert together.sum(-1).unique().numel() > 5
 
 
-def test_a_tie_at_the_cutoff_is_kept_whole() -> None:
-    logits = torch.tensor([[2.0, 3.0, 2.0, 0.0, 2.0]])
-    assert stays(logits, SamplingParams(top_k=2)).tolist() == [[True, True, True, False, True]]
-    assert stays(logits, SamplingParams(top_p=0.5)).tolist() == [[True, True, True, False, True]]
-    assert stays(logits, SamplingParams(top_p=0.4)).tolist() == [[False, True, False, False, False]]
-    assert stays(logits, SamplingParams(min_p=1.0)).tolist() == [[False, True, False, False, False]]
+TIES, SHARES, HALVES = [2.0, 3.0, 2.0, 0.0, 2.0], [0.4, 0.3, 0.2, 0.1], [0.25, 0.5, 0.25]
+HUGE, SMALL = [3e38, -3e38, 0.0, 3.1e38, -math.inf], [1.0, 2.0, 2.0, 0.0, -1e-30]
 
 
-def test_top_p_is_a_share_of_the_probability_left_by_earlier_filters() -> None:
-    logits = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log()
-    assert stays(logits, SamplingParams(top_p=0.6)).sum() == 2
-    assert stays(logits, SamplingParams(top_p=0.6, top_k=3)).sum() == 2  # 0.4 + 0.3 of 0.9
-    assert stays(logits, SamplingParams(top_p=0.55, top_k=2)).sum() == 1  # 0.4 of 0.7
-    assert stays(logits, SamplingParams(top_p=0.55, min_p=0.7)).sum() == 1
+def logs(shares: list[float]) -> list[float]:
+    return [math.log(share) for share in shares]
 
 
-def test_top_p_is_reached_by_a_token_that_makes_the_sum_exact() -> None:
-    logits = torch.tensor([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25]]).log()
-    assert stays(logits, SamplingParams(top_p=0.5)).tolist() == [[True, False, False], [False, True, False]]
-    assert stays(logits, SamplingParams(top_p=0.75)).all()  # a tie is not split
-
-
-def test_top_p_keeps_one_token_at_least() -> None:
-    logits = torch.zeros(1, 40)
-    logits[0, 17] = 0.001
-    assert stays(logits, SamplingParams(top_p=1e-300)).nonzero().tolist() == [[0, 17]]
-
-
-@pytest.mark.parametrize("temperature", [1e-6, 1e-40, 5e-324])
-def test_the_coldest_temperatures_do_not_overflow(temperature: float) -> None:
-    logits = torch.tensor([[3e38, -3e38, 0.0, 3.1e38, -torch.inf], [1.0, 2.0, 2.0, 0.0, -1e-30]])
-    found = stays(logits, SamplingParams(temperature=temperature))
-    assert found.tolist() == [[False, False, False, True, False], [False, True, True, False, False]]
+@pytest.mark.parametrize(
+    ("logits", "asked", "kept"),
+    [
+        (TIES, {"top_k": 2}, "x x x - x"),  # a tie at the cutoff is kept whole
+        (TIES, {"top_p": 0.5}, "x x x - x"),
+        (TIES, {"top_p": 0.4}, "- x - - -"),
+        (TIES, {"min_p": 1.0}, "- x - - -"),
+        (logs(SHARES), {"top_p": 0.6}, "x x - -"),  # a share of the probability left by earlier filters
+        (logs(SHARES), {"top_p": 0.6, "top_k": 3}, "x x - -"),  # 0.4 + 0.3 of 0.9
+        (logs(SHARES), {"top_p": 0.55, "top_k": 2}, "x - - -"),  # 0.4 of 0.7
+        (logs(SHARES), {"top_p": 0.55, "min_p": 0.7}, "x - - -"),
+        (logs(HALVES), {"top_p": 0.5}, "- x -"),  # reached by the token that makes the sum exact
+        (logs(HALVES), {"top_p": 0.75}, "x x x"),
+        ([0.0, 0.001, 0.0], {"top_p": 1e-300}, "- x -"),  # one token at least
+        *((HUGE, {"temperature": cold}, "- - - x -") for cold in (1e-6, 1e-40, 5e-324)),  # no overflow
+        *((SMALL, {"temperature": cold}, "- x x - -") for cold in (1e-6, 1e-40, 5e-324)),
+    ],
+)
+def test_edges_of_filters(logits: list[float], asked: dict[str, Any], kept: str) -> None:
+    assert stays(torch.tensor([logits]), SamplingParams(**asked)).tolist() == [[mark == "x" for mark in kept.split()]]
 
 
 @pytest.mark.parametrize("temperature", [0.1, 1.0, 30.0])

@@ -175,6 +175,18 @@ def test_the_table_of_more_sequences_than_a_program_loads_at_once(monkeypatch: p
     assert table.cu_splits.diff().tolist() == [max(-(-length // 128), 1) for length in lengths]
 
 
+def test_memory_for_the_results_of_splits_is_bounded_whatever_the_context() -> None:
+    """Sequences of up to 40,960 tokens, or of a million: 32 splits each with 8 KV heads."""
+
+    def most(*lengths: int, sizes: bool = False) -> int:
+        _, table = splits_table([*lengths], [1] * len(lengths), sizes, kv_heads=8, chunk=256, tile=64)
+        return table.most
+
+    assert most(1000, 1000, 1000) == 3 * 4
+    assert most(40_960, 40_960, 9) == most(1_000_000, 1_000_000, 9) == 3 * 32
+    assert most(1_000_000, 40, 40, sizes=True) == 32 + 2, "exactly so many, where the host knows the lengths"
+
+
 class Kernel:
     """A kernel that is not run. Keeps the grid of its last launch."""
 
@@ -184,21 +196,6 @@ class Kernel:
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         self.grid, self.launches = grid, self.launches + 1
         return lambda *arguments, **options: None
-
-
-def test_memory_for_the_results_of_splits_is_bounded_whatever_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
-    """256 sequences of any length up to 40,960 tokens, or a million: 32 splits each with 8 KV heads."""
-    monkeypatch.setattr(splits, "splits_kernel", Kernel())
-
-    def most(lengths: list[int], sizes: bool) -> int:
-        known = tuple((1, length) for length in lengths) if sizes else ()
-        rows = torch.zeros(257, dtype=torch.int32)
-        metadata = AttentionMetadata(rows, rows[1:], torch.empty(0), 1, max(lengths), known)
-        return splits_of(metadata, kv_heads=8, queries=1, chunk=256, tile=64, window=None).most
-
-    assert most([1000] * 256, sizes=False) == 256 * 4
-    assert most([40_960] * 256, sizes=False) == most([1_000_000] * 256, sizes=False) == 256 * 32
-    assert most([1_000_000, *[40] * 255], sizes=True) == 32 + 255, "exactly so many, where the host knows the lengths"
 
 
 def test_the_grids_of_a_captured_step_do_not_grow_with_the_context(monkeypatch: pytest.MonkeyPatch) -> None:

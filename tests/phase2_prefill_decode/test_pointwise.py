@@ -11,7 +11,14 @@ from torch import Tensor
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, apply_rotary_pos_emb
 
 from phase2_prefill_decode.kernels.pointwise import ADD_NORM, ROTATE_STORE, SWIGLU
-from tests.phase1_kv_pool.support import bits, device_of, every_backend, every_backend_and_dtype
+from tests.phase1_kv_pool.support import (
+    bits,
+    device_of,
+    every_backend,
+    every_backend_and_dtype,
+    pages_and_slots,
+    stored,
+)
 
 EPS = 1e-6
 # Each rounding to the dtype may go the other way, and up to three follow one another: a bit less than two last places.
@@ -34,30 +41,23 @@ def normed(x: Tensor, weight: Tensor) -> Tensor:
 # add_norm
 
 
-@pytest.mark.parametrize(("width", "tokens"), [*product((64, 1000), (0, 2, 17)), (384, 1)])
+SUMS = [*product((64, 1000), (0, 2, 17), (True,)), (384, 1, True), (96, 1, False), (96, 40, False)]
+
+
+@pytest.mark.parametrize(("width", "tokens", "has_residual"), SUMS)
 @pytest.mark.parametrize(("backend", "dtype"), every_backend_and_dtype())
-def test_the_sum_and_its_norm(backend: str, dtype: torch.dtype, width: int, tokens: int) -> None:
+def test_the_sum_and_its_norm(backend: str, dtype: torch.dtype, width: int, tokens: int, has_residual: bool) -> None:
+    """The first norm of a model has no residual yet."""
     torch.manual_seed(tokens)
     device = device_of(backend)
     x, residual = (torch.randn(2, tokens, width) * 3).to(device, dtype)
     weight = torch.rand(width).to(device, dtype)
     before = x.clone(), residual.clone()
-    found, total = ADD_NORM.load(backend)(x, residual, weight, EPS)
-    assert torch.equal(total, before[0] + before[1])
+    found, total = ADD_NORM.load(backend)(x, residual if has_residual else None, weight, EPS)
+    assert torch.equal(total, before[0] + before[1] if has_residual else before[0])
     assert_near(found, normed(total, weight), dtype)
     assert torch.equal(x, before[0])
     assert torch.equal(residual, before[1])
-
-
-@pytest.mark.parametrize("tokens", [1, 40])
-@pytest.mark.parametrize(("backend", "dtype"), every_backend_and_dtype())
-def test_the_first_norm_has_no_residual_yet(backend: str, dtype: torch.dtype, tokens: int) -> None:
-    torch.manual_seed(tokens)
-    device = device_of(backend)
-    x, weight = torch.randn(tokens, 96).to(device, dtype), torch.rand(96).to(device, dtype)
-    found, total = ADD_NORM.load(backend)(x, None, weight, EPS)
-    assert torch.equal(total, x)
-    assert_near(found, normed(x, weight), dtype)
 
 
 @pytest.mark.parametrize(("backend", "dtype"), every_backend_and_dtype())
@@ -129,8 +129,9 @@ class Case:
         assert torch.equal(qkv, before)
         assert_near(q, self.turned(qkv, 0, self.heads, norms and norms[0], angles), dtype)
         k = self.turned(qkv, self.heads, self.kv_heads, norms and norms[1], angles)
-        assert_near(keys, self.stored(k), dtype)
-        assert torch.equal(bits(values), bits(self.stored(self.part(qkv, -self.kv_heads, self.kv_heads))))
+        v = self.part(qkv, -self.kv_heads, self.kv_heads)
+        assert_near(keys, stored(k, self.slots, self.pages, self.page_size), dtype)
+        assert torch.equal(bits(values), bits(stored(v, self.slots, self.pages, self.page_size)))
 
     def part(self, qkv: Tensor, first: int, heads: int) -> Tensor:
         """Heads of the fused projection, [tokens, heads, head_dim]."""
@@ -145,14 +146,6 @@ class Case:
         turn = angles[torch.tensor(self.positions).long()].double()
         pairs = pairs * torch.polar(torch.ones_like(turn), turn)[:, None]
         return torch.cat((pairs.real, pairs.imag), -1)
-
-    def stored(self, rows: Tensor) -> Tensor:
-        """Store row by row in a list of all slots, then cut that into pages and move the heads first."""
-        slots = torch.full((self.pages * self.page_size, self.kv_heads, self.head_dim), torch.nan, dtype=rows.dtype)
-        for slot, row in zip(self.slots, rows, strict=True):
-            if slot >= 0:
-                slots[slot] = row
-        return slots.view(self.pages, self.page_size, self.kv_heads, self.head_dim).transpose(1, 2)
 
 
 EDGES = {
@@ -184,10 +177,7 @@ def test_q_and_k_are_normed_and_rotated_and_k_and_v_stored(backend: str, dtype: 
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    page_size, pages = draw(st.sampled_from([1, 3, 16])), draw(st.integers(1, 4))
-    slots = draw(st.lists(st.integers(0, page_size * pages - 1), unique=True, max_size=20))
-    for place in draw(st.lists(st.integers(0, len(slots)), max_size=4)):
-        slots.insert(place, -1)
+    pages, page_size, slots = draw(pages_and_slots())
     positions = draw(st.lists(st.integers(0, 199), min_size=len(slots), max_size=len(slots)))
     heads, dim = draw(st.integers(1, 6)), draw(st.sampled_from([16, 48, 64]))
     return Case(slots, positions, heads, draw(st.integers(1, 3)), dim, page_size, pages, draw(st.booleans()))

@@ -32,19 +32,10 @@ def attend(
     if len(blocks) > 0:
         with torch.cuda.device(query.get_device()):
             prefill_kernel[kv_heads, len(blocks)](
-                query,
-                keys,
-                values,
-                result,
-                metadata.cu_seqlens_q,
-                metadata.seq_lens,
-                metadata.page_table,
-                blocks,
-                metadata.page_table.stride(0),
-                scale * LOG2_E,
-                **constants(heads, kv_heads, page_size, head_dim, tiles, window),
-                **tiles.options,
-            )
+                query, keys, values, result, metadata.cu_seqlens_q, metadata.seq_lens, metadata.page_table, blocks,
+                metadata.page_table.stride(0), scale * LOG2_E,
+                **constants(heads, kv_heads, page_size, head_dim, tiles, window), **tiles.options,
+            )  # fmt: skip
     if short is not None:
         decode(query, keys, values, result, short, scale, window)
     return result

@@ -238,21 +238,9 @@ def decode(
     parts = query.new_empty((*lse.shape, head_dim), dtype=torch.float32)
     with torch.cuda.device(query.get_device()):
         decode_kernel[step.grid](
-            query,
-            keys,
-            values,
-            result,
-            parts,
-            lse,
-            splits.work,
-            splits.cu_splits,
-            metadata.cu_seqlens_q,
-            metadata.seq_lens,
-            metadata.page_table,
-            len(metadata.seq_lens),
-            metadata.page_table.stride(0),
-            scale * LOG2_E,
-            **step.decode,
-        )
+            query, keys, values, result, parts, lse, splits.work, splits.cu_splits, metadata.cu_seqlens_q,
+            metadata.seq_lens, metadata.page_table, len(metadata.seq_lens), metadata.page_table.stride(0),
+            scale * LOG2_E, **step.decode,
+        )  # fmt: skip
         if splits.most_of_one > 1:
             join_kernel[step.join_grid](result, parts, lse, splits.cu_splits, metadata.cu_seqlens_q, **step.join)

@@ -131,22 +131,14 @@ def maxima_kernel(
 
 @triton.jit(do_not_specialize=["vocab", "blocks"], do_not_specialize_on_alignment=PARAMETERS[:3])
 def bound_kernel(
-    logits,
-    stride,
-    vocab,
-    maxima,
-    blocks,
-    temperatures,
-    top_k,
-    top_p,
+    logits, stride, vocab, maxima, blocks, temperatures, top_k, top_p,
     peaks,  # [rows] float32
     bounds,  # [rows] int32: the order of the smallest candidate
     counts,  # [rows] int32: of candidates
     masses,  # [rows] int64: the sum of all weights
     tokens,  # [rows] int64
-    block_size: tl.constexpr,
-    tile: tl.constexpr,
-):
+    block_size: tl.constexpr, tile: tl.constexpr,
+):  # fmt: skip
     """Each program takes one row."""
     row = tl.program_id(0).to(tl.int64)
     maxima += row * blocks
@@ -182,25 +174,11 @@ def bound_kernel(
 
 @triton.jit(do_not_specialize=["vocab"], do_not_specialize_on_alignment=PARAMETERS)
 def scan_kernel(
-    logits,
-    stride,
-    vocab,
-    readable,
-    temperatures,
-    top_k,
-    top_p,
-    min_p,
-    keys,
-    positions,
-    peaks,
-    bounds,
-    counts,
-    masses,
+    logits, stride, vocab, readable, temperatures, top_k, top_p, min_p, keys, positions, peaks, bounds, counts, masses,
     candidates,  # [rows, most] int32
     races,  # [rows, tiles] int64: the winner of each tile
-    most: tl.constexpr,
-    tile: tl.constexpr,
-):
+    most: tl.constexpr, tile: tl.constexpr,
+):  # fmt: skip
     """Each program takes one tile of a row."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     temperature, peak = tl.load(temperatures + row), tl.load(peaks + row)
@@ -226,27 +204,9 @@ def scan_kernel(
 
 @triton.jit(do_not_specialize=["vocab", "tiles"], do_not_specialize_on_alignment=PARAMETERS)
 def choose_kernel(
-    logits,
-    stride,
-    vocab,
-    temperatures,
-    top_k,
-    top_p,
-    min_p,
-    keys,
-    positions,
-    peaks,
-    bounds,
-    counts,
-    masses,
-    candidates,
-    races,
-    tiles,
-    tokens,
-    most: tl.constexpr,
-    shift: tl.constexpr,
-    tile: tl.constexpr,
-):
+    logits, stride, vocab, temperatures, top_k, top_p, min_p, keys, positions, peaks, bounds, counts, masses,
+    candidates, races, tiles, tokens, most: tl.constexpr, shift: tl.constexpr, tile: tl.constexpr,
+):  # fmt: skip
     """Each program takes one row."""
     row = tl.program_id(0).to(tl.int64)
     temperature, peak = tl.load(temperatures + row), tl.load(peaks + row)

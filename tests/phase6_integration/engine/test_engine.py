@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file
 
 from phase0_request import FinishReason, SamplingParams, Tokenizer
 from phase0_request.checks import ConfigError
+from phase0_request.tokenizer import BUNDLED
 from phase2_prefill_decode.loading.config import ModelConfig
+from phase2_prefill_decode.loading.weights import load_weights
 from phase6_integration.engine.engine import NanoServingEngine
-from phase6_integration.engine.options import EngineOptions
 from tests.phase2_prefill_decode.models import FAMILIES, saved, variant
 from tests.phase2_prefill_decode.test_identity import follows, prompts
 
@@ -106,19 +106,13 @@ def test_stats_count_tokens_cache_hits_and_finished_requests() -> None:
     assert 0 < mean["queue"] <= mean["ttft"] <= mean["e2e"] == pytest.approx(mean["ttft"] + 9 * mean["itl"])
 
 
-def test_an_engine_from_a_config_and_tensors_in_memory() -> None:
-    """The tensors of a checkpoint that the caller has loaded."""
-    directory = Path(EngineOptions().model)
-    config, tensors = ModelConfig.from_pretrained(directory), load_file(directory / "model.safetensors")
-    with NanoServingEngine(
-        config=config, weights=tensors, tokenizer=Tokenizer.from_pretrained(), kv_cache_pages=256, max_chunk_size=256
-    ) as made:
+def test_an_engine_from_a_config_and_weights() -> None:
+    config = ModelConfig.from_pretrained(BUNDLED)
+    weights, tokenizer = load_weights(BUNDLED, config), Tokenizer.from_pretrained()
+    with NanoServingEngine(config, weights, tokenizer, kv_cache_pages=256, max_chunk_size=256) as made:
         (found,) = made.generate("A KV cache keeps", GREEDY)
     with NanoServingEngine.from_pretrained(kv_cache_pages=64) as other:
         assert other.generate("A KV cache keeps", GREEDY)[0].output_tokens == found.output_tokens
-    del tensors["model.norm.weight"]
-    with pytest.raises(ConfigError, match=r"model\.norm\.weight is missing"):
-        NanoServingEngine(config=config, weights=tensors)
 
 
 def test_a_closed_engine_says_so() -> None:
