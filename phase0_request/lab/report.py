@@ -3,7 +3,7 @@
 import argparse
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ def table(names: Sequence[str], rows: Iterable[Sequence[object]], digits: int = 
 
 def section(console: Console, title: str, rows: Mapping[str, Any], digits: int = 1) -> dict[str, dict[str, Any]]:
     """Print rows, dataclasses or dictionaries by name, as a table of their fields. Returns their figures."""
-    figures = {name: asdict(row) if is_dataclass(row) else dict(row) for name, row in rows.items()}
+    figures = {name: row if isinstance(row, dict) else asdict(row) for name, row in rows.items()}
     names = ("", *(field.replace("_", "\n") for field in next(iter(figures.values()))))
     cells = [(name.replace("_", " "), *row.values()) for name, row in figures.items()]
     console.print(table(names, cells, digits, title), "")
