@@ -55,11 +55,10 @@ def load_weights(
     directory: str | Path,
     config: ModelConfig,
     device: str | torch.device = "cpu",
-    dtype: torch.dtype | None = None,
     *,
     progress: bool = False,
 ) -> Weights:
-    """Load from a directory in Hugging Face layout, in `dtype` or the configuration's.
+    """Load from a directory in Hugging Face layout, in the dtype of the configuration.
 
     Missing, unexpected or misshapen tensors raise one ConfigError that lists them, before memory is allocated.
     `progress` shows a bar on a terminal.
@@ -68,12 +67,12 @@ def load_weights(
     layers = {name.split(".")[2] for name in checkpoint.stored if name.startswith("model.layers.")}
     if config.num_hidden_layers > len(layers):  # first, because a layer costs memory even without data
         raise ConfigError(f"{checkpoint.directory} has {len(layers)} of {config.num_hidden_layers} layers")
-    wanted = places(empty_weights(config, "meta", dtype), config)  # shapes without memory
+    wanted = places(empty_weights(config, "meta"), config)  # shapes without memory
     if faults := _faults(wanted, checkpoint, config):
         more = [f"and {len(faults) - MAX_FAULTS} more"] if len(faults) > MAX_FAULTS else []
         what = f"{checkpoint.directory} does not hold the weights of its configuration:"
         raise ConfigError("\n  ".join([what, *faults[:MAX_FAULTS], *more]))
-    weights = empty_weights(config, device, dtype)
+    weights = empty_weights(config, device)
     into = places(weights, config)
     total = sum(place.nbytes for place in into.values())
     hidden = None if progress else True  # None: unless the error stream is a terminal
@@ -84,12 +83,10 @@ def load_weights(
     return weights
 
 
-def random_weights(
-    config: ModelConfig, device: str | torch.device = "cpu", dtype: torch.dtype | None = None, seed: int = 0
-) -> Weights:
+def random_weights(config: ModelConfig, device: str | torch.device = "cpu", seed: int = 0) -> Weights:
     """Random weights: norms of one, the rest normal with a standard deviation of 0.02, as at the start of training.
-    Drawn on the device and in the dtype given; for one seed these decide the numbers."""
-    weights = empty_weights(config, device, dtype)
+    Drawn on the device and in the configuration's dtype; for one seed these decide the numbers."""
+    weights = empty_weights(config, device)
     draw = torch.Generator(weights.embed_tokens.device).manual_seed(seed)
     for name, place in places(weights, config).items():
         if "norm" in name:
@@ -99,9 +96,9 @@ def random_weights(
     return weights
 
 
-def empty_weights(config: ModelConfig, device: str | torch.device, dtype: torch.dtype | None = None) -> Weights:
+def empty_weights(config: ModelConfig, device: str | torch.device) -> Weights:
     """Allocate weights without setting their values; on the device `meta` they have shapes and no memory."""
-    dtype = dtype or getattr(torch, config.dtype)
+    dtype = getattr(torch, config.dtype)
 
     def empty(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
