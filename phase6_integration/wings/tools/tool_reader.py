@@ -6,7 +6,6 @@ pieces do not change what it finds.
 """
 
 import secrets
-import string
 from collections.abc import Collection, Generator
 from enum import Enum, auto
 from sys import getsizeof
@@ -18,7 +17,6 @@ from phase6_integration.wings.tools.tool_formats import ToolFormat
 
 BEGIN, END = "<think>", "</think>"  # of reasoning, as Qwen3 and DeepSeek-R1 write it
 STRING = r'"([^"\\]{0,64})"'  # a key, a name, an id or a type in a call
-_ALPHABET = string.ascii_letters + string.digits
 _SPACE = regex.compile(r"\s*+")
 _OUTSIDE, _INSIDE = regex.compile(r'[^"{}\[\]]*+'), regex.compile(r'(?:[^"\\]++|\\.)*+', regex.DOTALL)  # of strings
 T = TypeVar("T")
@@ -120,15 +118,9 @@ class ToolReader:
     def _begin_call(self, name: str) -> None:
         self.calls += 1
         if self._parallel or self.calls == 1:
-            function = {"name": name, "arguments": ""}
-            call = {"index": self.calls - 1, "id": self._new_id(), "type": "function", "function": function}
-            self._new_calls.append(call)
-
-    def _new_id(self) -> str:
-        length = self._format.id_length if self._format else None
-        if length is None:
-            return f"call_{secrets.token_hex(12)}"
-        return "".join(secrets.choice(_ALPHABET) for _ in range(length))
+            token, length = secrets.token_hex(12), self._format.id_length if self._format else None
+            id, function = token[:length] if length else f"call_{token}", {"name": name, "arguments": ""}
+            self._new_calls.append({"index": self.calls - 1, "id": id, "type": "function", "function": function})
 
     # An answer.
 

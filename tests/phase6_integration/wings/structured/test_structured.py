@@ -56,8 +56,6 @@ FORMS: list[tuple[dict[str, Any], list[str], list[str]]] = [
     (schema_format(CLOSED, strict=False), PARIS, [*NOT_PARIS, '{"name":"Paris","in":1}']),
     ({"response_format": {"type": "json_object"}}, ["{}", '{"a": [1, {"b": null}]}'], ["[]", "5", '"a"', "{a:1}"]),
     ({"response_format": {"type": "json_object", "schema": {"const": "42"}}}, ['"42"'], ["42", '"4"']),
-    (schema_format({"const": "foooooo"}), ['"foooooo"'], ["foooooo"]),
-    (schema_format({"prefixItems": [{"type": "integer"}], "type": "array"}), ["[ -3000 ]", "[]"], ["[true]", "{}"]),
     (outputs(json=CITY), PARIS, NOT_PARIS),
     (outputs(json=json.dumps(CITY)), PARIS, NOT_PARIS),
     ({"guided_json": CITY}, PARIS, NOT_PARIS),
@@ -68,9 +66,6 @@ FORMS: list[tuple[dict[str, Any], list[str], list[str]]] = [
     (outputs(choice=["Python", "Java", "JavaScript"]), ["Java", "JavaScript", "Python"], ["Jav", "C", "JavaJava", ""]),
     ({"guided_choice": ['"q"', "a\nb", "\x01\x7f", "naïve 😀", "back\\slash"]}, ['"q"', "a\nb", "naïve 😀"], ["q"]),
     (outputs(grammar=SQL), ["SELECT col_1  from table_2  where col_2 = 1 "], ["SELECT col_3  from table_1 "]),
-    ({"guided_grammar": SQL}, ["SELECT col_1  from table_2  where col_2 = 1 "], ["SELECT * FROM table_1"]),
-    (outputs(grammar='root ::= "a"{5,5}'), ["aaaaa"], ["aaaa", "aaaaaa"]),
-    (outputs(grammar='root ::= "Hello" | "Hi" | "Hey"'), ["Hi"], ["Ho"]),
     (outputs(grammar='start: "a" b?\nb: /[0-9]+/'), ["a", "a17"], ["17", "ab"]),
     (
         outputs(json=CITY, disable_any_whitespace=True),
@@ -235,13 +230,8 @@ def test_white_space_is_bounded_however_a_model_loves_it() -> None:
     assert max(map(len, runs)) <= 25
     assert "  " not in walk(json_grammar(NESTED, r"\x20"), seed=0, blank=True)[0]
     assert not re.search(r"\s", walk(json_grammar(NESTED, None), seed=0, blank=True)[0])
-
-
-def test_a_json_object_has_bounded_white_space_too() -> None:
-    for seed in range(3):
-        text, _ = walk(json_grammar(ANY_OBJECT), seed, blank=True)
-        outside = re.sub(r'"(\\.|[^"\\])*("|$)', "", text)
-        assert max(map(len, re.findall(r"[ \t\r\n]+", outside)), default=0) <= 25
+    outside = re.sub(r'"(\\.|[^"\\])*("|$)', "", walk(json_grammar(ANY_OBJECT), seed=0, blank=True)[0])
+    assert max(map(len, re.findall(r"[ \t\r\n]+", outside)), default=0) <= 25
 
 
 # The examples of the reference
