@@ -1,7 +1,7 @@
 """Statistics of an engine: counters, means of latencies and current state, in constant memory."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -77,11 +77,16 @@ class Stats:
             if event.finish_reason is not None:
                 self.finished[event.finish_reason.value] += 1
                 times = event.request.times
-                latencies = {"queue": [times.queue_time], "ttft": [times.ttft], "itl": times.itl, "e2e": [times.e2e]}
-                for name, values in latencies.items():
-                    seconds = [value for value in values if value is not None]  # None: it ended before that
-                    count, total = self._times[name]
-                    self._times[name] = count + len(seconds), total + sum(seconds)
+                self._add("queue", [times.queue_time])
+                self._add("ttft", [times.ttft])
+                self._add("itl", times.itl)
+                self._add("e2e", [times.e2e])
+
+    def _add(self, name: str, times: Sequence[float | None]) -> None:
+        """Add times of a request, of which one that it did not come to is None."""
+        seconds = [time for time in times if time is not None]
+        count, total = self._times[name]
+        self._times[name] = count + len(seconds), total + sum(seconds)
 
     def report(self, gauges: Gauges) -> dict[str, Any]:
         """All figures by name. `throughput` is generated tokens per second of step time, idle time excluded."""
