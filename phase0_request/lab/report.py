@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,19 @@ def table(names: Sequence[str], rows: Iterable[Sequence[object]], digits: int = 
     for row in cells:
         drawn.add_row(*(_cell(value, digits) for value in row))
     return drawn
+
+
+def section(
+    console: Console, title: str, rows: Mapping[str, Any], digits: int = 1, shown: Sequence[str] = ()
+) -> dict[str, dict[str, Any]]:
+    """Print rows, dataclasses or dictionaries by name, as a table of their fields, or of those that are to be `shown`.
+    Returns all their figures."""
+    figures = {name: row if isinstance(row, dict) else asdict(row) for name, row in rows.items()}
+    columns = shown or [*next(iter(figures.values()))]
+    cells = [(name.replace("_", " "), *(row[column] for column in columns)) for name, row in figures.items()]
+    console.print(title)
+    console.print(table(("", *(column.replace("_", "\n") for column in columns)), cells, digits), "")
+    return figures
 
 
 def _cell(value: object, digits: int) -> str:

@@ -140,11 +140,6 @@ def test_a_client_that_sends_a_second_request_and_leaves_takes_its_first_answer_
     assert left
 
 
-def test_two_requests_on_one_connection_are_both_answered(plain: str) -> None:
-    answer = exchange(plain, GET + b"\r\n", GET + b"connection: close\r\n\r\n")
-    assert answer.count(b"HTTP/1.1 200 OK") == 2
-
-
 @pytest.mark.parametrize("path", ["/", "/health", "/version", "/v1/models", "/metrics", "/openapi.json"])
 def test_head_is_get_without_the_body(plain: str, path: str) -> None:
     got, asked = httpx.get(plain + path), httpx.head(plain + path)

@@ -46,7 +46,6 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "deep Lark": {"guided_grammar": "start: " + "(" * 100_000 + '"a"' + ")" * 100_000},
     "deep grammar": {"guided_grammar": "root ::= " + "(" * 50_000 + '"a"' + ")" * 50_000},
     "new lines": {"guided_grammar": "\n" * 200_000},
-    "chain of rules": {"guided_grammar": chain(9000)},
     "product of options": {"guided_json": {"allOf": OPTIONS}},
     "huge enum": {"guided_json": {"enum": [f"value {i}" for i in range(60_000)]}},
     "wide object": {"guided_json": {"type": "object", "properties": {f"p{i}": {} for i in range(5000)}}},
