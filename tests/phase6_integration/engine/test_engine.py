@@ -1,6 +1,5 @@
 """NanoServingEngine: greedy identity with transformers, statistics, memory sizing, options and clean-up."""
 
-import random
 import subprocess
 import sys
 from pathlib import Path
@@ -183,15 +182,6 @@ def test_without_prefix_caching_a_repeated_prompt_is_computed_again() -> None:
             made.generate([list(range(40))], GREEDY)
         stats = made.get_stats()
     assert (stats["cache_hit_rate"], stats["prefill_tokens"], stats["pages"]["free"]) == (0, 80, 64)
-
-
-def test_seeded_sampling_does_not_depend_on_the_batch(engine: NanoServingEngine) -> None:
-    rng = random.Random(5)
-    params = [SamplingParams(max_tokens=12, seed=n, ignore_eos=True) for n in range(4)]
-    alone = [engine.generate("Paging", one)[0].output_tokens for one in params]
-    order = rng.sample(range(4), 4)
-    together = engine.generate(["Paging"] * 4, [params[n] for n in order])
-    assert [answer.output_tokens for answer in together] == [alone[n] for n in order]
 
 
 def test_the_engine_needs_no_server_packages() -> None:
