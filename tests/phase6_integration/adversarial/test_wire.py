@@ -86,27 +86,29 @@ def test_a_length_beyond_the_limit_is_refused_at_once(side: Callable[[], Frames]
         list(frames.feed(length.to_bytes(HEADER, "big")))
 
 
-@pytest.mark.parametrize("side", [Frames.for_engine, Frames.for_front])
-def test_nothing_on_the_channel_is_executed(side: Callable[[], Frames]) -> None:
-    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
-        assert fed(side(), framed(pickle.dumps(Executed(), protocol))) is None
+def announced(kind: int, tag: str, at: str, count: int) -> bytes:
+    """A message in which five bytes announce billions of items."""
+    names = [b"\x82", *(bytes([0xA0 + len(name)]) + name.encode() for name in ("type", tag, at))]
+    return b"".join(names) + struct.pack(">BI", kind, count)
 
 
-@pytest.mark.parametrize("kind", [0xDB, 0xC6, 0xDD, 0xDF, 0xC9], ids=["str", "bin", "array", "map", "ext"])
-def test_a_count_that_is_not_there_allocates_nothing(kind: int) -> None:
-    """Five bytes announce four billion items."""
-    for tag, at, count in product(
-        ("EngineRequest", "Update", "Dead"), ("prompts", "outputs", "x"), (1 << 16, (1 << 32) - 1)
-    ):
-        names = [b"\x82", *(bytes([0xA0 + len(name)]) + name.encode() for name in ("type", tag, at))]
+FIELDS = ("EngineRequest", "Update", "Dead"), ("prompts", "outputs", "x"), (1 << 16, (1 << 32) - 1)
+HOSTILE = {
+    "pickles": [pickle.dumps(Executed(), protocol) for protocol in range(pickle.HIGHEST_PROTOCOL + 1)],
+    **{
+        name: [announced(kind, *fields) for fields in product(*FIELDS)]
+        for name, kind in {"str": 0xDB, "bin": 0xC6, "array": 0xDD, "map": 0xDF, "ext": 0xC9}.items()
+    },
+    "nested": [b"\x82\xa4type\xa4Dead\xa1x" + b"\x91" * 200_000],
+}
+
+
+@pytest.mark.parametrize("bodies", HOSTILE.values(), ids=HOSTILE)
+def test_what_would_execute_allocate_or_nest_is_refused(bodies: list[bytes]) -> None:
+    frames = [framed(body) for body in bodies]
+    for side, _ in SIDES:
         tracemalloc.start()
-        for side, _ in SIDES:
-            assert fed(side(), framed(b"".join(names) + struct.pack(">BI", kind, count))) is None
+        assert [fed(side(), frame) for frame in frames] == [None] * len(frames)
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         assert peak < 1 << 20
-
-
-def test_values_nested_without_end_are_refused() -> None:
-    for side, _ in SIDES:
-        assert fed(side(), framed(b"\x82\xa4type\xa4Dead\xa1x" + b"\x91" * 200_000)) is None
