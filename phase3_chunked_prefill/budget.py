@@ -1,9 +1,11 @@
-"""TokenBudget: how many tokens a step may compute, which bounds its time. StepBudget: what is left of one step's."""
+"""TokenBudget: how many tokens a step may compute, which bounds its time. StepPlan: a step, and what is left of it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from phase0_request.batch import Slice
 from phase0_request.checks import check_int
+from phase0_request.queue import SequenceState
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +55,12 @@ def cut(start: int, pending: int, room: int, page_size: int) -> int:
 
 
 @dataclass(slots=True)
-class StepBudget:
-    """What is left of one step: places for decodes, and tokens for prompts.
+class StepPlan:
+    """A step that is being planned: its slices so far, and what is left of it for prompts.
 
-    For each prompt in order, `fit` says how many tokens it may compute, and `consume` takes them off the budget. A
-    prompt is long while it needs more than one chunk, otherwise short. Some tokens are reserved for short prompts, so
-    that a long prompt does not block the short ones behind it.
+    For each prompt in order, `fit` says how many tokens it may compute. A prompt is long while it needs more than one
+    chunk, otherwise short. Some tokens are reserved for short prompts, so that a long prompt does not block the short
+    ones behind it.
     """
 
     limits: TokenBudget
@@ -66,10 +68,12 @@ class StepBudget:
     decodes: int  # how many decodes fit into the step
     left: int  # tokens left for prompts
     reserved_for_short: int  # of those; below 0 once short prompts have taken more
+    slices: list[Slice] = field(default_factory=list)
+    sequences: list[SequenceState] = field(default_factory=list)  # of each slice
 
     # region exercise 3.2
     @classmethod
-    def of_step(cls, limits: TokenBudget, page_size: int, num_decodes: int, pending: Sequence[int]) -> "StepBudget":
+    def of_step(cls, limits: TokenBudget, page_size: int, num_decodes: int, pending: Sequence[int]) -> "StepPlan":
         """Split a step between so many decodes and prompts with so many pending tokens each.
 
         Decodes come first, and leave `prompt_floor` tokens if there are prompts. Of the rest, as much as the short
@@ -91,11 +95,21 @@ class StepBudget:
             room = min(room, self.left - self.reserved_for_short)
         return cut(start, pending, room, self.page_size)
 
-    def consume(self, pending: int, length: int) -> None:
-        """Take off the `length` tokens that a prompt with `pending` tokens computes."""
-        self.left -= length
-        if not self.is_long(pending):
-            self.reserved_for_short -= length
+    def add_decodes(self, sequences: Sequence[SequenceState]) -> None:
+        """Schedule the next token of each sequence."""
+        self.slices += [Slice(sequence.request, sequence.num_scheduled, 1) for sequence in sequences]
+        self.sequences += sequences
+
+    def add_prompt(self, sequence: SequenceState) -> None:
+        """Schedule as much of a prompt as fits; nothing if nothing does."""
+        pending = sequence.num_tokens - sequence.num_scheduled
+        length = self.fit(sequence.num_scheduled, pending)
+        if length:
+            self.slices.append(Slice(sequence.request, sequence.num_scheduled, length))
+            self.sequences.append(sequence)
+            self.left -= length
+            if not self.is_long(pending):
+                self.reserved_for_short -= length
 
     def is_long(self, pending: int) -> bool:
         return pending > self.limits.max_chunk_size

@@ -1,34 +1,12 @@
 """Chunker: plans a step. Splits its token budget between decodes and prompts. Integers only."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
-from phase0_request.batch import Batch, Slice
+from phase0_request.batch import Batch
 from phase0_request.checks import check_int
 from phase0_request.queue import SequenceState
 from phase0_request.request import Request
-from phase3_chunked_prefill.budget import StepBudget, TokenBudget
-
-
-@dataclass(slots=True)
-class StepPlan:
-    """The step that is being planned: its slices so far, the sequence of each, and what is left of its budget."""
-
-    budget: StepBudget
-    slices: list[Slice]
-    sequences: list[SequenceState]
-
-    # region exercise 3.3
-    def add_prompt(self, sequence: SequenceState) -> None:
-        """Schedule as much of a prompt as fits; nothing if nothing does."""
-        pending = sequence.num_tokens - sequence.num_scheduled
-        length = self.budget.fit(sequence.num_scheduled, pending)
-        if length:
-            self.budget.consume(pending, length)
-            self.slices.append(Slice(sequence.request, sequence.num_scheduled, length))
-            self.sequences.append(sequence)
-
-    # endregion
+from phase3_chunked_prefill.budget import StepPlan, TokenBudget
 
 
 class Chunker:
@@ -74,10 +52,10 @@ class Chunker:
                 prompts.append(sequence)
         pending_lengths = [prompt.num_tokens - prompt.num_scheduled for prompt in prompts] if prompts else []
         pending_lengths += waiting
-        budget = StepBudget.of_step(self.budget, self.page_size, len(decodes), pending_lengths)
-        ready = allocate_slots([*self.rotate_decodes(decodes, budget.decodes), *prompts])
-        first = [each for each in ready if each.num_tokens - each.num_scheduled == 1] if prompts else [*ready]
-        step = StepPlan(budget, [Slice(decode.request, decode.num_scheduled, 1) for decode in first], first)
+        step = StepPlan.of_step(self.budget, self.page_size, len(decodes), pending_lengths)
+        ready = allocate_slots([*self.rotate_decodes(decodes, step.decodes), *prompts])
+        first = [each for each in ready if each.num_tokens - each.num_scheduled == 1] if prompts else ready
+        step.add_decodes(first)
         for sequence in ready[len(first) :]:
             step.add_prompt(sequence)
         return step

@@ -8,7 +8,7 @@ from itertools import islice
 from phase0_request.queue import RequestQueue, SequenceState
 from phase0_request.request import RequestState
 from phase1_kv_pool.cache import PagedCache
-from phase3_chunked_prefill.chunker import StepPlan
+from phase3_chunked_prefill.budget import StepPlan
 from phase5_continuous.fairness import FairQueue, FairShare
 from phase5_continuous.policies import Policy
 from phase5_continuous.running import RunningSet
@@ -49,9 +49,8 @@ class Admission:
     def is_open(self) -> bool:
         """Whether a request waits, and there is a place for it and a chance of pages."""
         running_set = self.running_set
-        if running_set.pool_full and (running_set.running or running_set.leaving):
-            return False
-        return len(running_set.running) < self.max_running and bool(running_set.preempted or self.waiting)
+        has_place = len(running_set.running) < self.max_running and not running_set.pool_full
+        return has_place and bool(running_set.preempted or self.waiting)
 
     # region exercise 5.2
     def pending_lengths(self) -> list[int]:
@@ -64,12 +63,12 @@ class Admission:
     def admit(self, step: StepPlan, now: float) -> None:
         """Add requests to a step in order, as long as there are places, pages and tokens left."""
         admitted = True
-        while admitted and self.is_open and step.budget.left:
+        while admitted and self.is_open and step.left:
             admitted = False
-            for sequence in self._in_order(self._candidates(long=step.budget.fits_long)):
-                if not self.is_open or not step.budget.left:
+            for sequence in self._in_order(self._candidates(long=step.fits_long)):
+                if not self.is_open or not step.left:
                     return
-                if not step.budget.fit(0, sequence.num_tokens) or self.prefixes.in_progress(sequence):
+                if not step.fit(0, sequence.num_tokens) or self.prefixes.in_progress(sequence):
                     continue
                 queue = self.queue_of(sequence)
                 if self.running_set.allocate(sequence, now):

@@ -60,7 +60,7 @@ def test_every_chapter_has_its_parts() -> None:
         for part in ("The problem", "The idea", "What to try", "Exercises", "What real engines do", "Further reading"):
             assert re.search(rf"^## {part}", text, re.MULTILINE), f"{chapter.name} lacks '{part}'"
         listed = re.findall(r"^\| (\d\.\d+) \|", text, re.MULTILINE)  # chapters 7 and 8 list exercises of other phases
-        assert len(listed) >= 4
+        assert len(listed) >= 3
         for number in listed:
             assert f'id = "{number}"' in (CHAPTERS / f"0{number[0]}_exercises.toml").read_text()
         assert list(CHAPTERS.glob(f"{chapter.name[:2]}_*.ipynb"))

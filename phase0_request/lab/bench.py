@@ -5,7 +5,7 @@ the host has microseconds for each. Throughput is computed in virtual time from 
 """
 
 import random
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import dataclass
 from functools import partial
 
 from rich.console import Console
@@ -16,7 +16,7 @@ from phase0_request.core import EngineCore
 from phase0_request.lab.batcher import Batcher
 from phase0_request.lab.metrics import percentile
 from phase0_request.lab.mock_model import MockModel, StepCost
-from phase0_request.lab.report import finish, parser, table
+from phase0_request.lab.report import finish, parser, section
 from phase0_request.lab.simulate import Finished, simulate
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
@@ -112,15 +112,15 @@ def main(arguments: list[str] | None = None) -> int:
     watch = partial(track, console=console, transient=True)
     hosts = [host_cost(options.num_requests, size) for size in watch(HOST_BATCH_SIZES, "host cost")]
     batches = [batching(size) for size in watch(BATCH_SIZES, "batch sizes")]
-    console.print(f"Host time for {options.num_requests:,} requests, \u00b5s a request; plan and commit: and a step")
-    names = ("batch", "steps", "submit", "plan", "commit", "plan + commit")
-    console.print(table(names, map(astuple, hosts), digits=2))
-    console.print(f"\n{BATCHING_REQUESTS} requests at once on the mock, virtual time, ms")
-    console.print(table(("batch", "tokens/s", "ITL p50", "ITL p99", "TTFT p50"), map(astuple, batches)))
+    title = f"Host time for {options.num_requests:,} requests, \u00b5s a request; plan and commit: and a step"
     figures = {
         "num_requests": options.num_requests,
-        "host": {f"batch_{h.batch_size}": asdict(h) for h in hosts},
-        "batching": {f"batch_{b.batch_size}": asdict(b) for b in batches},
+        "host": section(console, title, {f"batch_{h.batch_size}": h for h in hosts}, digits=2),
+        "batching": section(
+            console,
+            f"{BATCHING_REQUESTS} requests at once on the mock, virtual time",
+            {f"batch_{b.batch_size}": b for b in batches},
+        ),
     }
     finish(p, options, arguments, figures)
     return 0

@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,15 @@ def table(names: Sequence[str], rows: Iterable[Sequence[object]], digits: int = 
     for row in cells:
         drawn.add_row(*(_cell(value, digits) for value in row))
     return drawn
+
+
+def section(console: Console, title: str, rows: Mapping[str, Any], digits: int = 1) -> dict[str, dict[str, Any]]:
+    """Print rows, dataclasses or dictionaries by name, as a table of their fields. Returns their figures."""
+    figures = {name: row if isinstance(row, dict) else asdict(row) for name, row in rows.items()}
+    names = ("", *(field.replace("_", "\n") for field in next(iter(figures.values()))))
+    cells = [(name.replace("_", " "), *row.values()) for name, row in figures.items()]
+    console.print(table(names, cells, digits, title), "")
+    return figures
 
 
 def _cell(value: object, digits: int) -> str:

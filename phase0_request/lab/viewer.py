@@ -18,16 +18,15 @@ from rich.console import Console
 from rich.text import Text
 
 from phase0_request.core import Step
-from phase0_request.lab import palette
 from phase0_request.request import Request, RequestState
 
 WAITING, PREFILL, DECODE, PREEMPTED, LEFT_OUT, GONE = "·▒█x- "
-KEY = {
-    WAITING: ("waiting", palette.WAITING),
-    PREFILL: ("prefill", palette.PREFILL),
-    DECODE: ("decode", palette.DECODE),
-    PREEMPTED: ("preempted", palette.PREEMPTED),
-    LEFT_OUT: ("left out", palette.LEFT_OUT),
+KEY = {  # of each sign, its name and its colour: those of the book's drawings
+    WAITING: ("waiting", "dim"),
+    PREFILL: ("prefill", "yellow"),
+    DECODE: ("decode", "cyan"),
+    PREEMPTED: ("preempted", "bold red"),
+    LEFT_OUT: ("left out", "magenta"),
 }
 IDLE = {
     RequestState.WAITING: WAITING,
@@ -120,5 +119,5 @@ def _text(line: Line, signs: int, width: int, longest: float, ascii_only: bool) 
     if line.seconds:
         bar = min(max(round(line.seconds / longest * width), 1), width)
         text.append(" " * (signs - len(line.signs) + 2))
-        text.append(("#" if ascii_only else "█") * bar, palette.PREFILL if line.prefill else palette.DECODE)
+        text.append(("#" if ascii_only else "█") * bar, KEY[PREFILL if line.prefill else DECODE][1])
     return text

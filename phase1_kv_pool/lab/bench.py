@@ -8,7 +8,7 @@ and with heads before tokens.
 import random
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 
-from phase0_request.lab.report import finish, parser, table
+from phase0_request.lab.report import finish, parser, section
 from phase1_kv_pool.allocator import PageAllocator
 from phase1_kv_pool.kernels.store import STORE
 from phase1_kv_pool.lab.timing import Calls, clock_seconds, replay_seconds
@@ -173,16 +173,13 @@ def main(arguments: list[str] | None = None) -> int:
     torch.set_num_threads(1)
     reads = [reading(device, size) for size in watch(PAGE_SIZES, "layout")]
     torch.set_num_threads(threads)
-    console.print("Allocator: million pages allocated or freed a second; seven requests freed, seven allocated")
-    console.print(table(("pool", "pages each", "the oldest", "any"), map(astuple, pages)))
-    console.print(f"\nStore: a layer of {LAYER.kv_heads} heads of {LAYER.head_dim}, {LAYER.dtype}; read + written")
-    console.print(table(("backend", "tokens", "\u00b5s", "GB/s"), map(astuple, stores)))
-    console.print(f"\nLayout: GB/s, K and V of {SEQUENCE:,} tokens read head by head")
-    console.print(table(("page", "tokens first", "heads first"), map(astuple, reads)))
+    moved = "Allocator: million pages allocated or freed a second; seven requests freed, seven allocated"
+    stored = f"Store: a layer of {LAYER.kv_heads} heads of {LAYER.head_dim}, {LAYER.dtype}; read + written"
+    read = f"Layout: GB/s, K and V of {SEQUENCE:,} tokens read head by head"
     figures = {
-        "allocator": {f"pool_{a.pool}_pages_{a.pages_at_once}": asdict(a) for a in pages},
-        "store": {f"{s.way}_{s.tokens}": asdict(s) for s in stores},
-        "layout": {f"page_{r.page_size}_shuffled": asdict(r) for r in reads},
+        "allocator": section(console, moved, {f"pool_{a.pool}_pages_{a.pages_at_once}": a for a in pages}),
+        "store": section(console, stored, {f"{s.way}_{s.tokens}": s for s in stores}),
+        "layout": section(console, read, {f"page_{r.page_size}_shuffled": r for r in reads}),
     }
     finish(p, options, arguments, figures, gpu=options.device == "cuda")
     return 0

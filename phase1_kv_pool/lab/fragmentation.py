@@ -12,7 +12,7 @@ from statistics import fmean
 from rich.console import Console
 from rich.progress import track
 
-from phase0_request.lab.report import add_fields, finish, parser, table
+from phase0_request.lab.report import add_fields, finish, parser, section
 from phase1_kv_pool.lab.memories import ContiguousMax, ContiguousPow2, KVMemory, PagedMemory
 from phase1_kv_pool.lab.serving import ServingSimulator, SyntheticTrace, TraceRequest
 
@@ -105,16 +105,9 @@ def main(arguments: list[str] | None = None) -> int:
         f"{len(requests):,} requests, prompts of {prompt:.0f} tokens on average, with their answers {length:.0f}, "
         f"{trace.max_context:,} at most; {options.slots:,} slots\n"
     )
-    names = ("policy", "% of\nreserved", "% of\nmemory", "empty a\nrequest", "at once\nmean", "\nmost", "\nsteps")
-    rows = [
-        (name.replace("_", " "), 100 * o.utilisation, 100 * o.memory_share, o.waste_per_request, o.mean_running,
-         o.max_running, o.steps, o.preemptions)
-        for name, o in outcomes.items()
-    ]  # fmt: skip
-    console.print(table((*names, "pre-\nempted"), rows))
     figures = {
         "trace": asdict(trace) | {"slots": options.slots, "mean_prompt": prompt, "mean_length": length},
-        "policies": {name: asdict(outcome) for name, outcome in outcomes.items()},
+        "policies": section(console, "While requests wait for memory", outcomes, digits=2),
     }
     finish(p, options, arguments, figures)
     return 0

@@ -5,11 +5,10 @@ The files are memory-mapped, so a tensor is copied once: from the page cache to 
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
-import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -19,7 +18,6 @@ from phase0_request.model_files import read_object
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 MAX_HEADER = 4 << 20  # bytes that list the tensors of a file: 75,000 at the very most, read in half a second
-DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}  # in safetensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,22 +67,6 @@ class Checkpoint:
             with _opened(file) as tensors:
                 for name in inside:
                     yield name, tensors.get_tensor(name)
-
-
-class InMemory:
-    """A mapping of tensors with the interface of a checkpoint."""
-
-    directory = "the mapping of tensors"
-
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        self.tensors = tensors
-        self.stored = {
-            name: Stored(Path(), tuple(tensor.shape), DTYPES.get(tensor.dtype, str(tensor.dtype)))
-            for name, tensor in tensors.items()
-        }
-
-    def read(self, names: Collection[str]) -> Iterator[tuple[str, Tensor]]:
-        return ((name, self.tensors[name]) for name in names)
 
 
 def _opened(file: Path) -> safe_open:

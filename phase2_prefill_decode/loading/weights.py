@@ -6,7 +6,6 @@
 A checkpoint has them apart. Each of its tensors is copied directly into its rows of the fused matrix.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from phase0_request.checks import ConfigError
-from phase2_prefill_decode.loading.checkpoint import Checkpoint, InMemory
+from phase2_prefill_decode.loading.checkpoint import Checkpoint
 from phase2_prefill_decode.loading.config import ModelConfig
 
 READABLE = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")  # plain numbers; other formats need a scale
@@ -53,29 +52,27 @@ class Weights:
 
 
 def load_weights(
-    source: str | Path | Mapping[str, Tensor],
+    directory: str | Path,
     config: ModelConfig,
     device: str | torch.device = "cpu",
-    dtype: torch.dtype | None = None,
     *,
     progress: bool = False,
 ) -> Weights:
-    """Load from a directory in Hugging Face layout, or from tensors in memory that have the names of one, in `dtype` or
-    the configuration's.
+    """Load from a directory in Hugging Face layout, in the dtype of the configuration.
 
     Missing, unexpected or misshapen tensors raise one ConfigError that lists them, before memory is allocated.
     `progress` shows a bar on a terminal.
     """
-    checkpoint = InMemory(source) if isinstance(source, Mapping) else Checkpoint(source)
+    checkpoint = Checkpoint(directory)
     layers = {name.split(".")[2] for name in checkpoint.stored if name.startswith("model.layers.")}
     if config.num_hidden_layers > len(layers):  # first, because a layer costs memory even without data
         raise ConfigError(f"{checkpoint.directory} has {len(layers)} of {config.num_hidden_layers} layers")
-    wanted = places(empty_weights(config, "meta", dtype), config)  # shapes without memory
+    wanted = places(empty_weights(config, "meta"), config)  # shapes without memory
     if faults := _faults(wanted, checkpoint, config):
         more = [f"and {len(faults) - MAX_FAULTS} more"] if len(faults) > MAX_FAULTS else []
         what = f"{checkpoint.directory} does not hold the weights of its configuration:"
         raise ConfigError("\n  ".join([what, *faults[:MAX_FAULTS], *more]))
-    weights = empty_weights(config, device, dtype)
+    weights = empty_weights(config, device)
     into = places(weights, config)
     total = sum(place.nbytes for place in into.values())
     hidden = None if progress else True  # None: unless the error stream is a terminal
@@ -86,12 +83,10 @@ def load_weights(
     return weights
 
 
-def random_weights(
-    config: ModelConfig, device: str | torch.device = "cpu", dtype: torch.dtype | None = None, seed: int = 0
-) -> Weights:
+def random_weights(config: ModelConfig, device: str | torch.device = "cpu", seed: int = 0) -> Weights:
     """Random weights: norms of one, the rest normal with a standard deviation of 0.02, as at the start of training.
-    Drawn on the device and in the dtype given; for one seed these decide the numbers."""
-    weights = empty_weights(config, device, dtype)
+    Drawn on the device and in the configuration's dtype; for one seed these decide the numbers."""
+    weights = empty_weights(config, device)
     draw = torch.Generator(weights.embed_tokens.device).manual_seed(seed)
     for name, place in places(weights, config).items():
         if "norm" in name:
@@ -101,9 +96,9 @@ def random_weights(
     return weights
 
 
-def empty_weights(config: ModelConfig, device: str | torch.device, dtype: torch.dtype | None = None) -> Weights:
+def empty_weights(config: ModelConfig, device: str | torch.device) -> Weights:
     """Allocate weights without setting their values; on the device `meta` they have shapes and no memory."""
-    dtype = dtype or getattr(torch, config.dtype)
+    dtype = getattr(torch, config.dtype)
 
     def empty(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
@@ -136,7 +131,7 @@ def places(weights: Weights, config: ModelConfig) -> dict[str, Tensor]:
     return tensors if config.tie_word_embeddings else tensors | {HEAD: weights.lm_head}
 
 
-def _faults(wanted: dict[str, Tensor], checkpoint: Checkpoint | InMemory, config: ModelConfig) -> list[str]:
+def _faults(wanted: dict[str, Tensor], checkpoint: Checkpoint, config: ModelConfig) -> list[str]:
     """List what keeps a checkpoint from being loaded, one line for each tensor."""
     stored, faults = checkpoint.stored, []
     for name, place in wanted.items():

@@ -120,7 +120,7 @@ class Constraint:
             self._follow([token])
 
     def go_to(self, index: int) -> None:
-        """Be where output token `index` is to be drawn."""
+        """Move to where output token `index` is to be drawn."""
         self._go_back(index)
         self._follow(self.output[len(self._followed) : index])
         if len(self._followed) != index:
@@ -165,8 +165,8 @@ class Constraint:
         return f"{GRAMMAR_FAILED}: {self.matcher.get_error().splitlines()[0][:200]}"
 
     def renew(self) -> bool:
-        """Follow the output with a new matcher, if this one has failed for the first time: it may have been for what
-        copies of it had followed. False if that helps nothing."""
+        """Follow the output with a new matcher, once: this one may have reached a limit that its copies share. False if
+        that does not help."""
         if self._renewed or self._grammars is None or self._grammar is None:
             return False
         self._renewed = True

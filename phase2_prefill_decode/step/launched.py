@@ -14,7 +14,7 @@ from phase2_prefill_decode.step.packed import PackedStep
 
 
 class LaunchedStep:
-    """The result of a step. Its tokens tell constraints and penalties how the outputs go on."""
+    """The result of a step. Constraints and penalties follow its tokens."""
 
     def __init__(self, step: PackedStep, sampled: Sampled, late: Mapping[int, WaitHandle] | None = None) -> None:
         """Start to copy the result to the host: on a GPU that goes on while the next step is launched. `late` are the
@@ -51,10 +51,10 @@ class LaunchedStep:
         for number, of_prompt in scores.items():
             if any(math.isnan(of_token.logprob) for of_token in of_prompt):
                 failed.setdefault(number, "its prompt cannot be scored: there is NaN among the logits")
-        return self._tell(StepOutput(drawn, failed, logprobs, scores))
+        return self._follow(StepOutput(drawn, failed, logprobs, scores))
 
-    def _tell(self, output: StepOutput) -> StepOutput:
-        """Tell edits and constraints of the tokens that were drawn, and add what follows from those."""
+    def _follow(self, output: StepOutput) -> StepOutput:
+        """Pass the drawn tokens to edits and constraints, and add the tokens that grammars force after them."""
         step, sampling = self.step, self.step.sampling
         for row, edits, index in sampling.edits:
             token = output.tokens[step.drawn[row]]

@@ -5,7 +5,7 @@ python -m phase3_chunked_prefill.lab stall --json FILE     # every chunk size, o
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import islice, pairwise
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from rich.progress import track
 from phase0_request.checks import check_int
 from phase0_request.core import EngineCore, Step
 from phase0_request.lab.metrics import percentile
-from phase0_request.lab.report import finish, parser, table
+from phase0_request.lab.report import finish, parser, section
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
@@ -176,9 +176,8 @@ def main(arguments: list[str] | None = None) -> int:
         p.error(str(error))
     stage.play(128, prompt=min(256, scene.prompt))  # warm-up
     outcomes = measure(stage, CHUNKS, track(range(options.runs), "rounds", transient=True, console=console))
-    console.print(f"{scene.decodes} requests decode when a prompt of {scene.prompt:,} tokens arrives; times in ms")
-    names = ("chunk", "calm gap", "median gap", "p99", "worst", "first token", "all ended")
-    console.print(table(names, map(astuple, outcomes)))
-    figures = {"shape": options.shape, "scene": asdict(scene), "outcomes": compared(outcomes)}
+    title = f"{scene.decodes} requests decode when a prompt of {scene.prompt:,} tokens arrives"
+    rows = section(console, title, compared(outcomes))
+    figures = {"shape": options.shape, "scene": asdict(scene), "outcomes": rows}
     finish(p, options, arguments, figures, gpu=device.type == "cuda")
     return 0

@@ -6,13 +6,13 @@ by the number of leaves. Decoding: microseconds per running request and step, in
 
 import random
 import time
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import dataclass
 
 from rich.console import Console
 from rich.progress import track
 
 from phase0_request.batch import Slice
-from phase0_request.lab.report import finish, parser, table
+from phase0_request.lab.report import finish, parser, section
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
@@ -170,16 +170,13 @@ def main(arguments: list[str] | None = None) -> int:
     pairs = [(leaves, each) for each in PAGES_EACH for leaves in LEAVES]
     evict = [evicting(*pair) for pair in track(pairs, "evicting", console=console, transient=True)]
     decode = decoding(RUNNING)
-    console.print(f"Matching: million tokens a second, pages of {PAGE}, prompts half new")
-    console.print(table(("nodes", "pages", "matched and inserted"), map(astuple, match), digits=2))
-    console.print("\nEvicting: microseconds a page")
-    console.print(table(("leaves", "pages each", "oldest", "any"), map(astuple, evict), digits=2))
-    console.print("\nDecoding: microseconds a running request a step: grow, slots, publish")
-    console.print(table(("running", "plain", "sharing"), [astuple(decode)], digits=2))
+    matched = f"Matching: million tokens a second, pages of {PAGE}, prompts half new"
+    evicted = "Evicting: microseconds a page"
+    decoded = "Decoding: microseconds a running request a step: grow, slots, publish"
     figures = {
-        "matching": {f"nodes_{m.nodes}": asdict(m) for m in match},
-        "evicting": {f"leaves_{e.leaves}_pages_{e.pages_each}": asdict(e) for e in evict},
-        "decoding": {f"running_{decode.running}": asdict(decode)},
+        "matching": section(console, matched, {f"nodes_{m.nodes}": m for m in match}, digits=2),
+        "evicting": section(console, evicted, {f"leaves_{e.leaves}_pages_{e.pages_each}": e for e in evict}, digits=2),
+        "decoding": section(console, decoded, {f"running_{decode.running}": decode}, digits=2),
     }
     finish(p, options, arguments, figures)
     return 0

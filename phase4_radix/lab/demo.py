@@ -8,7 +8,6 @@ from rich.console import Console
 from rich.text import Text
 from rich.tree import Tree
 
-from phase0_request.lab import palette
 from phase0_request.lab.viewer import Recording
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
@@ -106,8 +105,8 @@ class TreeDemo:
         locks = f"{node.ref_count} lock{'s' * (node.ref_count > 1)} " if node.ref_count else ""
         salt = f"[{node.salt}] " if node.salt else ""
         text = self.tokenizer.decode(node.tokens).replace("\n", "\u21b5")
-        parts = ((f"pages {pages} ", "dim"), (locks, palette.IN_USE), (salt, palette.SALT))
-        style = palette.IN_USE if node.ref_count else "default"
+        parts = ((f"pages {pages} ", "dim"), (locks, "green"), (salt, "magenta"))
+        style = "green" if node.ref_count else "default"
         return Text.assemble(*parts, (text, style), no_wrap=True, overflow="ellipsis")
 
 

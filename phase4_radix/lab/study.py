@@ -4,14 +4,14 @@ python -m phase4_radix.lab study --json FILE     # measured on this machine; the
 """
 
 import random
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, dataclass
 from statistics import mean, median
 from typing import Any
 
 from rich.console import Console
 from rich.progress import track
 
-from phase0_request.lab.report import finish, parser, table
+from phase0_request.lab.report import finish, parser, section
 from phase0_request.params import SamplingParams
 from phase1_kv_pool.cache import PagedCache
 from phase2_prefill_decode.engine import Engine
@@ -175,31 +175,25 @@ def main(arguments: list[str] | None = None) -> int:
     options = p.parse_args(arguments)
     console, model, small = Console(highlight=False), model_of(options.shape), Model.load()
 
-    loops = [loop(small, page_size) for page_size in PAGE_SIZES]
-    names: tuple[str, ...] = ("page size", "turns", "queries", "prompt tokens", "hit rate")
-    console.print(table(names, map(astuple, loops), digits=3, title="The example"), "")
     ways = served(model, options.runs)
     gain = gains(ways)
-    names = ("cache", "prefill tokens", "duplicates", "hit rate", "TTFT ms", "after the first")
-    title = f"{REQUESTS} requests with {COMMON} of {PROMPT} tokens in common"
-    console.print(table(names, [(name, *astuple(row)) for name, row in ways.items()], digits=2, title=title))
-    console.print(f"{gain['prefill_saved']:.1%} less prefill, first tokens {gain['ttft_ratio']:.1f} times as early\n")
-    alike = [shared(model, common) for common in track(COMMONS, "TTFT", transient=True, console=console)]
-    names = ("tokens in common", "hit rate", "TTFT ms", "cache off")
-    console.print(table(names, map(astuple, alike), digits=2), "")
     talks = {f"{people}_people": chats(people) for people in track(PEOPLE, "chats", transient=True, console=console)}
     groups = {"in_turn": pressure(in_turn=True), "at_random": pressure(in_turn=False)}
-    for columns in (talks, groups):
-        rows = [(row[0].pages, *(each.hit_rate for each in row)) for row in zip(*columns.values(), strict=True)]
-        console.print(table(("pages", *columns), rows, digits=3, title="Hit rate by the pages of the cache"), "")
+    alike = [shared(model, common) for common in track(COMMONS, "TTFT", transient=True, console=console)]
+    title = f"{REQUESTS} requests with {COMMON} of {PROMPT} tokens in common"
+    loops = {f"page_{size}": loop(small, size) for size in PAGE_SIZES}
     figures: dict[str, Any] = {
-        "loop": {f"page_{row.page_size}": asdict(row) for row in loops},
-        "served": {name: asdict(row) for name, row in ways.items()} | gain,
-        "common": {f"tokens_{row.common}": asdict(row) for row in alike},
+        "loop": section(console, "The example", loops, digits=3),
+        "served": section(console, title, ways, digits=2) | gain,
+        "common": section(console, "TTFT", {f"tokens_{row.common}": row for row in alike}, digits=2),
         **{
-            what: {name: {f"pages_{row.pages}": asdict(row) for row in rows} for name, rows in columns.items()}
+            what: {
+                name: section(console, f"{what}, {name}", {f"pages_{row.pages}": row for row in rows}, digits=3)
+                for name, rows in columns.items()
+            }
             for what, columns in (("chats", talks), ("pressure", groups))
         },
     }
+    console.print(f"{gain['prefill_saved']:.1%} less prefill, first tokens {gain['ttft_ratio']:.1f} times as early")
     finish(p, options, arguments, figures, gpu=default_device().type == "cuda")
     return 0

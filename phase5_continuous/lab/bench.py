@@ -7,7 +7,7 @@ GPU would wait that long between two steps if the host did not run ahead.
 import cProfile
 import random
 import statistics
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice, product
 
@@ -17,7 +17,7 @@ from rich.progress import track
 from phase0_request.batch import StepOutput
 from phase0_request.core import EngineCore
 from phase0_request.lab.bench import InstantRunner
-from phase0_request.lab.report import finish, parser, table
+from phase0_request.lab.report import finish, parser, section, table
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
@@ -90,13 +90,10 @@ def main(arguments: list[str] | None = None) -> int:
     watch = partial(track, console=console, transient=True)
     steadies = [steady(cache, n) for cache, n in watch(list(product(CACHES, RUNNING)), "steady")]
     shares = profile(256, PROFILED_STEPS)
-    console.print("All requests decode, \u00b5s per running request and step: medians, and the fastest step")
-    console.print(table(("cache", "running", "plan", "commit", "sum", "fastest"), map(astuple, steadies), digits=2))
-    console.print("\nWhere the time goes, 256 running, plain cache: a function's own time, %")
+    title = "All requests decode, \u00b5s per running request and step: medians, and the fastest step"
+    rows = section(console, title, {f"{row.cache}_{row.running}": row for row in steadies}, digits=2)
+    console.print("Where the time goes, 256 running, plain cache: a function's own time, %")
     console.print(table(("function", "%"), [(name, share * 100) for name, share in shares.items()]))
-    figures = {
-        "steady": {f"{row.cache}_{row.running}": asdict(row) for row in steadies},
-        "profile": shares,
-    }
+    figures = {"steady": rows, "profile": shares}
     finish(p, options, arguments, figures)
     return 0

@@ -6,12 +6,12 @@ on every machine.
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import dataclass
 from itertools import chain
 
 from rich.console import Console
 
-from phase0_request.lab.report import finish, parser, table
+from phase0_request.lab.report import finish, parser, section
 from phase5_continuous.lab.simulator import Setting, Simulation
 from phase5_continuous.lab.traces import WORD, Arrival
 
@@ -19,7 +19,7 @@ QUESTIONS, QUESTION = 30, (128, 48)  # of the modest client, one a second; token
 BURSTS, N, BURST = 16, 128, (128, 512)  # of the greedy client: requests at once, with n completions
 FLOODS = {"chats": (1000, 128, 128), "documents": (1000, 1024, 32), "essays": (1000, 32, 512)}
 SECONDS = 10.0  # for which the three are compared: none of them has sent less than that
-QUEUES = {"one queue": False, "fair queueing": True}
+QUEUES = {"one_queue": False, "fair_queueing": True}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +82,10 @@ def main(arguments: list[str] | None = None) -> int:
     for name, fair in QUEUES.items():
         _, tokens = serve(floods(), fair, SECONDS)
         shares[name] = {tenant: tokens[tenant] / tokens.total() for tenant in FLOODS}
-    console.print(f"{BURSTS} requests with n={N} at the start, and {QUESTIONS} questions of another client")
-    names = ("", "TTFT p50 ms", "longest ms", "greedy done, s", "tokens/s", "preemptions")
-    console.print(table(names, [(name, *astuple(row)) for name, row in served.items()]))
-    console.print(f"\nShares of the tokens of the first {SECONDS:.0f} seconds")
-    console.print(table(("", *FLOODS), [(name, *row.values()) for name, row in shares.items()], digits=3))
+    clients = f"{BURSTS} requests with n={N} at the start, and {QUESTIONS} questions of another client"
     figures = {
-        what: {name.replace(" ", "_"): row for name, row in rows.items()}
-        for what, rows in (("served", {name: asdict(row) for name, row in served.items()}), ("shares", shares))
+        "served": section(console, clients, served),
+        "shares": section(console, f"Shares of the tokens of the first {SECONDS:.0f} seconds", shares, digits=3),
     }
     finish(p, options, arguments, figures)
     return 0

@@ -4,13 +4,13 @@ Above a machine's capacity the queue grows as long as requests arrive, and goodp
 arrive for the same time at every rate. The figures are the same on every machine.
 """
 
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, dataclass
 from itertools import product
 
 from rich.console import Console
 from rich.progress import track
 
-from phase0_request.lab.report import finish, parser, table
+from phase0_request.lab.report import finish, parser, section, table
 from phase5_continuous.lab.simulator import WAYS, Setting, simulate
 from phase5_continuous.lab.traces import Trace
 
@@ -71,14 +71,12 @@ def main(arguments: list[str] | None = None) -> int:
     readers = {way: documents(way, seconds) for way in PREFIX_WAYS}
     console.print("Requests a second that met the SLO, by the rate of arrivals")
     rows = [(way, *(point.goodput for point in points.values())) for way, points in rates.items()]
-    console.print(table(("", *map(str, RATES)), rows))
-    console.print(f"\nQuestions about documents, {READERS} a second; times in ms")
-    names = ("", "requests", "met\nSLO", "a\nsecond", "TTFT\np50", "\np99", "most\nwait", "ITL\np99", "com-\nputed")
-    console.print(table(names, [(way, *astuple(point)) for way, point in readers.items()], digits=2))
+    console.print(table(("", *map(str, RATES)), rows), "")
+    title = f"Questions about documents, {READERS} a second"
     figures = {
         "seconds": seconds,
         "poisson": {way: {f"rate_{rate}": asdict(row) for rate, row in rates[way].items()} for way in rates},
-        "documents": {way: asdict(row) for way, row in readers.items()},
+        "documents": section(console, title, readers, digits=2),
     }
     finish(p, options, arguments, figures)
     return 0

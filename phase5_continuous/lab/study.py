@@ -17,7 +17,7 @@ from rich.console import Console
 
 from phase0_request import entry
 from phase0_request.lab.metrics import summarize
-from phase0_request.lab.report import finish, parser, table
+from phase0_request.lab.report import finish, parser, section
 from phase0_request.params import SamplingParams
 from phase1_kv_pool.cache import PagedCache
 from phase2_prefill_decode.engine import static
@@ -116,9 +116,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     measured = beside(model_of(options.shape), options.requests, options.runs)
-    columns = (*FIGURES, "preemptions")
-    rows = [(way, *(measured[way][column] for column in columns)) for way in ("static", "continuous")]
-    console.print(table(("engine", *(column.replace("_", " ") for column in columns)), rows))
+    section(console, "", {way: measured[way] for way in ("static", "continuous")})
     console.print(
         f"{measured['throughput_ratio']:.1f} times the tokens a second, p99 TTFT {measured['ttft_p99_ratio']:.1f} "
         "times as early"

@@ -11,7 +11,15 @@ from rich.console import Console
 from rich.text import Text
 
 from phase0_request.params import SamplingParams
-from phase6_integration.cli.chat_models import AnswerError, ChatModel, ChatUsage, LocalModel, Messages, RemoteModel
+from phase6_integration.cli.chat_models import (
+    AnswerError,
+    ChatModel,
+    ChatUsage,
+    LocalModel,
+    Messages,
+    RemoteModel,
+    Sampling,
+)
 from phase6_integration.cli.common import (
     add_local_model,
     add_sampling,
@@ -33,9 +41,9 @@ DEFAULTS = {"max_tokens": 256, "temperature": 0.5}
 class Chat:
     """One conversation. A question without an answer is not kept in it."""
 
-    def __init__(self, model: ChatModel, params: SamplingParams, system: str | None, console: Console) -> None:
+    def __init__(self, model: ChatModel, sampling: Sampling, system: str | None, console: Console) -> None:
         self.model = model
-        self.params = params
+        self.sampling = sampling
         self.system = system
         self.console = console
         self.history: Messages = []
@@ -69,7 +77,7 @@ class Chat:
         text, usage, problem = "", None, None
         start, first, last = time.perf_counter(), 0.0, 0.0
         try:
-            with closing(self.model.answer(self.messages, self.params)) as parts:
+            with closing(self.model.answer(self.messages, self.sampling)) as parts:
                 for part in parts:
                     if isinstance(part, ChatUsage):
                         usage = part
@@ -123,8 +131,9 @@ def add_flags(parser: Parser) -> None:
 def run(given: argparse.Namespace, parser: Parser) -> int:
     """0 at the end of the chat; with piped input, 1 if a line was not answered."""
     options = vars(given)
+    sampling = DEFAULTS | {name: options[name] for name in SAMPLED if name in options}
     try:
-        params = SamplingParams(**DEFAULTS | {name: options[name] for name in SAMPLED if name in options})
+        SamplingParams(**sampling)
         local = local_options(options)
         settings = http_settings(options) if local is None else {}
     except ValueError as error:
@@ -137,7 +146,7 @@ def run(given: argparse.Namespace, parser: Parser) -> int:
             with Console(stderr=True).status("connecting"):
                 model = RemoteModel(settings, options.get("model"))
         with closing(model):
-            return _converse(Chat(model, params, options.get("system"), console), terminal)
+            return _converse(Chat(model, sampling, options.get("system"), console), terminal)
     except httpx.TransportError as error:
         print(f"{parser.prog}: {http_error(error, options['url'])}", file=sys.stderr)
     except (ValueError, OSError) as error:  # also input that is not text

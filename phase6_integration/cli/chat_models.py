@@ -17,6 +17,7 @@ from phase6_integration.engine.stats import Gauges
 from phase6_integration.load.client import first_model
 
 Messages = list[dict[str, str]]
+Sampling = dict[str, Any]  # fields of SamplingParams, as OpenAI's API names them
 
 
 class AnswerError(RuntimeError):
@@ -34,7 +35,7 @@ class ChatModel(Protocol):
     @property
     def name(self) -> str: ...
 
-    def answer(self, messages: Messages, params: SamplingParams) -> Generator[str | ChatUsage]:
+    def answer(self, messages: Messages, sampling: Sampling) -> Generator[str | ChatUsage]:
         """Stream an answer. Closing the generator, or Ctrl-C, aborts it."""
         ...
 
@@ -52,7 +53,7 @@ class LocalModel:
             raise ValueError("this model has no chat template, so it cannot chat; `nanoserve generate` completes text")
         self.tokenizer = tokenizer
 
-    def answer(self, messages: Messages, params: SamplingParams) -> Generator[str | ChatUsage]:
+    def answer(self, messages: Messages, sampling: Sampling) -> Generator[str | ChatUsage]:
         """Ctrl-C takes effect between two tokens, so that it cannot interrupt the scheduler in the middle of a step; a
         second Ctrl-C takes effect at once."""
         prompt, cached = self.tokenizer.chat(messages), self._hit_tokens()
@@ -65,7 +66,7 @@ class LocalModel:
 
         default = signal.signal(signal.SIGINT, press)
         try:
-            with closing(self.engine.stream([prompt], params)) as deltas:
+            with closing(self.engine.stream([prompt], SamplingParams(**sampling))) as deltas:
                 for delta in deltas:
                     if delta.text:
                         yield delta.text
@@ -93,10 +94,10 @@ class RemoteModel:
         self.client = httpx.Client(**settings)
         self.name = model or first_model(self.client.get("/v1/models"))
 
-    # region server_answer
-    def answer(self, messages: Messages, params: SamplingParams) -> Generator[str | ChatUsage]:
+    def answer(self, messages: Messages, sampling: Sampling) -> Generator[str | ChatUsage]:
         usage, reason, done = None, None, False
-        body = self._body(messages, params)
+        body = {"model": self.name, "messages": messages, "stream": True, "stream_options": {"include_usage": True}}
+        body |= sampling
         try:
             with self.client.stream("POST", "/v1/chat/completions", json=body) as response:
                 if response.status_code != 200:
@@ -125,21 +126,8 @@ class RemoteModel:
             cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
             yield ChatUsage(usage["prompt_tokens"], cached, usage["completion_tokens"], reason == "length")
 
-    # endregion
-
     def close(self) -> None:
         self.client.close()
-
-    def _body(self, messages: Messages, params: SamplingParams) -> dict[str, Any]:
-        body: dict[str, Any] = {
-            "model": self.name,
-            "messages": messages,
-            "temperature": params.temperature,
-            "max_tokens": params.max_tokens,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        return body if params.seed is None else body | {"seed": params.seed}
 
 
 def _message(body: bytes) -> str:

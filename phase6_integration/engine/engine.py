@@ -2,11 +2,9 @@
 
 import itertools
 import sys
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
-
-from torch import Tensor
 
 from phase0_request.core import Step
 from phase0_request.params import SamplingParams
@@ -17,7 +15,7 @@ from phase2_prefill_decode.engine import Engine, Params
 from phase2_prefill_decode.generation import Completion, Delta, Prompt, make_request
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.model import Model
-from phase2_prefill_decode.loading.weights import Weights, load_weights
+from phase2_prefill_decode.loading.weights import Weights
 from phase5_continuous.scheduler import Scheduler
 from phase6_integration.engine.assemble import Assembled, assemble
 from phase6_integration.engine.options import EngineOptions
@@ -33,15 +31,12 @@ class NanoServingEngine:
     def __init__(
         self,
         config: ModelConfig,
-        weights: Weights | Mapping[str, Tensor],
+        weights: Weights,
         tokenizer: Tokenizer | None = None,
         **options: Any,
     ) -> None:
-        """From a model in memory; `weights` may be a checkpoint's tensors by name. `options` are those of
-        EngineOptions."""
-        loaded = weights if isinstance(weights, Weights) else load_weights(weights, config)
-        decoder = Decoder(config, loaded)
-        self._open(EngineOptions(**options), Model(config, decoder, tokenizer))
+        """From a model in memory. `options` are those of EngineOptions."""
+        self._open(EngineOptions(**options), Model(config, Decoder(config, weights), tokenizer))
 
     @classmethod
     def from_pretrained(cls, model: str | Path = BUNDLED, **options: Any) -> "NanoServingEngine":

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import time
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import uvicorn
@@ -22,7 +22,7 @@ from rich.console import Console
 
 from phase0_request import entry
 from phase0_request.lab.metrics import percentile
-from phase0_request.lab.report import finish, parser, table
+from phase0_request.lab.report import finish, parser, section
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.app import create_app
 from phase6_integration.engine.gc_freeze import freeze
@@ -131,9 +131,7 @@ def main(arguments: list[str] | None = None) -> int:
     p.add_argument("--clients", type=int, default=64, help="at once (64)")
     p.add_argument("--requests", type=int, default=384, help="of all clients together (384)")
     options, console = p.parse_args(arguments), Console(highlight=False)
-    found = {host: uvloop.run(measure(host, options.clients, options.requests)) for host in HOSTS}
-    console.print("Times in ms. Late is the event loop; a walk is the garbage collector's.")
-    names = ("engine in a", "tokens/s", "TTFT p99", "late p50", "p99", "most", "walk, new", "all")
-    console.print(table(names, [(host, *astuple(outcome)) for host, outcome in found.items()], digits=2))
-    finish(p, options, arguments, {host: asdict(outcome) for host, outcome in found.items()})
+    outcomes = {host: uvloop.run(measure(host, options.clients, options.requests)) for host in HOSTS}
+    title = "The engine in a process, and on a thread; late is the event loop, a walk is the garbage collector's"
+    finish(p, options, arguments, section(console, title, outcomes, digits=2))
     return 0

@@ -28,6 +28,7 @@ from phase6_integration.process.messages import (
     ToFront,
     Update,
     frame,
+    to_front,
 )
 from phase6_integration.process.watchdog import Watchdog
 
@@ -58,7 +59,7 @@ class EngineClient(asyncio.Protocol):
             on_hang=self._hung,
         )
         self._factory = factory
-        self._frames = Frames.for_front()
+        self._frames = Frames(to_front)
         self._on_message = on_message
         self._on_failure = on_failure
         self._transport: asyncio.Transport | None = None

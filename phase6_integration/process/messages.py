@@ -141,8 +141,8 @@ ToEngine = Load | EngineRequest | Finish | Ping
 ToFront = Ready | Update | Pong | Logged | Dead
 
 _encoder = msgspec.msgpack.Encoder()
-_to_engine = msgspec.msgpack.Decoder(ToEngine)
-_to_front = msgspec.msgpack.Decoder(ToFront)
+to_engine = msgspec.msgpack.Decoder(ToEngine)
+to_front = msgspec.msgpack.Decoder(ToFront)
 
 
 def frame(message: msgspec.Struct) -> bytes:
@@ -156,14 +156,6 @@ class Frames:
     def __init__(self, decoder: msgspec.msgpack.Decoder[Any]) -> None:
         self._decoder = decoder
         self._buffer = bytearray()
-
-    @classmethod
-    def for_engine(cls) -> "Frames":
-        return cls(_to_engine)
-
-    @classmethod
-    def for_front(cls) -> "Frames":
-        return cls(_to_front)
 
     # region exercise 6.1
     def feed(self, data: bytes) -> Iterator[Any]:
@@ -193,7 +185,7 @@ class Channel:
     """The engine's end of a socket pair. Sending never blocks: what the socket does not take is buffered and goes out
     with the next call. An idle engine sleeps in `receive` until a message arrives."""
 
-    def __init__(self, end: socket.socket, decoder: msgspec.msgpack.Decoder[Any] = _to_engine) -> None:
+    def __init__(self, end: socket.socket, decoder: msgspec.msgpack.Decoder[Any] = to_engine) -> None:
         end.setblocking(False)
         self._socket = end
         self._selector = selectors.DefaultSelector()  # `select` would refuse descriptors from 1024 on

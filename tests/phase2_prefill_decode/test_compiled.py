@@ -137,7 +137,7 @@ def refuses_to_keep(make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def number(work: int) -> None:
-    _, result, length, _ = to_fixed_tuple(array(work, (4,), INT64), 4)
+    _, result, length = to_fixed_tuple(array(work, (3,), INT64), 3)
     numbers = array(result, (length,), INT64)
     item = take(work)
     while item < length:
@@ -148,7 +148,7 @@ def number(work: int) -> None:
 def assert_runs(threads: int) -> None:
     """Each item of a body is done once."""
     numbers = np.zeros(5000, np.int64)
-    openmp.launch(openmp.on_each_thread(number), (numbers.ctypes.data, len(numbers)), 0.0, threads, openmp.OPENMP)
+    openmp.launch(openmp.on_each_thread(number), (numbers.ctypes.data, len(numbers)), threads, openmp.OPENMP)
     assert np.array_equal(numbers, np.arange(5000))
 
 

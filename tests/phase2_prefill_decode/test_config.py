@@ -1,7 +1,6 @@
 """A config.json means what it means to transformers: its configurations and models are the oracle."""
 
 import json
-from dataclasses import FrozenInstanceError
 from pathlib import Path
 from typing import Any
 
@@ -252,8 +251,6 @@ def test_four_sizes_make_a_config() -> None:
     assert not any((config.qkv_bias, config.out_bias, config.mlp_bias, config.qk_norm, config.tie_word_embeddings))
     assert config.kv_layout() == KVLayout(2, 4, 16, 16, "bfloat16")
     assert config.kv_layout(64, "float32") == KVLayout(2, 4, 16, 64, "float32")
-    with pytest.raises(FrozenInstanceError):
-        config.num_attention_heads = 5  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from tests.phase2_prefill_decode.steps import loaded
 SMALL = ModelConfig(
     model_type="qwen3", vocab_size=300, num_hidden_layers=2, hidden_size=32, intermediate_size=48,
     num_attention_heads=4, num_key_value_heads=2, head_dim=16, qk_norm=True, max_position_embeddings=64,
+    dtype="float32",
 )  # fmt: skip
 # Of three requests in three steps: the name, the first token and the end of the slice, whether it ends what is known
 STEPS = [
@@ -62,7 +63,7 @@ def test_every_step_has_the_logits_of_transformers(name: str, tmp_path: Path) ->
 
 def test_the_rotary_tables_grow_with_the_longest_sequence() -> None:
     """Twice as long each time, or as long as is needed; no longer than the model's context unless that is needed."""
-    decoder = Decoder(SMALL, random_weights(SMALL, dtype=torch.float32), attend=reference)
+    decoder = Decoder(SMALL, random_weights(SMALL), attend=reference)
     found = []
     for positions in (10, 4, 11, 50, 51, 70):
         before = decoder._rope

@@ -98,7 +98,7 @@ def test_the_logits_are_those_of_transformers(name: str, tmp_path: Path, calls: 
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("count", range(1, TOKENS + 1))
 def test_logits_keys_and_values_are_those_of_the_layers(count: int, calls: list[int]) -> None:
-    decoder = Decoder(SMALL, random_weights(SMALL, dtype=torch.bfloat16))
+    decoder = Decoder(SMALL, random_weights(SMALL))
     step, pools = packed(LENGTHS[:count]), [pool_of(SMALL), pool_of(SMALL)]
     found = decoder(step, pools[0].keys, pools[0].values)
     assert calls == [count]
@@ -110,14 +110,14 @@ def test_logits_keys_and_values_are_those_of_the_layers(count: int, calls: list[
 
 
 def test_a_row_does_not_depend_on_the_others() -> None:
-    decoder = Decoder(SMALL, random_weights(SMALL, dtype=torch.bfloat16))
+    decoder = Decoder(SMALL, random_weights(SMALL))
     pool = pool_of(SMALL)
     alone = decoder(packed(LENGTHS[:1]), pool.keys, pool.values)
     assert torch.equal(decoder(packed(LENGTHS), pool.keys, pool.values)[:1], alone)
 
 
 def test_padding_stores_nothing_and_only_the_rows_that_are_wanted_return() -> None:
-    decoder = Decoder(SMALL, random_weights(SMALL, dtype=torch.bfloat16))
+    decoder = Decoder(SMALL, random_weights(SMALL))
     pool, untouched, step = pool_of(SMALL), pool_of(SMALL), packed(LENGTHS[:2])
     step.slots.fill_(-1)
     both = decoder(step, pool.keys, pool.values)
@@ -127,19 +127,19 @@ def test_padding_stores_nothing_and_only_the_rows_that_are_wanted_return() -> No
 
 
 def test_other_steps_and_other_models_go_by_layers(calls: list[int]) -> None:
-    weights, pool = random_weights(SMALL, dtype=torch.bfloat16), pool_of(SMALL)
+    weights, pool = random_weights(SMALL), pool_of(SMALL)
     decoder = Decoder(SMALL, weights)
     decoder(packed(LENGTHS[:2], new=2), pool.keys, pool.values)
     Decoder(SMALL, weights, attend=ATTEND.reference)(packed(LENGTHS[:1]), pool.keys, pool.values)
     assert calls == []
-    assert not Forward.serves(SMALL, random_weights(SMALL, dtype=torch.float32))
+    assert not Forward.serves(SMALL, random_weights(replace(SMALL, dtype="float32")))
     odd, biased = replace(SMALL, vocab_size=321), replace(SMALL, qkv_bias=True)  # no whole tiles
     for config in (odd, biased):
-        assert not Forward.serves(config, random_weights(config, dtype=torch.bfloat16))
+        assert not Forward.serves(config, random_weights(config))
 
 
 def test_without_openmp_it_runs_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    decoder, pool = Decoder(SMALL, random_weights(SMALL, dtype=torch.bfloat16)), pool_of(SMALL)
+    decoder, pool = Decoder(SMALL, random_weights(SMALL)), pool_of(SMALL)
     wanted = decoder(packed(LENGTHS), pool.keys, pool.values)
     monkeypatch.setattr(forward, "OPENMP", 0)  # a call to address 0 would end the process
     assert torch.equal(decoder(packed(LENGTHS), pool.keys, pool.values), wanted)
@@ -147,7 +147,7 @@ def test_without_openmp_it_runs_on_one_thread(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize(("field", "value"), [("positions", 4096), ("positions", -1), ("slots", 1 << 20)])
 def test_positions_and_slots_outside_are_refused(field: str, value: int) -> None:
-    decoder, pool, step = Decoder(SMALL, random_weights(SMALL, dtype=torch.bfloat16)), pool_of(SMALL), packed(LENGTHS)
+    decoder, pool, step = Decoder(SMALL, random_weights(SMALL)), pool_of(SMALL), packed(LENGTHS)
     getattr(step, field)[1] = value
     with pytest.raises(IndexError, match="outside"):
         decoder(step, pool.keys, pool.values)

@@ -46,7 +46,7 @@ def operators(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.usefixtures("operators")
 @pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize("tokens", [1, 2, SEVERAL - 1, SEVERAL, 33, 512])
+@pytest.mark.parametrize("tokens", [0, 1, 2, SEVERAL - 1, SEVERAL, 33, 512])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_the_product_is_that_of_float64(dtype: torch.dtype, tokens: int, biased: bool) -> None:
     weight, bias = weights(dtype)
@@ -73,12 +73,6 @@ def test_a_row_does_not_depend_on_what_the_others_hold(dtype: torch.dtype, token
     others = torch.full_like(rows, torch.nan)
     others[1] = rows[1]
     assert torch.equal(product(others)[1], before[1])
-
-
-@pytest.mark.usefixtures("operators")
-def test_a_product_of_no_rows_has_no_rows() -> None:
-    for dtype in DTYPES:
-        assert Linear(weights(dtype)[0])(torch.empty(0, 64, dtype=dtype)).shape == (0, 96)
 
 
 def test_a_packed_weight_is_a_copy_and_the_original_is_freed() -> None:

@@ -140,19 +140,6 @@ def test_older_config_formats_are_read_as_transformers_does(family: str, written
     assert attention_scaling(config.rope_parameters) == pytest.approx(module.attention_scaling, rel=1e-12)
 
 
-def test_fast_pairs_are_kept_slow_ones_slowed_and_others_interpolated() -> None:
-    """Over 1,000 positions the first pair turns 159 times and is kept, the last one 0.02 times and is slowed."""
-    for rope in (
-        RopeParameters(rope_type="llama3", factor=8, original_max_position_embeddings=1000),
-        RopeParameters(rope_type="yarn", factor=8, original_max_position_embeddings=1000),
-    ):
-        ratio = frequencies(RopeParameters(), 64) / frequencies(rope, 64)
-        assert ratio[0] == 1
-        assert ratio[-1] == pytest.approx(8)
-        assert bool((ratio.diff() >= -1e-6).all())
-        assert bool(((ratio > 1.01) & (ratio < 7.9)).any())
-
-
 EXTENDED = {"factor": 8, "original_max_position_embeddings": 64}
 
 

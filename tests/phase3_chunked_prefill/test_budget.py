@@ -2,7 +2,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phase3_chunked_prefill.budget import StepBudget, TokenBudget, cut
+from phase0_request import Slice
+from phase0_request.queue import SequenceState
+from phase3_chunked_prefill.budget import StepPlan, TokenBudget, cut
+from tests.phase3_chunked_prefill.support import request
 
 # The cut.
 
@@ -64,23 +67,25 @@ def test_a_cut_wastes_less_than_a_page_and_never_all_of_it(start: int, pending: 
 def test_a_step_is_split_between_decodes_and_prompts(
     decodes: int, pending: list[int], wanted: tuple[int, int, int]
 ) -> None:
-    budget = StepBudget.of_step(TokenBudget(32, 64), 16, decodes, pending)
-    found = budget.decodes, budget.left, budget.reserved_for_short
+    step = StepPlan.of_step(TokenBudget(32, 64), 16, decodes, pending)
+    found = step.decodes, step.left, step.reserved_for_short
     assert found == wanted, f"(decodes, left, reserved_for_short) of {decodes} decodes and prompts of {pending} tokens"
 
 
-def test_prompts_take_their_tokens_from_the_budget_in_order() -> None:
-    budget = StepBudget.of_step(TokenBudget(64, 100), 16, 10, [1000, 20, 64, 65])
-    assert (budget.left, budget.reserved_for_short) == (90, 45)
-    found = []
-    for start, pending in ((0, 1000), (0, 20), (7, 64), (0, 65)):
-        length = budget.fit(start, pending)
-        found.append(length)
-        budget.consume(pending, length)
-        long = [pending for pending in (1000, 65, 64) if budget.is_long(pending)]
-        assert long == [1000, 65], "a prompt is long if it needs more than one chunk of 64"
-    assert found == [32, 20, 25, 13], "long, down to a page; short, whole; short, cut at a page; the rest"
-    assert (budget.left, budget.reserved_for_short) == (0, 0)
+def test_prompts_take_their_tokens_from_the_step_in_order() -> None:
+    step = StepPlan.of_step(TokenBudget(64, 100), 16, 10, [1000, 20, 64, 65])
+    assert (step.left, step.reserved_for_short) == (90, 45)
+    requests = [request(f"r{n}", length, computed=7 * (n == 2)) for n, length in enumerate((1000, 20, 71, 65))]
+    for one in requests:
+        step.add_prompt(SequenceState(one))
+    wanted = "long, down to a page; short, whole; short, cut at a page; the rest"
+    assert [part.length for part in step.slices] == [32, 20, 25, 13], wanted
+    assert step.slices[2] == Slice(requests[2], 7, 25)
+    assert [sequence.request for sequence in step.sequences] == requests
+    assert [length for length in (1000, 65, 64) if step.is_long(length)] == [1000, 65], "more than one chunk of 64"
+    assert (step.left, step.reserved_for_short) == (0, 0)
+    step.add_prompt(SequenceState(request("late", 5)))
+    assert len(step.slices) == 4, "a prompt for which no token is left is not scheduled"
 
 
 @pytest.mark.parametrize(
@@ -96,12 +101,12 @@ def test_prompts_take_their_tokens_from_the_budget_in_order() -> None:
     ],
 )
 def test_a_prompt_gets_what_fits(left: int, reserved: int, start: int, pending: int, length: int) -> None:
-    budget = StepBudget(TokenBudget(64, 200), 1, decodes=0, left=left, reserved_for_short=reserved)
-    found = budget.fit(start, pending)
+    step = StepPlan(TokenBudget(64, 200), 1, decodes=0, left=left, reserved_for_short=reserved)
+    found = step.fit(start, pending)
     assert found == length, f"a prompt of {pending} tokens; {left} are left, {reserved} of them for short prompts"
-    assert (budget.left, budget.reserved_for_short) == (left, reserved), "fit takes nothing; consume does"
+    assert (step.left, step.reserved_for_short) == (left, reserved), "fit takes nothing; add_prompt does"
     fits = left > 0 and left > reserved
-    assert budget.fits_long == fits, "a long prompt can have a token if some is left, and not all of it is reserved"
+    assert step.fits_long == fits, "a long prompt can have a token if some is left, and not all of it is reserved"
 
 
 # Refusals.

@@ -36,7 +36,7 @@ def test_sequences_with_tokens_in_flight_are_planned_behind_those() -> None:
     found = [(piece.request.id, piece.start, piece.length) for piece in step.slices]
     assert found == [("decode", 9, 1), ("prompt", 7, 2)], "slices begin at num_scheduled and end at num_tokens"
     assert [one.request.id for one in step.sequences] == ["decode", "prompt"], "the sequence of each slice"
-    assert step.budget.left == 100 - 1 - 2, "what is left of the step's budget"
+    assert step.left == 100 - 1 - 2, "what is left of the step's budget"
 
 
 def test_the_budget_is_split_with_waiting_requests_in_mind() -> None:
@@ -45,7 +45,7 @@ def test_the_budget_is_split_with_waiting_requests_in_mind() -> None:
     assert [piece.length for piece in chunker.schedule(long, waiting=[20]).slices] == [44], "20 for a request to come"
     decodes = [SequenceState(request(f"d{n}", 1)) for n in range(70)]
     step = chunker.schedule(decodes, waiting=iter([30]))
-    assert (len(step.slices), step.budget.left) == (56, 8), "decodes leave prompt_floor to a request to come"
+    assert (len(step.slices), step.left) == (56, 8), "decodes leave prompt_floor to a request to come"
 
 
 def test_only_sequences_with_slots_for_their_tokens_are_scheduled() -> None:

@@ -102,7 +102,7 @@ def test_a_stream_closed_in_the_middle_of_a_prompt_frees_every_page(qwen3: Known
     engine = chunked(qwen3.model, TokenBudget(8, 12), cache=cache)
     stream = engine.stream([qwen3.prompts[3], qwen3.prompts[5]], GREEDY)
     next(stream)
-    short, long = engine.core.scheduler.running.values()
+    short, long = (sequence.request for sequence in engine.core.scheduler.running)
     assert 0 < long.computed < len(long.prompt_tokens)
     stream.close()
     assert short.finish_reason is long.finish_reason is FinishReason.ABORT

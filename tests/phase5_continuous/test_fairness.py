@@ -6,6 +6,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from phase0_request import FinishReason
 from phase0_request.queue import SequenceState
 from phase1_kv_pool import PagedCache
 from phase3_chunked_prefill.budget import TokenBudget
@@ -115,6 +116,39 @@ def test_a_greedy_tenant_gives_up_pages_too(ahead: int, cache: type[PagedCache])
         one.step()
     assert one.now - start <= 8 + 2 * ahead
     one.run().check_the_end()
+
+
+def test_a_place_is_made_for_a_long_prompt_too() -> None:
+    one = engine(places=2)
+    flood(one, "greedy", 2)
+    one.step()
+    one.submit(request("one", 640, 1, arrival=one.now, tenant="modest"))
+    one.step()
+    assert places(one) == {"greedy": 1, "modest": 1}
+
+
+def test_no_request_of_another_tenant_is_preempted_for_pages_that_the_next_commit_frees() -> None:
+    one = engine(pages=12, places=8, ahead=1)
+    flood(one, "greedy", 3, prompt=14, answer=3)
+    one.step()
+    one.submit(request("one", 8, 1, arrival=one.now, tenant="modest"))
+    one.step()
+    assert one.scheduler.running_set.pool_full
+    one.scheduler.finish(next(iter(one.requests.values())), FinishReason.ABORT, one.now)
+    while not one.requests["one"].finished:
+        one.step()
+    assert one.scheduler.running_set.num_preemptions == 0
+
+
+def test_a_tenant_is_charged_for_what_is_not_cached() -> None:
+    one = engine(cache=PrefixCache)
+    one.submit(request("first", [5] * 9, 30, tenant="t"))
+    one.step()
+    before = one.scheduler.admission.share.served["t"]
+    one.submit(request("again", [5] * 9, 30, tenant="t"))
+    one.step()
+    charged = one.scheduler.admission.share.served["t"] - before
+    assert charged == 1 + 2, "of its nine tokens eight are cached: it computes one, and each request draws one"
 
 
 @pytest.mark.parametrize(("total", "theirs"), [(8, 4), (7, 3)])

@@ -105,6 +105,16 @@ def test_late_requests_keep_no_places_from_another_tenant(waiting: int) -> None:
         assert other.finished
 
 
+def test_a_late_request_is_preempted_before_one_that_draws() -> None:
+    scheduler = Scheduler(PagedCache(64, 4), max_running=2)
+    engine = Engine(scheduler, delays=lambda one: 1000 if one.id == "late" else 0)
+    engine.submit(request("late", 4, 40), request("draws", 4, 40))
+    engine.step()
+    engine.submit(request("other", 4, 9, tenant="other"))
+    engine.step()
+    assert [sequence.request.id for sequence in scheduler.running_set.preempted] == ["late"]
+
+
 def test_time_beside_tokens_is_charged_to_a_tenant() -> None:
     """Of two tenants that have had as many tokens, the one that was charged is the later one."""
     scheduler = Scheduler(PagedCache(64, 4), max_running=1)

@@ -57,14 +57,6 @@ def test_a_request_that_did_not_fit_is_admitted_when_one_of_several_running_requ
     one.run().check_the_end()
 
 
-def test_an_idle_engine_tries_to_admit_although_the_pool_was_full() -> None:
-    one = engine()
-    one.submit(request("a"))
-    one.scheduler.running_set.pool_full = True
-    one.run().check_the_end()
-    assert one.ended["a"] is FinishReason.LENGTH
-
-
 def test_a_new_request_that_ranks_before_the_one_that_did_not_fit_is_admitted() -> None:
     one = engine(pages=10, policy=ByPriority(10))
     one.submit(request("runs", 16, max_tokens=20), request("large", 32))

@@ -34,15 +34,6 @@ def test_a_failed_slice_needs_no_token() -> None:
     assert event.finish_reason is FinishReason.ERROR
 
 
-def test_a_request_that_has_finished_needs_no_token() -> None:
-    one = engine(ahead=1)
-    one.submit(request("a"))
-    batch = one.scheduler.plan(0)
-    one.scheduler.finish(one.requests["a"], FinishReason.ABORT, 0)
-    (event,) = one.scheduler.commit(batch, StepOutput([None]), 1)
-    assert event.finish_reason is FinishReason.ABORT, "the step of an aborted request is committed without its token"
-
-
 def test_prompt_logprobs_are_kept_chunk_by_chunk() -> None:
     scheduler = engine(budget=TokenBudget(4, 4)).scheduler
     a = Request("a", (5,) * 8, SamplingParams(prompt_logprobs=0))
@@ -86,16 +77,6 @@ def test_events_are_in_the_order_in_which_they_happened() -> None:
         ("a", None),
     ]
     assert one.scheduler.drain() == []
-
-
-def test_a_chunk_before_the_last_yields_no_token_whatever_the_output_has() -> None:
-    scheduler = engine(budget=TokenBudget(4, 4)).scheduler
-    a = request("a", 8)
-    scheduler.submit(a)
-    assert scheduler.commit(scheduler.plan(0), StepOutput([9]), 1) == []
-    assert a.output_tokens == []
-    (event,) = scheduler.commit(scheduler.plan(1), StepOutput([9]), 2)
-    assert (event.token, a.output_tokens) == (9, [9])
 
 
 def test_a_refused_commit_changes_nothing() -> None:

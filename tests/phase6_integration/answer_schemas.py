@@ -1,126 +1,89 @@
-"""The shapes of answers and of the chunks of a stream: these fields, of these types, and no others."""
+"""The shapes of answers and chunks: the official client's types, and the fields that each object has and may have."""
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from openai import BaseModel
+from openai.types import Completion, CompletionChoice, completion_choice
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-
-class Response(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class PromptTokensDetails(Response):
-    cached_tokens: int  # found in the prefix cache
+# The client reads what its types do not say: a prompt's first token has no probability, a chunk no finish reason.
 
 
-class Usage(Response):
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: PromptTokensDetails | None = None  # absent with --hide-cached-tokens
+class Logprobs(completion_choice.Logprobs):
+    token_logprobs: list[float | None] | None  # type: ignore[assignment]
+    top_logprobs: list[dict[str, float] | None] | None  # type: ignore[assignment]
 
 
-class PromptLogprob(Response):
-    logprob: float
-    rank: int | None  # among all tokens; null if it is not among the alternatives
-    decoded_token: str
+class ResponseChoice(CompletionChoice):
+    logprobs: Logprobs | None
 
 
-PromptLogprobs = list[dict[str, PromptLogprob] | None]  # by token id; the first token has none
+class ChunkChoice(ResponseChoice):
+    finish_reason: Literal["stop", "length"] | None  # type: ignore[assignment]
 
 
-class CompletionLogprobs(Response):
-    """Parallel arrays. The first of an echoed prompt has no probability."""
-
-    tokens: list[str]
-    token_logprobs: list[float | None]
-    top_logprobs: list[dict[str, float] | None]
-    text_offset: list[int]
+class CompletionResponse(Completion):
+    choices: list[ResponseChoice]  # type: ignore[assignment]
 
 
-class Choice(Response):
-    index: int
-    stop_reason: str | int | None  # the stop string or stop token that ended it
-    finish_reason: Literal["stop", "length", "tool_calls"] | None
-    token_ids: list[int] | None = None  # all that were generated, with those that ended it; in a chunk if requested
+class CompletionChunk(Completion):
+    choices: list[ChunkChoice]  # type: ignore[assignment]
 
 
-class Generated(Response):
-    """What every answer and every chunk has."""
-
-    id: str
-    created: int
-    model: str
-
-
-class CompletionChunkChoice(Choice):
-    text: str
-    logprobs: CompletionLogprobs | None
-    prompt_token_ids: list[int] | None = None  # in the first chunk of a choice, if requested
-
-
-class CompletionChoice(CompletionChunkChoice):
-    prompt_logprobs: PromptLogprobs | None
-
-
-class CompletionResponse(Generated):
-    object: Literal["text_completion"]
-    choices: list[CompletionChoice]
-    usage: Usage
-
-
-class CompletionChunk(Generated):
-    object: Literal["text_completion"]
-    choices: list[CompletionChunkChoice]
-    usage: Usage | None = None
+GENERATED = "id object created model choices"
+PROMPT = (
+    "prompt_logprobs prompt_token_ids"  # fields of this server, as are stop_reason, token_ids and reasoning_content
+)
+FIELDS = {  # those that it has, and those that it may have
+    "CompletionResponse": (f"{GENERATED} usage", ""),
+    "CompletionChunk": (GENERATED, "usage"),
+    "ResponseChoice": (f"index text logprobs finish_reason stop_reason token_ids {PROMPT}", ""),
+    "ChunkChoice": ("index text logprobs finish_reason stop_reason", "token_ids prompt_token_ids"),
+    "Logprobs": ("tokens token_logprobs top_logprobs text_offset", ""),
+    "ChatCompletion": (f"{GENERATED} usage {PROMPT}", ""),
+    "ChatCompletionChunk": (GENERATED, "usage prompt_token_ids"),
+    "chat_completion.Choice": ("index message logprobs finish_reason stop_reason token_ids", ""),
+    "chat_completion_chunk.Choice": ("index delta logprobs finish_reason stop_reason", "token_ids"),
+    "ChatCompletionMessage": ("role content", "reasoning_content tool_calls"),
+    "ChoiceDelta": ("", "role content reasoning_content tool_calls"),
+    "ChoiceLogprobs": ("content", ""),
+    "ChatCompletionTokenLogprob": ("token logprob bytes top_logprobs", ""),
+    "TopLogprob": ("token logprob bytes", ""),
+    "ChatCompletionMessageFunctionToolCall": ("id type function", ""),
+    "ChoiceDeltaToolCall": ("index function", "id type"),
+    "Function": ("name arguments", ""),
+    "ChoiceDeltaToolCallFunction": ("arguments", "name"),
+    "CompletionUsage": ("prompt_tokens completion_tokens total_tokens", "prompt_tokens_details"),
+    "PromptTokensDetails": ("cached_tokens", ""),
+}
 
 
-class ChatLogprob(Response):
-    token: str
-    logprob: float
-    bytes: list[int] | None
+def completion(content: bytes | str) -> Any:
+    return _checked(CompletionResponse.model_validate_json(content, strict=True))
 
 
-class ChatLogprobEntry(ChatLogprob):
-    top_logprobs: list[ChatLogprob]
+def completion_chunk(content: bytes | str) -> Any:
+    return _checked(CompletionChunk.model_validate_json(content, strict=True))
 
 
-class ChatLogprobs(Response):
-    content: list[ChatLogprobEntry]
+def chat(content: bytes | str) -> Any:
+    return _checked(ChatCompletion.model_validate_json(content, strict=True))
 
 
-class ChatMessage(Response):
-    """Of an answer with plain text: `wings/tools` has those with calls and reasoning."""
-
-    role: Literal["assistant"]
-    content: str
+def chat_chunk(content: bytes | str) -> Any:
+    return _checked(ChatCompletionChunk.model_validate_json(content, strict=True))
 
 
-class ChatChoice(Choice):
-    message: ChatMessage
-    logprobs: ChatLogprobs | None
-
-
-class ChatResponse(Generated):
-    object: Literal["chat.completion"]
-    choices: list[ChatChoice]
-    usage: Usage
-    prompt_logprobs: PromptLogprobs | None
-    prompt_token_ids: list[int] | None
-
-
-class ChatDelta(Response):
-    role: Literal["assistant"] | None = None
-    content: str | None = None
-
-
-class ChatChunkChoice(Choice):
-    delta: ChatDelta
-    logprobs: ChatLogprobs | None
-
-
-class ChatChunk(Generated):
-    object: Literal["chat.completion.chunk"]
-    choices: list[ChatChunkChoice]
-    usage: Usage | None = None
-    prompt_token_ids: list[int] | None = None  # in the first chunk, if requested
+def _checked(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        kind = type(value).__name__
+        if kind == "Choice":
+            kind = f"{type(value).__module__.rpartition('.')[2]}.{kind}"
+        required, optional = (set(fields.split()) for fields in FIELDS[kind])
+        assert required <= value.model_fields_set <= required | optional, kind
+        for field in value.model_fields_set:
+            _checked(getattr(value, field))
+    elif isinstance(value, list):
+        for item in value:
+            _checked(item)
+    return value

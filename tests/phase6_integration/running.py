@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import io
 import json
 import re
 import shutil
@@ -9,6 +10,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
+from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -180,28 +182,23 @@ async def get(url: str, path: str) -> Response:
         return parsed(await reader.read())
 
 
+class _Received:
+    """Bytes in place of the socket that http.client reads a response from."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+
+    def makefile(self, _: str) -> io.BytesIO:
+        return io.BytesIO(self._content)
+
+
 def parsed(content: bytes) -> Response:
     """What came on a line to its end. It must be a whole response."""
-    head, end, body = content.partition(b"\r\n\r\n")
-    assert end, content
-    first, *lines = head.decode("latin-1").split("\r\n")
-    headers = {name.lower(): value for name, value in (one.split(": ", 1) for one in lines)}
-    if headers.get("transfer-encoding") == "chunked":
-        body = b"".join(_chunks(body))
-    else:
-        assert len(body) == int(headers["content-length"])
+    response = HTTPResponse(_Received(content))  # type: ignore[arg-type]
+    response.begin()
+    headers = {name.lower(): value for name, value in response.getheaders()}
     assert headers["x-request-id"]
-    return Response(int(first.split()[1]), headers, body)
-
-
-def _chunks(body: bytes) -> Iterator[bytes]:
-    while True:
-        size, _, body = body.partition(b"\r\n")
-        length = int(size, 16)  # a ValueError: the body was cut off
-        yield body[:length]
-        if not length:
-            return
-        body = body[length + 2 :]
+    return Response(response.status, headers, response.read())
 
 
 def answer(response: Response) -> Answer:

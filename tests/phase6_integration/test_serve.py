@@ -110,7 +110,7 @@ def test_while_draining_health_is_503_and_running_requests_are_completed() -> No
                 assert int(response.headers["retry-after"]) > 0
                 assert response.json()["error"]["code"] == "draining"
             server.signal(signal.SIGUSR1)
-            told = [line.removeprefix("data: ") for line in lines if line]
+            told = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
         assert told[-1] == "[DONE]"
         assert [c["finish_reason"] for c in choices(told)][-1] == "length"
         assert server.ended() == 0
@@ -141,7 +141,7 @@ def test_answers_that_outlast_the_timeout_end_in_an_error_and_the_server_in_orde
             asking.sendall(head + b'\r\n{"prompt": "a"}')
             assert httpx.get(f"{url}/health").status_code == 200  # by now that request has been read
             server.signal(number)
-            told = [line.removeprefix("data: ") for line in lines if line]
+            told = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
             assert asking.recv(65536).startswith(b"HTTP/1.1 503 ")
         assert json.loads(told[-2])["error"]["code"] == "draining"
         assert told[-1] == "[DONE]"

@@ -141,35 +141,35 @@ def attend_body(dtype: torch.dtype) -> int:
         while program < count * kv_heads:
             tile, head = tiles[program // kv_heads], program % kv_heads
             if tile.is_long:
-                found = attend_many(tile, head, query, cached, window, scale, room)
+                state = attend_many(tile, head, query, cached, window, scale, room)
             else:
-                found = attend_few(tile, head, query, cached, window, scale, room)
+                state = attend_few(tile, head, query, cached, window, scale, room)
             if tile.split < 0:
-                write(tile, head, group, found, result)
+                write(tile, head, group, state, result)
             else:
-                keep(found[: tile.tokens * group], partial[tile.split, head])
+                keep(state[: tile.tokens * group], partial[tile.split, head])
             program = take(work)
 
     return on_each_thread(body)
 
 
 @compiled()
-def keep(found, partial):
-    for row in range(found.shape[0]):
-        for i in range(found.shape[1]):
-            partial[row, i] = found[row, i]
+def keep(state, partial):
+    for row in range(state.shape[0]):
+        for i in range(state.shape[1]):
+            partial[row, i] = state[row, i]
 
 
 @compiled()
-def write(tile, head, group, found, result):
+def write(tile, head, group, state, result):
     """Divide the sums by l_i: the weighted mean of the values. A row without visible keys is zero."""
     head_dim = result.shape[2]
     for row in range(tile.tokens * group):
         mean = result[tile.first + row // group, head * group + row % group]
-        l_i = found[row, head_dim + 1]
+        l_i = state[row, head_dim + 1]
         factor = np.float32(1) / l_i if l_i != 0 else np.float32(0)
         for i in range(head_dim):
-            mean[i] = narrow(found[row, i] * factor, mean[i])
+            mean[i] = narrow(state[row, i] * factor, mean[i])
 
 
 # region combine

@@ -52,7 +52,7 @@ class Files:
         self.state = numba.__version__, source_stamp
 
     def load(self, key: Any) -> Any:
-        """Load the code of a key (types, processor, closure); None if there is none."""
+        """Load the code of a key (types, processor, closure); or None."""
         try:
             return pickle.loads(self._file(key).read_bytes())
         except (FileNotFoundError, EOFError, pickle.UnpicklingError):  # or only the beginning of one was written

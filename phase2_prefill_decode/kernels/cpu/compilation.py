@@ -38,8 +38,8 @@ PROCESSES = 3  # at most: attention alone takes a third of all
 
 
 def _attention(dtype: torch.dtype) -> Tensor:
-    one, page = torch.ones(1, dtype=torch.int32), torch.zeros(1, 1, 16, 16, dtype=dtype)
-    metadata = AttentionMetadata(torch.arange(2, dtype=torch.int32), one, torch.zeros_like(one)[None], 1, 1)
+    length, page = torch.ones(1, dtype=torch.int32), torch.zeros(1, 1, 16, 16, dtype=dtype)
+    metadata = AttentionMetadata(torch.arange(2, dtype=torch.int32), length, torch.zeros_like(length)[None], 1, 1)
     return attend(page[0, :, :1], page, page, metadata, 1.0)
 
 

@@ -26,20 +26,20 @@ def attend_few(tile, head, query, cached, window, scale, room):
     head_dim, group = query.shape[2], query.shape[1] // cached[0].shape[1]
     rows = tile.tokens * group
     lines = room.reshape((-1, width(head_dim)))
-    found, q, scores, rest = lines[:rows], lines[rows : 2 * rows], lines[2 * rows : 3 * rows], lines[3 * rows :]
+    state, q, scores, rest = lines[:rows], lines[rows : 2 * rows], lines[2 * rows : 3 * rows], lines[3 * rows :]
     k, v = rest[:KEYS], rest[KEYS : 2 * KEYS]
     for row in range(rows):
         load(query[tile.first + row // group, head * group + row % group], scale, q[row])
-        found[row, :] = 0
-        found[row, head_dim] = LOWEST
+        state[row, :] = 0
+        state[row, head_dim] = LOWEST
     for start in range(tile.begin, tile.end, KEYS):
         padded = load_pages(tile, head, start, min(tile.end - start, KEYS), cached, k, v)
         for row in range(rows):
             score(q[row], k, scores[row], padded, head_dim)
             own = tile.position + row // group - start  # the key at the row's own position
             hide(scores[row], max(own + 1 - window, 0), max(own + 1, 0), padded)
-            absorb(scores[row], v, found[row], padded, head_dim)
-    return found
+            absorb(scores[row], v, state[row], padded, head_dim)
+    return state
 
 
 # endregion
@@ -69,16 +69,16 @@ def hide(scores, first, behind, keys):
 
 # region online_softmax
 @compiled()
-def absorb(scores, v, found, keys, head_dim):
+def absorb(scores, v, state, keys, head_dim):
     """One step of the online softmax: add KEYS keys to the running sums, m_i and l_i of a row."""
-    m_i = max(found[head_dim], highest(scores, keys))
-    alpha = exp2(found[head_dim] - m_i)
-    l_i = found[head_dim + 1] * alpha
+    m_i = max(state[head_dim], highest(scores, keys))
+    alpha = exp2(state[head_dim] - m_i)
+    l_i = state[head_dim + 1] * alpha
     for key in range(keys):
         scores[key] = exp2(scores[key] - m_i)
         l_i += scores[key]
-    found[head_dim], found[head_dim + 1] = m_i, l_i
-    add_weighted(found, alpha, scores, v, keys, head_dim)
+    state[head_dim], state[head_dim + 1] = m_i, l_i
+    add_weighted(state, alpha, scores, v, keys, head_dim)
 
 
 # endregion

@@ -38,7 +38,7 @@ def draw(logits: Tensor, inputs: SamplingInputs, num_tokens: int) -> tuple[Tenso
         tokens.data_ptr(), peaks.data_ptr(),
     )  # fmt: skip
     threads = threads_for(rows * num_tokens / 2e3) if rows > 1 else 1
-    launch(draw_body(logits.dtype), arguments, 0.0, threads, OPENMP)
+    launch(draw_body(logits.dtype), arguments, threads, OPENMP)
     return tokens, peaks
 
 
@@ -48,8 +48,8 @@ def draw_body(dtype: torch.dtype) -> int:
 
     def body(work):
         (
-            _, logits, stride, rows, vocab, temperatures, top_k, top_p, min_p, keys, positions, tokens, peaks, _,
-        ) = to_fixed_tuple(array(work, (14,), INT64), 14)  # fmt: skip
+            _, logits, stride, rows, vocab, temperatures, top_k, top_p, min_p, keys, positions, tokens, peaks,
+        ) = to_fixed_tuple(array(work, (13,), INT64), 13)  # fmt: skip
         each = (rows,)
         temperatures, min_p = array(temperatures, each, FLOAT32), array(min_p, each, FLOAT32)
         top_k, top_p = array(top_k, each, INT32), array(top_p, each, FLOAT32)

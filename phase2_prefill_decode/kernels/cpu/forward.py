@@ -302,12 +302,12 @@ def attention(
         token, head = item // kv_heads, item % kv_heads
         turn = angles[0][positions[token]], angles[1][positions[token]]
         page, offset = slots[token] // page_size, slots[token] % page_size
-        for one in range(head * group, (head + 1) * group):
-            x = qkv[token, one]
+        for row in range(head * group, (head + 1) * group):
+            x = qkv[token, row]
             if has_norms:
                 norm(x, q_norm, eps, normed)
                 x = normed
-            rotate(x, turn, q[token, one])
+            rotate(x, turn, q[token, row])
         if slots[token] >= 0:
             x = qkv[token, heads + head]
             if has_norms:
@@ -318,8 +318,8 @@ def attention(
         tile, length = tiles[0], np.int64(seq_lens[token])
         tile.sequence, tile.first, tile.tokens, tile.position, tile.split = token, token, 1, length - 1, -1
         tile.begin, tile.end = max(length - window, 0), length
-        found = attend_few(tile, head, q, (keys, values, page_table), window, scale, room)
-        write(tile, head, group, found, attended)
+        state = attend_few(tile, head, q, (keys, values, page_table), window, scale, room)
+        write(tile, head, group, state, attended)
         take(counters + 64)
         item = take(counters)
     finish(counters + 64, tokens * kv_heads, usleep)

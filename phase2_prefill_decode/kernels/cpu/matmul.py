@@ -58,19 +58,19 @@ def add_tile(context, sums, sums_down, left, left_down, left_along, right, right
         builder.position_at_end(loop)
         step, held = builder.phi(BYTES), [builder.phi(LINE) for _ in places]
         numbers = line(at(right, right_down, step, LINE))
-        found = []
+        totals = []
         for row, total in enumerate(held):
             own = at(builder.add(left, builder.mul(left_along, step)), left_down, BYTES(row), NUMBER)
             product = builder.fmul(broadcast(builder, builder.load(own)), numbers, flags=["contract"])
-            found.append(builder.fadd(total, product, flags=["contract"]))
+            totals.append(builder.fadd(total, product, flags=["contract"]))
         following = builder.add(step, BYTES(1))
-        for phi, start, value in zip([step, *held], [BYTES(0), *first], [following, *found], strict=True):
+        for phi, start, value in zip([step, *held], [BYTES(0), *first], [following, *totals], strict=True):
             phi.add_incoming(start, before)
             phi.add_incoming(value, loop)
         builder.cbranch(builder.icmp_signed("<", following, steps), loop, behind)
 
         builder.position_at_end(behind)
-        for place, total in zip(places, found, strict=True):
+        for place, total in zip(places, totals, strict=True):
             builder.store(total, place, align=STEP)
         return context.get_dummy_value()
 

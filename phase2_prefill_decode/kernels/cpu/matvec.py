@@ -61,7 +61,7 @@ def multiply_tile(weight, tile, halves, sums):
 
 # region dots
 def _dots(rows):
-    """An intrinsic for so many rows of `halves`, which are `down` bytes apart: their dot products with a tile."""
+    """An intrinsic for `rows` rows of `halves`, which are `down` bytes apart: their dot products with a tile."""
 
     @intrinsic
     def dots(context, tile, halves, down, steps, sums):
@@ -81,22 +81,22 @@ def _dots(rows):
 
             builder.position_at_end(loop)
             step, held = builder.phi(BYTES), [builder.phi(NUMBERS) for _ in range(rows * TILE)]
-            here = builder.mul(step, BYTES(LINE * 4))
-            inputs = [builder.add(halves, builder.add(here, builder.mul(down, BYTES(row)))) for row in range(rows)]
+            start = builder.mul(step, BYTES(LINE * 4))
+            inputs = [builder.add(halves, builder.add(start, builder.mul(down, BYTES(row)))) for row in range(rows)]
             even = [builder.load(at(place, BYTES(0), NUMBERS), align=4) for place in inputs]
             odd = [builder.load(at(place, BYTES(HALF * 4), NUMBERS), align=4) for place in inputs]
-            line, found = builder.mul(step, BYTES(TILE * LINE * 2)), []
+            line, totals = builder.mul(step, BYTES(TILE * LINE * 2)), []
             for i in range(TILE):
                 pairs = builder.load(at(tile, builder.add(line, BYTES(i * LINE * 2)), PAIRS), align=4)
                 low = builder.bitcast(builder.shl(pairs, ir.Constant(PAIRS, [16] * HALF)), NUMBERS)
                 high = builder.bitcast(builder.and_(pairs, ir.Constant(PAIRS, [0xFFFF0000] * HALF)), NUMBERS)
                 for row in range(rows):
                     total = builder.call(fma, [low, even[row], held[i * rows + row]])
-                    found.append(builder.call(fma, [high, odd[row], total]))
+                    totals.append(builder.call(fma, [high, odd[row], total]))
             following = builder.add(step, BYTES(1))
             step.add_incoming(BYTES(0), before)
             step.add_incoming(following, loop)
-            for phi, total in zip(held, found, strict=True):
+            for phi, total in zip(held, totals, strict=True):
                 phi.add_incoming(ir.Constant(NUMBERS, [0.0] * HALF), before)
                 phi.add_incoming(total, loop)
             builder.cbranch(builder.icmp_signed("<", following, steps), loop, behind)
@@ -104,7 +104,7 @@ def _dots(rows):
             builder.position_at_end(behind)
             for i in range(TILE):
                 for row in range(rows):
-                    total = builder.call(reduce, [NUMBER(0), found[i * rows + row]], fastmath=["reassoc"])
+                    total = builder.call(reduce, [NUMBER(0), totals[i * rows + row]], fastmath=["reassoc"])
                     builder.store(total, at(sums, BYTES((row * TILE + i) * 4), NUMBER), align=4)
             return context.get_dummy_value()
 

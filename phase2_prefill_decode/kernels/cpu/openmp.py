@@ -76,10 +76,10 @@ def spread(context, body, work, threads, openmp):
         work = builder.ptrtoint(context.make_array(signature.args[1])(context, builder, array).data, ADDRESS)
         alone = ir.FunctionType(ir.VoidType(), [ADDRESS]).as_pointer()
         parallel = ir.FunctionType(ir.VoidType(), [ADDRESS, ADDRESS, INT, INT]).as_pointer()
-        with builder.if_else(builder.icmp_signed("==", threads, ADDRESS(1))) as (one, many):
-            with one:
+        with builder.if_else(builder.icmp_signed("==", threads, ADDRESS(1))) as (single, several):
+            with single:
                 builder.call(builder.inttoptr(body, alone), [work])
-            with many:
+            with several:
                 builder.call(builder.inttoptr(openmp, parallel), [body, work, builder.trunc(threads, INT), INT(0)])
         return context.get_dummy_value()
 
@@ -87,9 +87,9 @@ def spread(context, body, work, threads, openmp):
 
 
 @kernel
-def launch(body, arguments, number, threads, openmp):
-    """Run a body with integers and, last, a float as arguments."""
-    spread(body, np.array((0, *arguments, np.float64(number).view(np.int64))), threads, openmp)
+def launch(body, arguments, threads, openmp):
+    """Run a body with integers as arguments."""
+    spread(body, np.array((0, *arguments)), threads, openmp)
 
 
 @intrinsic

@@ -36,8 +36,8 @@ def norm(x, weight, eps, normed):
         squares += widen(x[i]) * widen(x[i])
     factor = np.float32(1) / np.sqrt(squares / np.float32(len(x)) + eps)
     for i in range(len(x)):
-        one = narrow(widen(x[i]) * factor, x[i])
-        normed[i] = narrow(widen(one) * widen(weight[i]), x[i])
+        scaled = narrow(widen(x[i]) * factor, x[i])
+        normed[i] = narrow(widen(scaled) * widen(weight[i]), x[i])
 
 
 # region rotate_store

@@ -34,15 +34,15 @@ def attend_many(tile, head, query, cached, window, scale, room):
     """Attend a tile's queries to its keys, KEYS at a time. Returns a line of results for each row, see `tiles`."""
     head_dim, group = query.shape[2], query.shape[1] // cached[0].shape[1]
     rows, line, sums = whole(tile.tokens * group), width(head_dim), whole(head_dim)
-    found, room = carve(room, rows, line)
+    state, room = carve(room, rows, line)
     q, room = carve(room, head_dim, rows)
     scores, room = carve(room, np.int64(KEYS), rows)
     k, room = carve(room, np.int64(KEYS), line)
     v, room = carve(room, np.int64(KEYS), line)
-    states, _ = carve(room, np.int64(3), rows)
-    m_i, l_i, alpha = states[0], states[1], states[2]
+    scalars, _ = carve(room, np.int64(3), rows)
+    m_i, l_i, alpha = scalars[0], scalars[1], scalars[2]
     load_across(query[tile.first : tile.first + tile.tokens, head * group : (head + 1) * group], scale, q)
-    found[:], v[:, head_dim:], m_i[:], l_i[:] = 0, 0, LOWEST, 0
+    state[:], v[:, head_dim:], m_i[:], l_i[:] = 0, 0, LOWEST, 0
     for start in range(tile.begin, tile.end, KEYS):
         size = min(tile.end - start, KEYS)
         padded = load_pages(tile, head, start, size, cached, k, v)
@@ -53,11 +53,11 @@ def attend_many(tile, head, query, cached, window, scale, room):
             scores[key, : min(max(at * group, 0), rows)] = -np.inf  # tokens before the key
             scores[key, min(max((at + window) * group, 0), rows) :] = -np.inf  # tokens past its window
         soften(scores[:padded], m_i, l_i, alpha)
-        scale_rows(found, alpha)
-        add_product(found[:, :sums], scores[:padded].T, v[:padded, :sums])
+        scale_rows(state, alpha)
+        add_product(state[:, :sums], scores[:padded].T, v[:padded, :sums])
     for row in range(rows):
-        found[row, head_dim], found[row, head_dim + 1] = m_i[row], l_i[row]
-    return found
+        state[row, head_dim], state[row, head_dim + 1] = m_i[row], l_i[row]
+    return state
 
 
 # endregion
@@ -74,9 +74,9 @@ def load_across(queries, scale, q):
     """Load the queries of a tile, [tokens, group, head_dim], as columns, and zero the columns of padding."""
     tokens, group, head_dim = queries.shape
     for token in range(tokens):
-        for one in range(group):
+        for row in range(group):
             for i in range(head_dim):
-                q[i, token * group + one] = widen(queries[token, one, i]) * scale
+                q[i, token * group + row] = widen(queries[token, row, i]) * scale
     q[:, tokens * group :] = 0
 
 
@@ -111,7 +111,7 @@ def update_maxima(scores, m_i):
 
 
 @compiled()
-def scale_rows(found, factors):
-    for row in range(found.shape[0]):
-        for i in range(found.shape[1]):
-            found[row, i] *= factors[row]
+def scale_rows(state, factors):
+    for row in range(state.shape[0]):
+        for i in range(state.shape[1]):
+            state[row, i] *= factors[row]

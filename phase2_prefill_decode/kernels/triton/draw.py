@@ -196,9 +196,9 @@ def scan_kernel(
             if k == 0:
                 tl.atomic_add(masses + row, tl.sum((weight * WHOLE).to(tl.int64), 0))
             reaches = (x >= number_of(tl.load(bounds + row))).to(tl.int32)
-            found = tl.sum(reaches, 0)
-            if found > 0:
-                place = tl.atomic_add(counts + row, found) + tl.cumsum(reaches, 0) - 1
+            number = tl.sum(reaches, 0)
+            if number > 0:
+                place = tl.atomic_add(counts + row, number) + tl.cumsum(reaches, 0) - 1
                 tl.store(candidates + row * most + place, token, mask=(reaches > 0) & (place < most))
 
 
@@ -318,9 +318,8 @@ def draw(logits: Tensor, params: SamplingInputs, num_tokens: int) -> tuple[Tenso
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     rows, stride = len(logits), logits.stride(0)
     blocks, tiles = triton.cdiv(num_tokens, BLOCK), triton.cdiv(num_tokens, TILE)
-    tokens, masses, counts, bounds = (
-        logits.new_empty(rows, dtype=of) for of in (torch.int64,) * 2 + (torch.int32,) * 2
-    )
+    tokens, masses = (logits.new_empty(rows, dtype=torch.int64) for _ in range(2))
+    counts, bounds = (logits.new_empty(rows, dtype=torch.int32) for _ in range(2))
     peaks, maxima = (logits.new_empty(shape, dtype=torch.float32) for shape in (rows, (rows, blocks)))
     candidates = logits.new_empty((rows, CANDIDATES), dtype=torch.int32)
     races = logits.new_empty((rows, tiles), dtype=torch.int64)

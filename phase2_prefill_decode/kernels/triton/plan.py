@@ -27,7 +27,7 @@ class Plan:
     """The blocks of a step, and the maxima of its short sequences."""
 
     blocks: NDArray[np.int32]  # [blocks, 2]: a long sequence, the first new token of the block; most work first
-    queries: int  # the most new tokens of a short sequence, rounded up to a power of two; 0: there is none
+    queries: int  # the most new tokens of a short sequence, rounded up to a power of two; 0: none
     longest: int  # the most tokens of a short sequence
 
 

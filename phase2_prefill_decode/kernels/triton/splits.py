@@ -1,7 +1,7 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-"""The table of splits: which part of which sequence's keys each piece of work of the decode kernel covers.
+"""The table of splits: which keys of which sequence each split of the decode kernel covers.
 
-It is made on the device, once a step for each kind of layer, from the lengths that lie there. The host needs not know
+It is made on the device, once a step for each kind of layer, from the lengths that lie there. The host need not know
 them, so a captured step (a CUDA graph) follows them. The host sets only an upper bound, which sizes the table.
 
 Where a sequence is cut depends on its own length alone, so its result is the same to the last bit in any batch. It gets

@@ -115,10 +115,6 @@ class Day:
         if not self.dry:
             torch.cuda.synchronize()
 
-    def has(self, **key: Any) -> bool:
-        """Whether the row is there, so that what it needs need not be set up."""
-        return Rows(self.out).get(self.stage, key) is not None
-
     def add(self, measure: Callable[[], Row], **key: Any) -> Row | None:
         """Append a row with what `measure` returns, unless the folder has it: then return that. None if it failed.
 

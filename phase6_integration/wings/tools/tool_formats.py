@@ -17,9 +17,9 @@ class ToolFormat:
     begin: str = ""
     end: str = ""
     bare: bool = False  # an answer may also begin with a call, without the marker
-    opening: str = ""  # that the calls may be within, with `closing`
+    opening: str = ""  # a pattern that the calls may be within, with `closing`
     closing: str = ""
-    separators: str = ""  # of further calls behind one marker
+    separator: str = "(?!)"  # a pattern between calls behind one marker
     named: bool = False  # a call may also be a name and an object
     id_length: int | None = None  # of the id of a call, where the chat template checks it
 
@@ -35,7 +35,7 @@ LLAMA = ToolFormat(
     between="; ",
     markers=("<|python_tag|>",),
     bare=True,
-    separators=";,{",
+    separator=r"[;,]|(?=\{)",
 )
 MISTRAL = ToolFormat(
     '{"name": "NAME", "arguments": ARGUMENTS}',
@@ -43,9 +43,9 @@ MISTRAL = ToolFormat(
     markers=("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
     begin="[TOOL_CALLS][",
     end="]",
-    opening="[",
-    closing="]",
-    separators=",",
+    opening=r"\[",
+    closing=r"\]",
+    separator=",",
     named=True,
     id_length=9,
 )

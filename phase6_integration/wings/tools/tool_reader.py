@@ -1,23 +1,24 @@
 """ToolReader: splits an answer into reasoning, content and tool calls while it is generated.
 
-It is a generator over characters that waits, by `yield from`, for text that has not arrived. It never looks at where
-one piece of text ends and the next begins, so the pieces do not change what it finds.
+It is a generator that waits, by `yield from`, for text that has not arrived: a pattern that ends in the middle of what
+it could match is tried again with more. It never looks at where one piece of text ends and the next begins, so the
+pieces do not change what it finds.
 """
 
-import re
 import secrets
-import string
 from collections.abc import Collection, Generator
 from enum import Enum, auto
 from sys import getsizeof
 from typing import Any, TypeAlias, TypeVar
 
+import regex
+
 from phase6_integration.wings.tools.tool_formats import ToolFormat
 
 BEGIN, END = "<think>", "</think>"  # of reasoning, as Qwen3 and DeepSeek-R1 write it
-MAX_WORD = 64  # characters of a key, an id or a type in a call
-_ALPHABET = string.ascii_letters + string.digits
-_OUTSIDE, _INSIDE = re.compile(r'[^"{}\[\]]*'), re.compile(r'[^"\\]*')  # of strings
+STRING = r'"([^"\\]{0,64})"'  # a key, a name, an id or a type in a call
+_SPACE = regex.compile(r"\s*+")
+_OUTSIDE, _INSIDE = regex.compile(r'[^"{}\[\]]*+'), regex.compile(r'(?:[^"\\]++|\\.)*+', regex.DOTALL)  # of strings
 T = TypeVar("T")
 Wait: TypeAlias = Generator[None, None, T]
 
@@ -52,7 +53,7 @@ class ToolReader:
         """`reasons`: the answer may begin with reasoning, and has done so in the prompt if that has `begun` it.
         `parallel`: false drops all calls but the first. `must_call`: there is no content; the beginning of a call that
         was cut off is dropped."""
-        self._format, self._names, self._quoted_names = format, names, [f'{name}"' for name in names]
+        self._format, self._names = format, names
         self._reasons, self._begun, self._include_reasoning = reasons, begun, include_reasoning
         self._parallel, self._must_call = parallel, must_call
         self._text = ""
@@ -117,15 +118,9 @@ class ToolReader:
     def _begin_call(self, name: str) -> None:
         self.calls += 1
         if self._parallel or self.calls == 1:
-            function = {"name": name, "arguments": ""}
-            call = {"index": self.calls - 1, "id": self._new_id(), "type": "function", "function": function}
-            self._new_calls.append(call)
-
-    def _new_id(self) -> str:
-        length = self._format.id_length if self._format else None
-        if length is None:
-            return f"call_{secrets.token_hex(12)}"
-        return "".join(secrets.choice(_ALPHABET) for _ in range(length))
+            token, length = secrets.token_hex(12), self._format.id_length if self._format else None
+            id, function = token[:length] if length else f"call_{token}", {"name": name, "arguments": ""}
+            self._new_calls.append({"index": self.calls - 1, "id": id, "type": "function", "function": function})
 
     # An answer.
 
@@ -146,58 +141,46 @@ class ToolReader:
 
     def _reasoning(self) -> Wait[None]:
         """It comes first, or not at all."""
-        if not self._begun:
-            yield from self._space()
-        if self._begun or (yield from self._optional(BEGIN)):
-            yield from self._space()
-            self._skip()
+        if self._begun or (yield from self._next(BEGIN)):
+            yield from self._skip_space()
             yield from self._until(END, Part.REASONING)
-            yield from self._space()
-            self._skip()
+            yield from self._skip_space()
 
     def _try(self, calls: Wait[None]) -> Wait[None]:
         """Read calls; from where they are malformed on, the text is content."""
         try:
             yield from calls
-            yield from self._space()
-            self._skip()
+            yield from self._skip_space()
         except MalformedError:
             self._emit(self._streams or Part.CONTENT)
         self._streams = None
 
     def _calls(self, format: ToolFormat) -> Wait[None]:
         """What may follow the marker."""
-        first = yield from self._space()
-        if format.named and first not in ("[", "{"):
+        if format.named and not (yield from self._next(r"(?=[\[{])")):
             return (yield from self._named_call())
-        if first and first == format.opening:
-            self._at += 1
+        yield from self._next(format.opening)
         yield from self._call()
-        while (character := (yield from self._space())) and character in format.separators:
-            self._at += character != "{"
+        while (yield from self._next(format.separator)):
             yield from self._call()
-        yield from self._optional(format.closing)
+        yield from self._next(format.closing)
         return None
 
     def _named_call(self) -> Wait[None]:
         """`f[ARGS]{...}`, with an id before the arguments, or without the marker."""
-        name = yield from self._one_of(self._names)
-        if (yield from self._optional("[CALL_ID]")):
-            while (yield from self._peek()).isalnum():
-                self._at += 1
-        yield from self._optional("[ARGS]")
+        name = yield from self._name(r"([\w.-]{1,64})(?=[^\w.-])")
+        yield from self._next(r"\[CALL_ID\]\w{0,64}(?=\W)")
+        yield from self._next(r"\[ARGS\]")
         yield from self._arguments(name)
 
     def _call(self) -> Wait[None]:
         """`{"name": "f", "arguments": {...}}`, in any order."""
-        yield from self._symbol("{")
         name, arguments, begun = "", "", False
+        yield from self._need(r"\{")
         while True:
-            key = yield from self._string()
-            yield from self._symbol(":")
+            key = (yield from self._need(STRING + r"\s{0,64}:"))[1]
             if key == "name" and not name:
-                yield from self._symbol('"')
-                name = (yield from self._one_of(self._quoted_names))[:-1]
+                name = yield from self._name(STRING)
             elif key in ("arguments", "parameters") and not arguments and not begun:
                 if name:
                     yield from self._arguments(name)
@@ -205,15 +188,12 @@ class ToolReader:
                 else:
                     arguments = yield from self._object()
             elif key in ("type", "id"):
-                yield from self._string()
+                yield from self._need(STRING)
             else:
                 raise MalformedError
-            if (yield from self._space()) != ",":
+            if not (yield from self._next(",")):
                 break
-            self._at += 1
-        if not name:
-            raise MalformedError
-        if not (yield from self._optional("}")) and not begun:
+        if not name or not ((yield from self._next(r"\}")) or begun):
             raise MalformedError
         if not begun:
             self._begin_call(name)
@@ -222,8 +202,7 @@ class ToolReader:
 
     def _arguments(self, name: str) -> Wait[None]:
         """An object that is streamed."""
-        if (yield from self._space()) != "{":
-            raise MalformedError
+        yield from self._need(r"(?=\{)")
         self._skip()
         self._begin_call(name)
         self._streams = Part.ARGUMENTS
@@ -233,92 +212,68 @@ class ToolReader:
 
     def _object(self) -> Wait[str]:
         """Read an object to its closing brace. Returns it, unless it is streamed."""
-        if (yield from self._space()) != "{":
-            raise MalformedError
+        yield from self._need(r"(?=\{)")
         begin, depth, quoted = self._at - self._start, 0, False
         while True:
-            if plain := (_INSIDE if quoted else _OUTSIDE).match(self._text, self._at):
-                self._at = plain.end()
-            character = yield from self._next()
-            if character == "\\":
-                yield from self._next()
-            elif character == '"':
+            plain = (_INSIDE if quoted else _OUTSIDE).match(self._text, self._at)
+            self._at = plain.end() if plain else self._at
+            character = self._text[self._at : self._at + 1]
+            if character in ("", "\\"):  # of an escape the second half is missing
+                if self._last:
+                    self._at = len(self._text)
+                    raise MalformedError
+                yield
+                continue
+            self._at += 1
+            if character == '"':
                 quoted = not quoted
-            elif not quoted:
-                depth += (character in "{[") - (character in "}]")
+            else:
+                depth += 1 if character in "{[" else -1
                 if not depth:
                     return self._text[self._start + begin : self._at]
 
-    # Characters and words.
+    # Words.
 
-    def _peek(self) -> Wait[str]:
-        """The next character; "" at the end."""
-        while self._at == len(self._text) and not self._last:
+    def _next(self, pattern: str) -> "Wait[regex.Match[str] | None]":
+        """Read white space, and what this pattern matches if it is next. Waits for the text that decides it."""
+        while True:
+            self._at = _SPACE.match(self._text, self._at).end()
+            match = regex.compile(pattern).match(self._text, self._at, partial=True)
+            if match is None or not match.partial or self._last:
+                break
             yield
-        return self._text[self._at : self._at + 1]
+        if match is None or match.partial:
+            return None
+        self._at = match.end()
+        return match
 
-    def _next(self) -> Wait[str]:
-        character = yield from self._peek()
-        if not character:
+    def _need(self, pattern: str) -> "Wait[regex.Match[str]]":
+        match = yield from self._next(pattern)
+        if match is None:
             raise MalformedError
-        self._at += 1
-        return character
+        return match
 
-    def _space(self) -> Wait[str]:
-        """Read white space. Returns the character after it."""
-        while (character := (yield from self._peek())).isspace():
-            self._at += 1
-        return character
-
-    def _symbol(self, symbol: str) -> Wait[None]:
-        if (yield from self._space()) != symbol:
+    def _name(self, pattern: str) -> Wait[str]:
+        """The name of a function."""
+        name: str = (yield from self._need(pattern))[1]
+        if name not in self._names:
             raise MalformedError
-        self._at += 1
+        return name
 
-    def _string(self) -> Wait[str]:
-        """A short string without escapes."""
-        yield from self._symbol('"')
-        string = ""
-        while (character := (yield from self._next())) != '"':
-            string += character
-            if character == "\\" or len(string) > MAX_WORD:
-                raise MalformedError
-        return string
-
-    def _optional(self, word: str) -> Wait[bool]:
-        """Read this word, if it is next."""
-        while len(self._text) < self._at + len(word) and word.startswith(self._text[self._at :]) and not self._last:
-            yield
-        is_next = self._text.startswith(word, self._at)
-        self._at += len(word) if is_next else 0
-        return is_next
-
-    def _one_of(self, words: Collection[str]) -> Wait[str]:
-        """Read the longest of these words that is next."""
-        word = ""
-        while (character := (yield from self._peek())) and any(name.startswith(word + character) for name in words):
-            word += yield from self._next()
-        if word not in words:
-            raise MalformedError
-        return word
+    def _skip_space(self) -> Wait[None]:
+        yield from self._next(r"(?=\S)")
+        self._skip()
 
     def _until(self, marker: str, part: Part) -> Wait[bool]:
         """The text up to a marker is this part, but for white space before the marker. False if there is none: then all
         the text is."""
-        while (place := self._text.find(marker, self._at)) < 0:
+        pattern = regex.compile(regex.escape(marker))
+        while not (found := pattern.search(self._text, self._at, partial=True)) or found.partial:
+            self._at = found.start() if found and not self._last else len(self._text)
+            self._emit(part, None if self._last else len(self._text[: self._at].rstrip()))
             if self._last:
-                self._at = len(self._text)
-                self._emit(part)
                 return False
-            self._at = len(self._text) - _overlap(self._text, marker, self._at)
-            self._emit(part, len(self._text[: self._at].rstrip()))
             yield
-        self._emit(part, len(self._text[:place].rstrip()))
-        self._at = place + len(marker)
+        self._emit(part, len(self._text[: found.start()].rstrip()))
+        self._at = found.end()
         return True
-
-
-def _overlap(text: str, word: str, start: int) -> int:
-    """The length of the longest beginning of `word` that `text` ends with, from `start` on."""
-    lengths = range(min(len(word) - 1, len(text) - start), 0, -1)
-    return next((length for length in lengths if text.endswith(word[:length])), 0)

@@ -168,7 +168,7 @@ def test_the_decoder_multiplies_as_many_rows_as_the_model_counts(monkeypatch: py
 
     monkeypatch.setattr(decoder, "Linear", Counted)
     config = replace(WINDOWED, qkv_bias=True, qk_norm=True)
-    model = decoder.Decoder(config, random_weights(config, dtype=torch.float32), attend=reference)
+    model = decoder.Decoder(config, random_weights(replace(config, dtype="float32")), attend=reference)
     cache, pool = PagedCache(num_pages=8, page_size=16), KVPool(config.kv_layout(16), 8, dtype=torch.float32)
     requests = [Request("a", (1,) * 12), Request("b", (2,) * 50), Request("c", (3,) * 9)]
     for request in requests:

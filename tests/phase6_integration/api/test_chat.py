@@ -10,7 +10,7 @@ from phase0_request.params import SamplingParams
 from phase0_request.tokenizer import Tokenizer
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.api.tokenization import TokenizerPool
-from tests.phase6_integration.answer_schemas import ChatChunk, ChatResponse
+from tests.phase6_integration import answer_schemas
 from tests.phase6_integration.fake_engine import FakeEngine, client, events, says
 
 TOKENIZER = Tokenizer.from_pretrained()
@@ -29,16 +29,16 @@ def post(engine: FakeEngine, path: str, settings: ServerSettings = PATIENT, **bo
     return asyncio.run(send())
 
 
-def answer(engine: FakeEngine, **body: Any) -> ChatResponse:
+def answer(engine: FakeEngine, **body: Any) -> Any:
     response = post(engine, CHAT, **{"messages": HELLO, **body})
     assert response.status_code == 200, response.text
-    return ChatResponse.model_validate_json(response.content)
+    return answer_schemas.chat(response.content)
 
 
-def chunks(engine: FakeEngine, **body: Any) -> list[ChatChunk]:
+def chunks(engine: FakeEngine, **body: Any) -> list[Any]:
     *data, done = events(post(engine, CHAT, messages=HELLO, stream=True, **body).content)
     assert done == "[DONE]"
-    return [ChatChunk.model_validate_json(one) for one in data]
+    return [answer_schemas.chat_chunk(one) for one in data]
 
 
 def test_the_engine_gets_the_rendered_template() -> None:

@@ -12,7 +12,7 @@ from phase0_request.params import SamplingParams
 from phase0_request.tokenizer import Tokenizer
 from phase6_integration.api.logprobs import TokenNames, prompt_offsets
 from phase6_integration.api.settings import ServerSettings
-from tests.phase6_integration.answer_schemas import CompletionChunk, CompletionResponse
+from tests.phase6_integration import answer_schemas
 from tests.phase6_integration.application import create_app
 from tests.phase6_integration.asgi import Call
 from tests.phase6_integration.fake_engine import FakeEngine, client, events, says
@@ -31,16 +31,16 @@ def complete(engine: FakeEngine, **body: Any) -> httpx.Response:
     return asyncio.run(send())
 
 
-def answer(engine: FakeEngine, **body: Any) -> CompletionResponse:
+def answer(engine: FakeEngine, **body: Any) -> Any:
     response = complete(engine, **body)
     assert response.status_code == 200, response.text
-    return CompletionResponse.model_validate_json(response.content)
+    return answer_schemas.completion(response.content)
 
 
-def chunks(engine: FakeEngine, **body: Any) -> list[CompletionChunk]:
+def chunks(engine: FakeEngine, **body: Any) -> list[Any]:
     *data, done = events(complete(engine, stream=True, **body).content)
     assert done == "[DONE]"
-    return [CompletionChunk.model_validate_json(one) for one in data]
+    return [answer_schemas.completion_chunk(one) for one in data]
 
 
 def test_every_parameter_reaches_the_engine() -> None:
@@ -223,7 +223,7 @@ def test_a_long_response_is_sent_while_it_is_encoded(asked: dict[str, Any]) -> N
         assert call.sends >= 3
         assert turns >= 2
         assert "content-length" not in call.headers
-        assert len(CompletionResponse.model_validate_json(call.content).choices) == 3
+        assert len(answer_schemas.completion(call.content).choices) == 3
 
     body = {"prompt": [5, 6] * 150, "max_tokens": 300, "logprobs": 20, "n": 3, **asked}
     asyncio.run(test())

@@ -15,16 +15,15 @@ import pytest
 from rich.console import Console
 
 from chapters.tiny_chat.corpus import read
-from phase0_request.params import SamplingParams
 from phase6_integration.cli.chat_command import Chat
-from phase6_integration.cli.chat_models import AnswerError, ChatUsage, LocalModel, Messages, RemoteModel
+from phase6_integration.cli.chat_models import AnswerError, ChatUsage, LocalModel, Messages, RemoteModel, Sampling
 from phase6_integration.cli.common import http_settings
 from phase6_integration.engine.options import EngineOptions
 from tests.phase6_integration.scripted import Body, Heard, Said, said, scripted, stream
 
 CHAT = [sys.executable, "-m", "phase6_integration.cli", "chat"]
 USAGE: Body = {"prompt_tokens": 21, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 16}}
-GREEDY = SamplingParams(temperature=0, max_tokens=50)
+GREEDY: Sampling = {"temperature": 0, "max_tokens": 50}
 
 
 def piece(text: str | None = None, reason: str | None = None) -> Body:
@@ -39,12 +38,12 @@ def speech(*texts: str, reason: str = "stop") -> Said:
 # A server.
 
 
-def answer_of(response: Said, params: SamplingParams = GREEDY) -> tuple[list[str | ChatUsage], Heard]:
+def answer_of(response: Said, sampling: Sampling = GREEDY) -> tuple[list[str | ChatUsage], Heard]:
     """What `RemoteModel` makes of a response, and what it sent."""
     with scripted(lambda heard: response if heard.method == "POST" else None) as server:
         settings = http_settings({"url": server.url + "/v1", "api_key": "key-1"})
         with closing(RemoteModel(settings, None)) as model:
-            return list(model.answer([{"role": "user", "content": "hi"}], params)), server.asked[-1]
+            return list(model.answer([{"role": "user", "content": "hi"}], sampling)), server.asked[-1]
 
 
 def test_a_server_gets_an_openai_request_and_its_stream_is_read_to_the_end() -> None:
@@ -60,7 +59,7 @@ def test_a_server_gets_an_openai_request_and_its_stream_is_read_to_the_end() -> 
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    pieces, sent = answer_of(speech("cut", reason="length"), SamplingParams(seed=7))
+    pieces, sent = answer_of(speech("cut", reason="length"), {"seed": 7})
     assert pieces[-1] == ChatUsage(21, 16, 2, truncated=True)
     assert sent.body["seed"] == 7
 
@@ -89,19 +88,19 @@ def test_a_stopped_local_answer_is_aborted_and_the_next_one_is_right() -> None:
     fact = next(fact for fact in read() if "What is a KV cache?" in fact.questions)
     messages = [{"role": "user", "content": "What is a KV cache?"}]
     with closing(LocalModel(EngineOptions(kv_cache_pages=64, max_num_seqs=1))) as model:
-        with closing(model.answer(messages, SamplingParams(temperature=0, max_tokens=900, ignore_eos=True))) as pieces:
+        with closing(model.answer(messages, {"temperature": 0, "max_tokens": 900, "ignore_eos": True})) as pieces:
             assert isinstance(next(pieces), str)
             signal.raise_signal(signal.SIGINT)
             with pytest.raises(KeyboardInterrupt):
                 list(pieces)
         assert not model.engine.has_work
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        *texts, usage = model.answer(messages, SamplingParams(temperature=0))
+        *texts, usage = model.answer(messages, {"temperature": 0})
         assert "".join(map(str, texts)) == fact.answer
         assert isinstance(usage, ChatUsage)
         assert usage.output_tokens > 10
         assert not usage.truncated
-        longer, one_token = [{"role": "user", "content": "page " * 40}], SamplingParams(max_tokens=1, ignore_eos=True)
+        longer, one_token = [{"role": "user", "content": "page " * 40}], {"max_tokens": 1, "ignore_eos": True}
         _, (*_, again) = list(model.answer(longer, one_token)), model.answer(longer, one_token)
         assert isinstance(again, ChatUsage)
         assert 32 <= again.cached_tokens < again.prompt_tokens
@@ -122,7 +121,7 @@ class Parrot:
         self.answers = list(answers)
         self.asked: list[Messages] = []
 
-    def answer(self, messages: Messages, params: SamplingParams) -> Generator[str | ChatUsage]:
+    def answer(self, messages: Messages, sampling: Sampling) -> Generator[str | ChatUsage]:
         self.asked.append([dict(message) for message in messages])
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):

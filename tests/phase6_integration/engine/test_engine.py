@@ -1,19 +1,18 @@
 """NanoServingEngine: greedy identity with transformers, statistics, memory sizing, options and clean-up."""
 
-import random
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file
 
 from phase0_request import FinishReason, SamplingParams, Tokenizer
 from phase0_request.checks import ConfigError
+from phase0_request.tokenizer import BUNDLED
 from phase2_prefill_decode.loading.config import ModelConfig
+from phase2_prefill_decode.loading.weights import load_weights
 from phase6_integration.engine.engine import NanoServingEngine
-from phase6_integration.engine.options import EngineOptions
 from tests.phase2_prefill_decode.models import FAMILIES, saved, variant
 from tests.phase2_prefill_decode.test_identity import follows, prompts
 
@@ -106,19 +105,13 @@ def test_stats_count_tokens_cache_hits_and_finished_requests() -> None:
     assert 0 < mean["queue"] <= mean["ttft"] <= mean["e2e"] == pytest.approx(mean["ttft"] + 9 * mean["itl"])
 
 
-def test_an_engine_from_a_config_and_tensors_in_memory() -> None:
-    """The tensors of a checkpoint that the caller has loaded."""
-    directory = Path(EngineOptions().model)
-    config, tensors = ModelConfig.from_pretrained(directory), load_file(directory / "model.safetensors")
-    with NanoServingEngine(
-        config=config, weights=tensors, tokenizer=Tokenizer.from_pretrained(), kv_cache_pages=256, max_chunk_size=256
-    ) as made:
+def test_an_engine_from_a_config_and_weights() -> None:
+    config = ModelConfig.from_pretrained(BUNDLED)
+    weights, tokenizer = load_weights(BUNDLED, config), Tokenizer.from_pretrained()
+    with NanoServingEngine(config, weights, tokenizer, kv_cache_pages=256, max_chunk_size=256) as made:
         (found,) = made.generate("A KV cache keeps", GREEDY)
     with NanoServingEngine.from_pretrained(kv_cache_pages=64) as other:
         assert other.generate("A KV cache keeps", GREEDY)[0].output_tokens == found.output_tokens
-    del tensors["model.norm.weight"]
-    with pytest.raises(ConfigError, match=r"model\.norm\.weight is missing"):
-        NanoServingEngine(config=config, weights=tensors)
 
 
 def test_a_closed_engine_says_so() -> None:
@@ -189,15 +182,6 @@ def test_without_prefix_caching_a_repeated_prompt_is_computed_again() -> None:
             made.generate([list(range(40))], GREEDY)
         stats = made.get_stats()
     assert (stats["cache_hit_rate"], stats["prefill_tokens"], stats["pages"]["free"]) == (0, 80, 64)
-
-
-def test_seeded_sampling_does_not_depend_on_the_batch(engine: NanoServingEngine) -> None:
-    rng = random.Random(5)
-    params = [SamplingParams(max_tokens=12, seed=n, ignore_eos=True) for n in range(4)]
-    alone = [engine.generate("Paging", one)[0].output_tokens for one in params]
-    order = rng.sample(range(4), 4)
-    together = engine.generate(["Paging"] * 4, [params[n] for n in order])
-    assert [answer.output_tokens for answer in together] == [alone[n] for n in order]
 
 
 def test_the_engine_needs_no_server_packages() -> None:

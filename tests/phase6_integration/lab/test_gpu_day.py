@@ -89,8 +89,6 @@ def test_failed_rows_are_measured_again_by_the_next_call(
     day = Day("steps", True, tmp_path)
     assert day.add(lambda: {"ms": 1 / 0}, n=0) is None
     assert day.add(lambda: {"ms": 1.0}, n=0) is None, "not twice in one call"
-    assert day.has(n=0)
-    assert not day.has(n=1)
     assert call(tmp_path, "--only", "steps") == (0, ["steps"], [("steps", 0)])
     day.add(lambda: {"passed": 3, "error": "4 failed"}, n=1)
     stages["steps"] = [1.0, "failed with -6"]

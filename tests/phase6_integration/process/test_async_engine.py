@@ -26,7 +26,6 @@ from tests.phase6_integration.real_engine import (
     FAULTS,
     PROMPTS,
     OnTheEngine,
-    admitted,
     answer,
     engine,
     idle,
@@ -63,37 +62,6 @@ def test_the_front_needs_no_torch() -> None:
     program = "import sys, tests.phase6_integration.application\nprint({'torch', 'triton', 'numba'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
-
-
-def test_requests_with_one_prompt_compute_it_once_and_keep_their_outputs_apart(on_the_engine: OnTheEngine) -> None:
-    async def test(made: AsyncEngine) -> None:
-        prompt, hits = tuple(range(1000, 1080)), made.gauges.hit_tokens
-        with made.submit(request("one", prompt, SamplingParams(max_tokens=9, seed=0), n=4)) as reply:
-            await admitted(reply)
-            answers = await read(reply)
-        assert [output.generated for output in reply.outputs] == [9] * 4
-        assert len({tuple(token for chunk in chunks for token in chunk.tokens) for chunks in answers}) > 1
-        await idle(made)
-        cached = sorted(output.cached_tokens for output in reply.outputs)
-        assert cached == [0, 64, 64, 64], "three find the pages of the first"
-        assert made.gauges.hit_tokens - hits == 192
-
-    on_the_engine(test)
-
-
-def test_an_aborted_stream_frees_its_pages(on_the_engine: OnTheEngine) -> None:
-    async def test(made: AsyncEngine) -> None:
-        replies = [made.submit(request(f"{n}", PROMPTS[n], LONG)) for n in range(6)]
-        await admitted(replies[0])
-        for reply in replies:
-            with reply:
-                pass
-        for reply in replies:
-            ((last,),) = [chunks[-1:] for chunks in await read(reply)]
-            assert last.finish_reason is FinishReason.ABORT
-            reply.abort()
-
-    on_the_engine(test)
 
 
 def test_what_can_never_be_served_is_refused_at_once() -> None:

@@ -29,6 +29,8 @@ from phase6_integration.process.messages import (
     ToFront,
     Update,
     frame,
+    to_engine,
+    to_front,
 )
 
 REQUEST = EngineRequest(
@@ -85,7 +87,7 @@ def no_wait_for_ever() -> Iterator[None]:
 
 
 def test_a_completion_is_a_sample_of_a_prompt_with_its_length_and_a_seed_of_its_own() -> None:
-    (message,) = Frames.for_engine().feed(frame(REQUEST))
+    (message,) = Frames(to_engine).feed(frame(REQUEST))
     made = [message.completion(number) for number in message.numbers]
     assert [request.id for request in made] == [f"chatcmpl-1-{number}" for number in range(4)]
     assert [request.prompt_tokens for request in made] == [(1, 2, 3), (1, 2, 3), (4,), (4,)]
@@ -98,7 +100,7 @@ def test_a_completion_is_a_sample_of_a_prompt_with_its_length_and_a_seed_of_its_
 @pytest.mark.proof
 @given(st.lists(st.integers(0, 3), max_size=6), st.data())
 def test_messages_survive_any_cut(order: list[int], data: st.DataObject) -> None:
-    for frames, words in ((Frames.for_engine(), TO_ENGINE), (Frames.for_front(), TO_FRONT)):
+    for frames, words in ((Frames(to_engine), TO_ENGINE), (Frames(to_front), TO_FRONT)):
         said = [words[n % len(words)] for n in order]
         whole = b"".join(map(frame, said))
         cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=8)))
@@ -109,14 +111,14 @@ def test_messages_survive_any_cut(order: list[int], data: st.DataObject) -> None
 def test_bytes_that_are_no_message_are_refused() -> None:
     wrong = frame(TO_FRONT[0])
     with pytest.raises(msgspec.ValidationError):
-        list(Frames.for_engine().feed(wrong))
+        list(Frames(to_engine).feed(wrong))
     bad = msgspec.msgpack.encode({**msgspec.to_builtins(REQUEST), "params": {"temperature": -1}})
     with pytest.raises(msgspec.ValidationError, match="temperature must be a number from 0 to 100"):
-        list(Frames.for_engine().feed(len(bad).to_bytes(4, "big") + bad))
+        list(Frames(to_engine).feed(len(bad).to_bytes(4, "big") + bad))
 
 
 def test_a_message_that_was_read_or_refused_is_not_read_again() -> None:
-    frames, message = Frames.for_engine(), frame(Ping())
+    frames, message = Frames(to_engine), frame(Ping())
     assert next(frames.feed(message * 2)) == Ping()  # the caller stops reading here
     assert list(frames.feed(b"")) == [Ping()], "the first message was read: the second is next"
     with pytest.raises(msgspec.ValidationError):
@@ -138,7 +140,7 @@ def test_sending_never_blocks_on_a_peer_that_does_not_read() -> None:
         assert channel.receive(wait=False) == []
         ours.sendall(frame(REQUEST))
         assert channel.receive(wait=True) == [REQUEST], "heard, though what was said has not been read"
-        frames, heard = Frames.for_front(), []
+        frames, heard = Frames(to_front), []
         ours.setblocking(False)
         silent = 0
         while len(heard) < len(words):
@@ -158,7 +160,7 @@ def test_flush_sends_everything() -> None:
         channel.send(TO_FRONT[0])
         channel.send(Dead("x"))
         channel.flush()
-        assert list(Frames.for_front().feed(ours.recv(1 << 16))) == [TO_FRONT[0], Dead("x")]
+        assert list(Frames(to_front).feed(ours.recv(1 << 16))) == [TO_FRONT[0], Dead("x")]
 
 
 @pytest.mark.usefixtures("no_wait_for_ever")

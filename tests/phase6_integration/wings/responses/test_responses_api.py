@@ -1,6 +1,5 @@
 """/v1/responses: OpenAI's Responses API, in the official client's types."""
 
-import asyncio
 import json
 
 import pytest
@@ -207,44 +206,6 @@ def test_an_answer_that_can_never_fit_names_the_field_of_its_length() -> None:
     call = ask({"input": "Hello", "top_logprobs": 20}, max_buffered_bytes=1 << 20)
     assert (call.status, call.json["error"]["code"]) == (400, "answer_too_large")
     assert call.json["error"]["param"] == "max_output_tokens"
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_the_text_of_an_answer_is_in_its_lease(stream: bool) -> None:
-    """A stream keeps its text for its last events, and the request for its first and last."""
-
-    async def test() -> None:
-        engine = FakeEngine(says("one " * 200))
-        app = create_app(engine, ServerSettings())
-        budget, used = app.state.quotas.answers, []
-        budget.free = 0
-        async with Call(app, PATH, {"input": "Hello", "instructions": "one " * 500, "stream": stream}) as call:
-            while not call.complete and call.task and not call.task.done():
-                used.append(budget.used)
-                await asyncio.sleep(0)
-        assert call.status == 200
-        first = next(one for one in used if one)
-        assert first >= 4 * 2000
-        assert max(used) >= first + 4 * 200
-        assert budget.used == 0
-
-    run(test)
-
-
-def test_a_stream_without_memory_left_fails() -> None:
-    async def test() -> None:
-        engine = FakeEngine()
-        app = create_app(engine, ServerSettings())
-        budget = app.state.quotas.answers
-        budget.free = 0
-        async with Call(app, PATH, {"input": "Hello", "stream": True, "max_output_tokens": 400}) as call:
-            await call.until(lambda call: call.content)
-            budget.limit = budget.used
-        *_, error, failed = events_of(call)
-        assert (error["code"], failed["type"]) == ("overloaded", "response.failed")
-        assert (engine.live, budget.used) == (0, 0)
-
-    run(test)
 
 
 # Calls and reasoning in the answer.

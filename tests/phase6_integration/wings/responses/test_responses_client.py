@@ -52,16 +52,6 @@ def test_the_client_creates_and_streams_the_same_answer(client: OpenAI) -> None:
     assert events[-1].response.output_text == whole.output_text
 
 
-def test_the_stream_helper_of_the_client(client: OpenAI) -> None:
-    to_the_end = {**GREEDY, "max_output_tokens": 1000}
-    with client.responses.stream(input="What is paging?", **to_the_end) as stream:
-        snapshots = [event.snapshot for event in stream if event.type == "response.output_text.delta"]
-        final = stream.get_final_response()
-    assert snapshots[-1] == final.output_text
-    assert final.usage is not None
-    assert final.usage.total_tokens == final.usage.input_tokens + final.usage.output_tokens
-
-
 def test_the_output_of_the_client_is_input_of_the_next_turn(client: OpenAI) -> None:
     asked: Any = [{"role": "user", "content": "What is paging?"}]
     first = client.responses.create(input=asked, **GREEDY)

@@ -13,9 +13,16 @@ pytestmark = pytest.mark.usefixtures("one_tokenizer")
 
 # What clients send.
 
-CLIENTS = {
+MESSAGE = {"type": "message", "role": "user", "content": "Hello"}
+TEXT = {"type": "output_text", "text": "Hi"}
+CLIENTS: dict[str, Json] = {
     "agents sdk": {
-        "input": [{"content": "Hello", "role": "user"}],
+        "input": [
+            {"content": "Hello", "role": "user"},
+            {"id": "msg_1", "content": [{**TEXT, "annotations": [], "logprobs": []}], "role": "assistant"}
+            | {"status": "completed", "type": "message"},
+            {"content": "Go on", "role": "user"},
+        ],
         "instructions": "Be brief.",
         "model": "tiny_chat",
         "include": [],
@@ -24,28 +31,13 @@ CLIENTS = {
         "truncation": "disabled",
         "metadata": {"trace": "1"},
         "text": {"verbosity": "low"},
-    },
-    "agents sdk, next turn": {
-        "input": [
-            {"content": "Hello", "role": "user"},
-            {
-                "id": "msg_1",
-                "content": [{"annotations": [], "text": "Hi", "type": "output_text", "logprobs": []}],
-                "role": "assistant",
-                "status": "completed",
-                "type": "message",
-            },
-            {"content": "Go on", "role": "user"},
-        ],
-        "include": [],
         "stream": True,
     },
     "ai sdk": {
-        "model": "tiny_chat",
         "input": [
             {"role": "system", "content": "Be brief."},
             {"role": "user", "content": [{"type": "input_text", "text": "Hello"}]},
-            {"role": "assistant", "content": [{"type": "output_text", "text": "Hi"}]},
+            {"role": "assistant", "content": [TEXT]},
             {"role": "user", "content": [{"type": "input_text", "text": "Go on"}]},
         ],
         "temperature": 0.2,
@@ -60,28 +52,22 @@ CLIENTS = {
         "stream": True,
     },
     "langchain": {
-        "model": "tiny_chat",
-        "input": [
-            {"type": "message", "role": "user", "content": "Hello"},
-            {"type": "message", "role": "assistant", "content": "Hi", "phase": "final_answer"},
-            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Go on"}]},
-        ],
+        "input": [MESSAGE, {**MESSAGE, "role": "assistant", "phase": "final_answer"}, MESSAGE],
         "stream": False,
         "stream_options": {"include_obfuscation": False},
         "reasoning": {"effort": None, "summary": "auto"},
     },
     "vllm's history": {
         "input": [
-            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hello"}]},
+            MESSAGE,
             {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": None, "status": "completed"},
             {"type": "message", "role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]},
             {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "Hm."}], "summary": []},
-            {"type": "message", "role": "user", "content": "Go on"},
+            MESSAGE,
         ],
         "reasoning": {"effort": "none"},
         "background": False,
         "previous_response_id": None,
-        "tools": [],
         "repetition_penalty": 1.2,
     },
 }

@@ -31,7 +31,6 @@ LOST: list[tuple[dict[str, Any], str]] = [
     ({"enum": ["word", -LONG]}, f"enum: {-LONG}"),
     ({"const": (1 << 53) + 1}, "const: 9007199254740993"),
     ({"const": 123456789.12345679}, "const: 123456789.12345679"),
-    ({"const": 5e-324}, "const: 5e-324"),
     (DEEP, f"const: {LONG}"),
     ({"$defs": {"a": DEEP}, "properties": {"b": {"items": {"$ref": "#/$defs/a"}}}}, f"const: {LONG}"),
     ({"type": "integer", "minimum": LONG}, f"minimum: {LONG}"),

@@ -117,22 +117,27 @@ def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[Here]:
 
 
 @pytest.fixture
-def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[Here]:
-    """Processes that answer only when they are told to."""
+def silent(here: Here, monkeypatch: pytest.MonkeyPatch) -> Here:
+    """Processes that answer only when a test says so."""
     monkeypatch.setattr(isolated_process, "PATIENCE", 0.0)
-    with closing(Here()) as processes:
-        processes.answers = False
-        yield processes
+    here.answers = False
+    return here
 
 
 def request(name: str = "a", tenant: str = "", **params: Any) -> Request:
     return Request(name, (1,), SamplingParams(**{"max_tokens": 500, "grammar": POINT, **params}), tenant=tenant)
 
 
-def constraint_of(grammars: IsolatedGrammars, made: Request) -> IsolatedConstraint:
-    found = grammars.of(made)
-    assert isinstance(found, IsolatedConstraint)
-    return found
+def constraint_of(grammars: IsolatedGrammars, request: Request) -> IsolatedConstraint:
+    constraint = grammars.of(request)
+    assert isinstance(constraint, IsolatedConstraint)
+    return constraint
+
+
+def several(grammars: IsolatedGrammars, *tenants: str) -> tuple[list[Request], list[IsolatedConstraint]]:
+    """A request of each of these tenants, and their constraints."""
+    requests = [request(str(number), tenant) for number, tenant in enumerate(tenants)]
+    return requests, [constraint_of(grammars, one) for one in requests]
 
 
 def bits(here: Here, rows: Sequence[tuple[int, Any, int]]) -> tuple[Any, dict[int, Any]]:
@@ -209,8 +214,7 @@ def test_a_token_behind_one_that_was_not_drawn_is_late_too(here: Here) -> None:
 
 
 def test_what_kills_its_process_alone_has_failed_and_the_others_are_followed_on(silent: Here) -> None:
-    made = [request(name) for name in "ab"]
-    first, second = (constraint_of(silent, one) for one in made)
+    _, (first, second) = several(silent, "", "")
     silent.turn()
     assert first.done()
     silent.die()  # with the second one's grammar
@@ -223,8 +227,7 @@ def test_what_kills_its_process_alone_has_failed_and_the_others_are_followed_on(
 
 def three_that_draw_together(silent: Here) -> tuple[list[Request], list[IsolatedConstraint]]:
     """Requests of which the process has one batch of tokens to answer."""
-    made = [request(str(number)) for number in range(3)]
-    constraints = [constraint_of(silent, one) for one in made]
+    made, constraints = several(silent, "", "", "")
     for _ in made:
         silent.turn()
     for constraint in constraints:
@@ -254,12 +257,17 @@ def test_a_request_is_not_blamed_for_one_that_has_ended_meanwhile(silent: Here) 
     assert constraints[0].error is None
 
 
-def test_a_process_that_does_not_answer_is_given_up(silent: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = request()
-    constraint = constraint_of(silent, made)
+@pytest.mark.parametrize("answer", [None, b"\xff\xff\xff\xff nonsense", b"\0\0\0\1\xff"])
+def test_a_process_that_does_not_answer_or_writes_nonsense_is_given_up(
+    silent: Here, answer: bytes | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, (constraint,) = made = several(silent, "")
     silent.poll()
-    assert constraint.error is None
-    monkeypatch.setattr(isolated_process, "STALLED", -1.0)
+    assert (len(made), constraint.error) == (2, None)
+    if answer is None:
+        monkeypatch.setattr(isolated_process, "STALLED", -1.0)
+    else:
+        silent.made[0].connection.sendall(answer)
     silent.poll()
     assert constraint.error == isolated_process.TOO_MUCH
 
@@ -269,10 +277,9 @@ def test_processor_time_is_charged_to_the_clients_that_have_requests_and_a_death
 ) -> None:
     monkeypatch.setattr(isolated_grammars, "PROCESSES", 1)
     scheduler = Scheduler(PagedCache(64, 4))
-    made = [request(f"{number}", tenant) for number, tenant in enumerate("aab")]
+    made, constraints = several(silent, *"aab")
     for one in made:
         scheduler.submit(one)
-    constraints = [constraint_of(silent, one) for one in made]
     served = scheduler.admission.share.served
     before = dict(served)
     silent.poll()
@@ -284,15 +291,6 @@ def test_processor_time_is_charged_to_the_clients_that_have_requests_and_a_death
     assert sum(served.values()) - sum(before.values()) == pytest.approx(1000 * (3 + COMPILING))
     assert [one.error is None for one in constraints] == [False, True, True]
     assert made[0].finish_reason is FinishReason.ERROR
-
-
-def test_a_process_that_writes_what_is_no_message_is_replaced(silent: Here) -> None:
-    made = request()
-    constraint = constraint_of(silent, made)
-    silent.poll()
-    silent.made[0].connection.sendall(b"\xff\xff\xff\xff nonsense")
-    silent.poll()
-    assert constraint.error == isolated_process.TOO_MUCH
 
 
 def test_without_a_socket_for_a_process_the_request_fails_and_the_engine_lives(
@@ -354,8 +352,7 @@ def test_clients_that_share_a_process_have_their_grammars_compiled_in_turns(
     silent: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(isolated_grammars, "PROCESSES", 1)
-    made = [request(f"{n}", tenant) for n, tenant in enumerate("aaabbc")]
-    constraints = [constraint_of(silent, one) for one in made]
+    made, constraints = several(silent, *"aaabbc")
     for _ in made:
         silent.turn()
     order = [message.key for batch in silent.made[0].batches for message in batch.follow]
@@ -364,8 +361,7 @@ def test_clients_that_share_a_process_have_their_grammars_compiled_in_turns(
 
 def test_grammars_are_compiled_in_turns_with_tokens_that_keep_coming(silent: Here) -> None:
     _, constraints = three_that_draw_together(silent)
-    new = [request(f"new {number}") for number in range(3)]
-    waiting = [constraint_of(silent, one) for one in new]
+    _, waiting = several(silent, "", "", "")
     for place in range(4):
         for constraint in constraints:  # the batch before is not answered
             constraint.take(0, BRACE) if place % 2 else constraint.ask(0)
@@ -398,19 +394,13 @@ def test_clients_have_processes_of_their_own_as_long_as_there_are_any(
     silent: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(isolated_grammars, "PROCESSES", 2)
-    made = [request(str(number), tenant=f"{number}") for number in range(3)]
-    constraints = [constraint_of(silent, one) for one in made[:2]]
-    silent.poll()
-    assert len(silent.made) == 2
-    constraints.append(constraint_of(silent, made[2]))
+    made = several(silent, *"abc")
     silent.poll()
     assert len(silent.made) == 2, "both have requests: the third shares"
-    made.clear()
-    constraints.clear()
-    made = [request("last", tenant="last")]
-    constraints = [constraint_of(silent, made[0])]
+    del made
+    made = several(silent, "d")
     silent.poll()
-    assert len(silent.made) == 3, "an idle one is ended for it"
+    assert (len(made), len(silent.made)) == (2, 3), "an idle one is ended for it"
 
 
 def test_a_grammar_that_is_none_ends_its_request_at_once(here: Here) -> None:

@@ -13,14 +13,12 @@ from typing import Any
 import httpx
 import jsonschema
 import numpy as np
-import openai
 import pytest
-from pydantic import BaseModel
 
 from phase6_integration.lab.random_schemas import Generator
 from phase6_integration.wings.structured.output_grammar import ANY_OBJECT, json_grammar
 from tests.phase6_integration.cities import CITY, TOKENIZER, allows, grammars, schema_format
-from tests.phase6_integration.fake_engine import FakeEngine, client, events, says, served
+from tests.phase6_integration.fake_engine import FakeEngine, client, events, says
 from tests.phase6_integration.posting import BODIES, CHAT, COMPLETE, PROMPT, post
 
 REFERENCE = Path(__file__).parents[4] / "chapters/reference.md"
@@ -58,8 +56,6 @@ FORMS: list[tuple[dict[str, Any], list[str], list[str]]] = [
     (schema_format(CLOSED, strict=False), PARIS, [*NOT_PARIS, '{"name":"Paris","in":1}']),
     ({"response_format": {"type": "json_object"}}, ["{}", '{"a": [1, {"b": null}]}'], ["[]", "5", '"a"', "{a:1}"]),
     ({"response_format": {"type": "json_object", "schema": {"const": "42"}}}, ['"42"'], ["42", '"4"']),
-    (schema_format({"const": "foooooo"}), ['"foooooo"'], ["foooooo"]),
-    (schema_format({"prefixItems": [{"type": "integer"}], "type": "array"}), ["[ -3000 ]", "[]"], ["[true]", "{}"]),
     (outputs(json=CITY), PARIS, NOT_PARIS),
     (outputs(json=json.dumps(CITY)), PARIS, NOT_PARIS),
     ({"guided_json": CITY}, PARIS, NOT_PARIS),
@@ -70,9 +66,6 @@ FORMS: list[tuple[dict[str, Any], list[str], list[str]]] = [
     (outputs(choice=["Python", "Java", "JavaScript"]), ["Java", "JavaScript", "Python"], ["Jav", "C", "JavaJava", ""]),
     ({"guided_choice": ['"q"', "a\nb", "\x01\x7f", "naïve 😀", "back\\slash"]}, ['"q"', "a\nb", "naïve 😀"], ["q"]),
     (outputs(grammar=SQL), ["SELECT col_1  from table_2  where col_2 = 1 "], ["SELECT col_3  from table_1 "]),
-    ({"guided_grammar": SQL}, ["SELECT col_1  from table_2  where col_2 = 1 "], ["SELECT * FROM table_1"]),
-    (outputs(grammar='root ::= "a"{5,5}'), ["aaaaa"], ["aaaa", "aaaaaa"]),
-    (outputs(grammar='root ::= "Hello" | "Hi" | "Hey"'), ["Hi"], ["Ho"]),
     (outputs(grammar='start: "a" b?\nb: /[0-9]+/'), ["a", "a17"], ["17", "ab"]),
     (
         outputs(json=CITY, disable_any_whitespace=True),
@@ -101,18 +94,9 @@ def test_without_a_constraint_there_is_no_grammar(path: str, fields: dict[str, A
     assert engine.submitted[0].params.grammar is None
 
 
-def test_both_routes_and_each_choice_have_the_same_grammar() -> None:
-    engine = FakeEngine()
-    for path in BODIES:
-        assert post(path, {**BODIES[path], "n": 3, **schema_format(CITY)}, engine).status_code == 200
-    assert {one.params.grammar for one in engine.submitted} == {json_grammar(CITY)}
-    assert len(engine.submitted) == 6
-
-
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"response_format": {"type": "sound"}}, "response_format.type", "'text', 'json_object' or 'json_schema'"),
     ({"response_format": {"type": "json_object", "schema": 123}}, "response_format.schema", "object"),
-    ({"response_format": {"type": "json_object", "schema": {"type": 123}}}, "response_format.schema", "type"),
     ({"response_format": {"type": "json_object", "schema": {"type": "hiccup"}}}, "response_format.schema", "hiccup"),
     ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "json_schema"),
     (schema_format(None), "response_format.json_schema.schema", "object"),
@@ -121,21 +105,13 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         for schema, words in [
             ({"type": "string", "not": {"const": "a"}}, '"not"'),
             ({"type": "array", "uniqueItems": True, "contains": {"const": 1}}, '"uniqueItems"'),
-            ({"propertyNames": {"pattern": "a"}}, '"propertyNames"'),
             ({"if": {"const": 1}, "then": {"const": 1}}, '"if"'),
-            ({"dependentRequired": {"a": ["b"]}}, '"dependentRequired"'),
-            ({"unevaluatedProperties": False}, '"unevaluatedProperties"'),
             ({"oneOf": [{"type": "number"}, {"type": "integer"}]}, "oneOf"),
             ({"type": "string", "format": "zip code"}, "zip code"),
             ({"type": "string", "pattern": "(?=a)b"}, "look-around"),
-            ({"type": "string", "pattern": "("}, "unclosed group"),
             ({"$ref": "https://example.com/schema.json"}, "not present"),
             ({"$ref": "file:///etc/passwd"}, "not present"),
-            ({"$ref": "#/$defs/missing"}, "does not exist"),
             ({"enum": []}, "Unsatisfiable"),
-            ({"type": "string", "minLength": 5, "maxLength": 3}, "Unsatisfiable"),
-            ({"allOf": [{"type": "string"}, {"type": "integer"}]}, "Unsatisfiable"),
-            ({"type": "object", "required": ["a"], "properties": {"a": False}}, "Unsatisfiable"),
             ({"$ref": "#"}, "cannot be met"),
             ({"x-guidance": {"lenient": True}, "not": {}}, "x-guidance"),
             ('{"type": ', "EOF"),
@@ -206,27 +182,6 @@ def test_streams_stops_logprobs_and_echo_go_together_with_a_grammar() -> None:
     assert {one.params.grammar for one in engine.submitted} == {json_grammar(CITY)}
 
 
-def test_openai_parses_an_answer_into_a_model() -> None:
-    class City(BaseModel):
-        name: str
-        people: int | None
-
-    engines: list[FakeEngine] = []
-
-    def make() -> FakeEngine:
-        engines.append(FakeEngine(says('{"name": "Paris", "people": 2100000}')))
-        return engines[0]
-
-    with served(make) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as api:
-        messages: Any = BODIES[CHAT]["messages"]
-        parsed = api.chat.completions.parse(model="tiny_chat", messages=messages, response_format=City)
-    assert parsed.choices[0].message.parsed == City(name="Paris", people=2_100_000)
-    grammar = engines[0].submitted[0].params.grammar
-    assert grammar is not None
-    assert allows(grammar, '{"name": "Paris", "people": null}')
-    assert not allows(grammar, '{"name": "Paris"}')
-
-
 # What a grammar allows, followed token by token at random.
 
 
@@ -275,13 +230,8 @@ def test_white_space_is_bounded_however_a_model_loves_it() -> None:
     assert max(map(len, runs)) <= 25
     assert "  " not in walk(json_grammar(NESTED, r"\x20"), seed=0, blank=True)[0]
     assert not re.search(r"\s", walk(json_grammar(NESTED, None), seed=0, blank=True)[0])
-
-
-def test_a_json_object_has_bounded_white_space_too() -> None:
-    for seed in range(3):
-        text, _ = walk(json_grammar(ANY_OBJECT), seed, blank=True)
-        outside = re.sub(r'"(\\.|[^"\\])*("|$)', "", text)
-        assert max(map(len, re.findall(r"[ \t\r\n]+", outside)), default=0) <= 25
+    outside = re.sub(r'"(\\.|[^"\\])*("|$)', "", walk(json_grammar(ANY_OBJECT), seed=0, blank=True)[0])
+    assert max(map(len, re.findall(r"[ \t\r\n]+", outside)), default=0) <= 25
 
 
 # The examples of the reference

@@ -54,41 +54,31 @@ def ask(speaker: Speaker, text: str, **given: Any) -> Any:
     return create(**{"model": "tiny_chat", "messages": HELLO, "extra_body": body, **given})
 
 
-def test_reasoning_is_told_apart_whole_and_streamed(thinker: Speaker) -> None:
-    message = ask(thinker, ANSWER).choices[0].message
-    assert (message.reasoning_content, message.content) == ("Two and two.", "Yes, four.")
-    stream = [one.delta for one in deltas(ask(thinker, ANSWER, stream=True))]
-    assert "".join(getattr(one, "reasoning_content", None) or "" for one in stream) == "Two and two."
-    assert "".join(one.content or "" for one in stream) == "Yes, four."
-
-
-def test_an_answer_without_reasoning_has_none(thinker: Speaker) -> None:
-    message = ask(thinker, "Yes.").choices[0].message
-    assert (message.content, hasattr(message, "reasoning_content")) == ("Yes.", False)
+@pytest.mark.parametrize(
+    ("given", "text", "reasoning", "content"),
+    [
+        ({}, ANSWER, "Two and two.", "Yes, four."),
+        ({}, "Yes.", None, "Yes."),
+        ({"chat_template_kwargs": {"begun": True}}, "Two.</think>Yes.", "Two.", "Yes."),
+        ({"include_reasoning": False}, ANSWER, None, "Yes, four."),
+        ({"tools": TOOLS}, f"<think>Hm.</think>\n\n{CALL}", "Hm.", None),
+    ],
+)
+def test_reasoning_is_told_apart_whole_and_streamed(
+    thinker: Speaker, given: dict[str, Any], text: str, reasoning: str | None, content: str | None
+) -> None:
+    message = ask(thinker, text, **given).choices[0].message
+    assert (getattr(message, "reasoning_content", None), message.content) == (reasoning, content)
+    assert bool(message.tool_calls) is (content is None)
+    stream = [one.delta for one in deltas(ask(thinker, text, stream=True, **given))]
+    assert "".join(getattr(one, "reasoning_content", None) or "" for one in stream) == (reasoning or "")
+    assert "".join(one.content or "" for one in stream) == (content or "")
 
 
 def test_reasoning_that_is_cut_off_is_no_content(thinker: Speaker) -> None:
     one = ask(thinker, ANSWER, max_tokens=8).choices[0]
     assert (one.finish_reason, one.message.content) == ("length", None)
     assert "Two and two.".startswith(one.message.reasoning_content)
-
-
-def test_reasoning_that_the_prompt_begins(thinker: Speaker) -> None:
-    message = ask(thinker, "Two.</think>Yes.", chat_template_kwargs={"begun": True}).choices[0].message
-    assert (message.reasoning_content, message.content) == ("Two.", "Yes.")
-
-
-def test_include_reasoning_false_drops_it(thinker: Speaker) -> None:
-    message = ask(thinker, ANSWER, include_reasoning=False).choices[0].message
-    assert (message.content, hasattr(message, "reasoning_content")) == ("Yes, four.", False)
-    stream = [one.delta for one in deltas(ask(thinker, ANSWER, include_reasoning=False, stream=True))]
-    assert not any(hasattr(one, "reasoning_content") for one in stream)
-
-
-def test_calls_come_after_reasoning(thinker: Speaker) -> None:
-    one = ask(thinker, f"<think>Hm.</think>\n\n{CALL}", tools=TOOLS).choices[0]
-    assert (one.finish_reason, one.message.reasoning_content, one.message.content) == ("tool_calls", "Hm.", None)
-    assert one.message.tool_calls[0].function.arguments == ARGUMENTS
 
 
 @pytest.mark.parametrize(

@@ -6,19 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import jsonschema
 import openai
 import pytest
 from llguidance import LLMatcher, LLTokenizer
-from openai import OpenAI
-from pydantic import BaseModel
 
 from phase6_integration.api.settings import ServerSettings
-from phase6_integration.engine.options import EngineOptions
-from phase6_integration.process.async_engine import AsyncEngine
 from tests.phase6_integration import cities
-from tests.phase6_integration.application import ENGINE
-from tests.phase6_integration.fake_engine import served
 from tests.phase6_integration.speaker import Speaker, model_of, speaking
 
 HELLO: Any = [{"role": "user", "content": "What is the weather in Bern?"}]
@@ -75,26 +68,48 @@ def deltas(stream: Any) -> list[Any]:
     return [chunk.choices[0] for chunk in stream if chunk.choices]
 
 
-@pytest.mark.parametrize("given", [{}, {"tool_choice": "auto"}, {"tool_choice": None}, {"tool_choice": "required"}])
-def test_a_call_is_told_apart_from_the_text_before_it(bundled: Speaker, given: Any) -> None:
-    one = choice(bundled, f"Let me see.\n{CALL}", **given)
-    (call,) = one.message.tool_calls
-    told = None if given.get("tool_choice") == "required" else "Let me see."  # a required answer is calls alone
-    assert (one.finish_reason, one.message.content) == ("tool_calls", told)
-    assert (call.type, call.function.name, call.function.arguments) == ("function", "get_weather", ARGUMENTS)
-    assert call.id.startswith("call_")
+SET: Any = {"type": "function", "function": {"name": "SET_ARGUMENTS_NAME"}}  # words of the formats
+BERN, NOW = ("get_weather", ARGUMENTS), ("get_time", "{}")
+REQUIRED = {"tool_choice": "required"}
+ANSWERS: list[tuple[Any, str, str, str | None, list[tuple[str, str]]]] = [
+    ({}, f"Let me see.\n{CALL}", "tool_calls", "Let me see.", [BERN]),
+    ({"tool_choice": None}, CALL, "tool_calls", None, [BERN]),
+    (REQUIRED, f"Let me see.\n{CALL}", "tool_calls", None, [BERN]),  # a required answer is calls alone
+    ({}, f"{CALL}\n{OTHER}", "tool_calls", None, [BERN, NOW]),
+    ({"parallel_tool_calls": False}, f"{CALL}\n{OTHER}", "tool_calls", None, [BERN]),
+    ({"tool_choice": NAMED}, CALL, "stop", None, [BERN]),  # as in OpenAI's API
+    (
+        {"tools": [SET]},
+        CALL.replace("get_weather", "SET_ARGUMENTS_NAME"),
+        "tool_calls",
+        None,
+        [("SET_ARGUMENTS_NAME", ARGUMENTS)],
+    ),
+    *[(REQUIRED, begun, "stop", None, []) for begun in ("<tool_call>\n", '<tool_call>\n{"name": "get_')],
+    (REQUIRED, f"{CALL}\n<tool_call>", "tool_calls", None, [BERN]),
+    *[({}, text, "stop", text, []) for text in ("Sun.", '<tool_call>{"name": "a"}</tool_call>', "<tool_call>a()")],
+    *[(given, CALL, "stop", CALL, []) for given in ({"tool_choice": "none"}, {"tools": []}, {"tools": None})],
+    ({"tools": None, "tool_choice": "auto"}, CALL, "stop", CALL, []),
+    ({"tools": [], "tool_choice": "required"}, "Hi", "stop", "Hi", []),  # as in OpenAI's API
+]
 
 
-@pytest.mark.parametrize("begun", ["<tool_call>\n", '<tool_call>\n{"name": "get_', f"{CALL}\n<tool_call>"])
-def test_a_required_call_that_is_cut_off_before_its_arguments_is_no_content(bundled: Speaker, begun: str) -> None:
-    assert not choice(bundled, begun, tool_choice="required").message.content
-
-
-def test_a_function_may_have_any_name(bundled: Speaker) -> None:
-    tool: Any = {"type": "function", "function": {"name": "SET_ARGUMENTS_NAME"}}
-    text = '<tool_call>\n{"name": "SET_ARGUMENTS_NAME", "arguments": {}}\n</tool_call>'
-    (call,) = choice(bundled, text, tools=[tool], tool_choice="required").message.tool_calls
-    assert call.function.name == "SET_ARGUMENTS_NAME"
+@pytest.mark.parametrize(("given", "text", "reason", "content", "calls"), ANSWERS)
+def test_what_an_answer_says_whole_and_streamed(
+    bundled: Speaker, given: Any, text: str, reason: str, content: str | None, calls: list[tuple[str, str]]
+) -> None:
+    whole = choice(bundled, text, **given)
+    made = whole.message.tool_calls or []
+    assert (whole.finish_reason, whole.message.content or None) == (reason, content)
+    assert [(call.function.name, call.function.arguments) for call in made] == calls
+    assert len({call.id for call in made}) == len(calls)
+    assert all(call.type == "function" and call.id.startswith("call_") for call in made)
+    streamed = deltas(ask(bundled, text, stream=True, **given))
+    assert ("".join(one.delta.content or "" for one in streamed) or None, streamed[-1].finish_reason) == (
+        content,
+        reason,
+    )
+    assert ("get_weather" in bundled.prompt) is bool(given.get("tools", TOOLS) not in (None, [], [SET]))
 
 
 def test_the_grammar_of_tools_has_its_limit(bundled: Speaker) -> None:
@@ -132,45 +147,11 @@ def test_arguments_with_half_of_a_surrogate_pair_stay_text(bundled: Speaker) -> 
     assert r"\ud83d" in bundled.prompt
 
 
-def test_a_call_alone_has_no_content(bundled: Speaker) -> None:
-    assert choice(bundled, CALL).message.content is None
-
-
-def test_several_calls_have_ids_of_their_own_unless_only_one_is_wanted(bundled: Speaker) -> None:
-    calls = choice(bundled, f"{CALL}\n{OTHER}").message.tool_calls
-    assert [call.function.name for call in calls] == ["get_weather", "get_time"]
-    assert len({call.id for call in calls}) == 2
-    (first,) = choice(bundled, f"{CALL}\n{OTHER}", parallel_tool_calls=False).message.tool_calls
-    assert first.function.name == "get_weather"
-
-
 def test_each_choice_has_its_own_calls(bundled: Speaker) -> None:
     choices = ask(bundled, CALL, n=3).choices
     assert len({one.message.tool_calls[0].id for one in choices}) == 3
     indices = [one.index for one in deltas(ask(bundled, CALL, n=3, stream=True)) if one.delta.tool_calls]
     assert set(indices) == {0, 1, 2}
-
-
-@pytest.mark.parametrize(
-    "text", ["The sun shines.", '<tool_call>{"name": "get_rain"}</tool_call>', "<tool_call>get_weather()</tool_call>"]
-)
-def test_an_answer_without_a_call_is_content_whole_and_streamed(bundled: Speaker, text: str) -> None:
-    one = choice(bundled, text)
-    assert (one.finish_reason, one.message.content, one.message.tool_calls) == ("stop", text, None)
-    streamed = deltas(ask(bundled, text, stream=True))
-    assert "".join(one.delta.content or "" for one in streamed) == text
-    assert streamed[-1].finish_reason == "stop"
-
-
-def test_with_tool_choice_none_the_model_sees_the_tools_and_what_it_says_is_content(bundled: Speaker) -> None:
-    one = choice(bundled, CALL, tool_choice="none")
-    assert (one.finish_reason, one.message.content, one.message.tool_calls) == ("stop", CALL, None)
-    assert "get_weather" in bundled.prompt
-
-
-def test_a_named_function_ends_with_stop_as_in_openais_api(bundled: Speaker) -> None:
-    one = choice(bundled, CALL, tool_choice=NAMED)
-    assert (one.finish_reason, len(one.message.tool_calls)) == ("stop", 1)
 
 
 def test_a_call_that_is_cut_off_ends_with_length(bundled: Speaker) -> None:
@@ -200,26 +181,6 @@ def test_every_generated_token_has_its_logprobs(bundled: Speaker) -> None:
     streamed = deltas(ask(bundled, CALL, logprobs=True, stream=True))
     entries = [entry.token for one in streamed if one.logprobs for entry in one.logprobs.content]
     assert "".join(entries) == CALL == "".join(entry.token for entry in whole.logprobs.content)
-
-
-class get_weather(BaseModel):  # noqa: N801  # named as the tool
-    """The weather."""
-
-    city: str
-    days: int
-
-
-def test_the_clients_helpers_parse_the_arguments(bundled: Speaker) -> None:
-    tool: Any = openai.pydantic_function_tool(get_weather)
-    bundled.text = f"See: {CALL}"
-    parsed = bundled.client.chat.completions.parse(model="tiny_chat", messages=HELLO, tools=[tool])
-    assert (parsed.choices[0].message.tool_calls or [])[0].function.parsed_arguments == get_weather(city="Bern", days=2)
-    with bundled.client.chat.completions.stream(model="tiny_chat", messages=HELLO, tools=[tool]) as stream:
-        kinds = {event.type for event in stream}
-        final = stream.get_final_completion().choices[0]
-    assert {"content.done", "tool_calls.function.arguments.delta", "tool_calls.function.arguments.done"} <= kinds
-    assert (final.message.tool_calls or [])[0].function.parsed_arguments == get_weather(city="Bern", days=2)
-    assert final.message.content == "See:"
 
 
 def test_a_conversation_goes_on_with_the_results_of_tools(bundled: Speaker) -> None:
@@ -285,16 +246,6 @@ def test_what_cannot_be_is_refused_by_name(bundled: Speaker, given: Any, param: 
     error = refusal(bundled, **given)
     assert error.param == param
     assert words in error.message
-
-
-@pytest.mark.parametrize("given", [{"tools": []}, {"tools": None}, {"tools": None, "tool_choice": "auto"}])
-def test_no_tools_change_nothing(bundled: Speaker, given: Any) -> None:
-    assert choice(bundled, CALL, **given).message.content == CALL
-    assert "Tools" not in bundled.prompt
-
-
-def test_required_of_an_empty_list_is_none_as_in_openais_api(bundled: Speaker) -> None:
-    assert choice(bundled, "Hi", tools=[], tool_choice="required").message.content == "Hi"
 
 
 # What is required is constrained by a grammar.
@@ -428,27 +379,3 @@ def test_a_format_that_is_not_known_can_be_named() -> None:
     settings = ServerSettings(chat_template=template, tool_call_parser="llama3_json", template_timeout=60)
     with speaking(settings) as speaker:
         assert choice(speaker, '{"name": "get_time", "parameters": {}}').message.tool_calls
-
-
-def test_the_bundled_model_calls_what_is_required_at_any_temperature() -> None:
-    """It has never seen a tool: only the grammar makes its answers calls."""
-    options = EngineOptions(kv_cache_pages=256, max_num_seqs=8, threads=1)
-    with (
-        served(lambda: AsyncEngine(options, factory=ENGINE), ServerSettings(template_timeout=60)) as url,
-        OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120) as client,
-    ):
-        given: Any = {"model": "tiny_chat", "messages": HELLO, "tools": TOOLS, "temperature": 1.5, "seed": 7, "n": 4}
-        required = client.chat.completions.create(tool_choice="required", parallel_tool_calls=False, **given)
-        named = client.chat.completions.create(tool_choice=NAMED, stream=True, **given)
-        with_names = [one.message.tool_calls[0].function for one in required.choices if one.message.tool_calls]
-        streamed = [""] * 4
-        for one in deltas(named):
-            assert not one.delta.content
-            streamed[one.index] += "".join(call.function.arguments for call in one.delta.tool_calls or ())
-    assert len(with_names) == 4
-    assert {one.finish_reason for one in required.choices} == {"tool_calls"}
-    for function in with_names:
-        arguments = json.loads(function.arguments)
-        assert function.name == "get_weather" or arguments == {}
-    for arguments in streamed:
-        jsonschema.validate(json.loads(arguments), PARAMETERS)
