@@ -29,12 +29,16 @@ def table(names: Sequence[str], rows: Iterable[Sequence[object]], digits: int = 
     return drawn
 
 
-def section(console: Console, title: str, rows: Mapping[str, Any], digits: int = 1) -> dict[str, dict[str, Any]]:
-    """Print rows, dataclasses or dictionaries by name, as a table of their fields. Returns their figures."""
+def section(
+    console: Console, title: str, rows: Mapping[str, Any], digits: int = 1, shown: Sequence[str] = ()
+) -> dict[str, dict[str, Any]]:
+    """Print rows, dataclasses or dictionaries by name, as a table of their fields, or of those that are to be `shown`.
+    Returns all their figures."""
     figures = {name: row if isinstance(row, dict) else asdict(row) for name, row in rows.items()}
-    names = ("", *(field.replace("_", "\n") for field in next(iter(figures.values()))))
-    cells = [(name.replace("_", " "), *row.values()) for name, row in figures.items()]
-    console.print(table(names, cells, digits, title), "")
+    columns = shown or [*next(iter(figures.values()))]
+    cells = [(name.replace("_", " "), *(row[column] for column in columns)) for name, row in figures.items()]
+    console.print(title)
+    console.print(table(("", *(column.replace("_", "\n") for column in columns)), cells, digits), "")
     return figures
 
 

@@ -18,6 +18,7 @@ from phase1_kv_pool.lab.serving import ServingSimulator, SyntheticTrace, TraceRe
 
 SLOTS = 65536
 PAGE_SIZES = (1, 4, 8, 16, 32, 64, 128, 256)
+SHOWN = ("utilisation", "memory_share", "waste_per_request", "mean_running", "steps", "preemptions")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     figures = {
         "trace": asdict(trace) | {"slots": options.slots, "mean_prompt": prompt, "mean_length": length},
-        "policies": section(console, "While requests wait for memory", outcomes, digits=2),
+        "policies": section(console, "While requests wait for memory", outcomes, digits=2, shown=SHOWN),
     }
     finish(p, options, arguments, figures)
     return 0

@@ -177,7 +177,8 @@ def main(arguments: list[str] | None = None) -> int:
     stage.play(128, prompt=min(256, scene.prompt))  # warm-up
     outcomes = measure(stage, CHUNKS, track(range(options.runs), "rounds", transient=True, console=console))
     title = f"{scene.decodes} requests decode when a prompt of {scene.prompt:,} tokens arrives"
-    rows = section(console, title, compared(outcomes))
+    shown = ("calm_gap_ms", "p50_gap_ms", "p99_gap_ms", "worst_gap_ms", "times_shorter", "ttft_ms", "total_ms")
+    rows = section(console, title, compared(outcomes), shown=shown)
     figures = {"shape": options.shape, "scene": asdict(scene), "outcomes": rows}
     finish(p, options, arguments, figures, gpu=device.type == "cuda")
     return 0

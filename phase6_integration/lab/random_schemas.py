@@ -10,18 +10,8 @@ NAMES = ("id", "name", "kind", "size", "tags", "owner", "price", "note", "when",
 PATTERNS = ("^[a-z]{2,8}$", "^[A-Z]{3}-[0-9]{3,5}$", "^(yes|no|maybe)$", "^#[0-9a-f]{6}$", r"^\d{1,3}(\.\d{1,3}){3}$")
 FORMATS = ("date", "time", "date-time", "uuid", "ipv4", "email", "hostname", "duration")
 VALUES: tuple[Any, ...] = (
-    0,
-    -7,
-    2.5,
-    True,
-    None,
-    "red",
-    "dark blue",
-    'a "quoted" word',
-    "line\nbreak",
-    [],
-    [1, "two"],
-    {"a": {"b": 3}},
+    *(0, -7, 2.5, True, None, "red", "dark blue", 'a "quoted" word', "line\nbreak"),
+    *([], [1, "two"], {"a": {"b": 3}}),
 )
 
 
@@ -59,27 +49,23 @@ class Generator:
 
     def string(self) -> Schema:
         low = self.random.randint(0, 5)
-        given: Schema = self.random.choice(
-            [
-                {"maxLength": low + self.random.randint(1, 20)},
-                {"minLength": low, "maxLength": low + self.random.randint(0, 20)},
-                {"pattern": self.random.choice(PATTERNS)},
-                {"format": self.random.choice(FORMATS)},
-            ]
-        )
-        return {"type": "string", **given}
+        kinds: list[Schema] = [
+            {"maxLength": low + self.random.randint(1, 20)},
+            {"minLength": low, "maxLength": low + self.random.randint(0, 20)},
+            {"pattern": self.random.choice(PATTERNS)},
+            {"format": self.random.choice(FORMATS)},
+        ]
+        return {"type": "string", **self.random.choice(kinds)}
 
     def integer(self) -> Schema:
         low = self.random.randint(-1000, 1000)
         step = self.random.choice((2, 5, 10))
-        given: Schema = self.random.choice(
-            [
-                {"minimum": low, "maximum": low + self.random.randint(0, 500)},
-                {"exclusiveMinimum": low, "exclusiveMaximum": low + self.random.randint(2, 500)},
-                {"multipleOf": step, "minimum": step * low, "maximum": step * (low + 9)},
-            ]
-        )
-        return {"type": "integer", **given}
+        kinds: list[Schema] = [
+            {"minimum": low, "maximum": low + self.random.randint(0, 500)},
+            {"exclusiveMinimum": low, "exclusiveMaximum": low + self.random.randint(2, 500)},
+            {"multipleOf": step, "minimum": step * low, "maximum": step * (low + 9)},
+        ]
+        return {"type": "integer", **self.random.choice(kinds)}
 
     def number(self) -> Schema:
         low = self.random.randint(-100, 100) / 4
@@ -92,13 +78,9 @@ class Generator:
         return {"type": self.random.sample(("boolean", "null"), 2)}
 
     def array(self, depth: int) -> Schema:
-        low = self.random.randint(0, 2)
-        return {
-            "type": "array",
-            "items": self.any(depth - 1),
-            "minItems": low,
-            "maxItems": low + self.random.randint(0, 3),
-        }
+        low, items = self.random.randint(0, 2), self.any(depth - 1)
+        high = low + self.random.randint(0, 3)
+        return {"type": "array", "items": items, "minItems": low, "maxItems": high}
 
     def tuple(self, depth: int) -> Schema:
         first = [self.any(depth - 1) for _ in range(self.random.randint(1, 3))]

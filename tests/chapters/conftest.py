@@ -60,24 +60,13 @@ def clamp(value: int, top: int) -> int:
     # endregion
 """,
     "phase0_request/__main__.py": """\
-import argparse
 import sys
-import time
 
 from phase0_request import Queue
 
-parser = argparse.ArgumentParser(prog="python -m phase0_request")
-parser.add_argument("--item", type=int)
-parser.add_argument("--wait", action="store_true")
-options = parser.parse_args()
 queue = Queue()
-queue.push(options.item)
-try:
-    print(f"{queue.items}, a terminal: {sys.stdout.isatty()}", flush=True)
-    while options.wait:
-        time.sleep(0.05)
-except KeyboardInterrupt:
-    print("interrupted")
+queue.push(int(sys.argv[sys.argv.index("--item") + 1]))
+print(queue.items, flush=True)
 sys.exit(queue.pop())
 """,
     "phase1_pool/__init__.py": "",
