@@ -182,10 +182,12 @@ async def test_a_tokenizer_process_that_cannot_be_started_is_no_fault_of_the_cli
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
     made: list[TokenizerWorker] = []  # none that runs already
-    monkeypatch.setattr(
-        tokenization, "TokenizerWorker", lambda *setup: made.append(TokenizerWorker(*setup)) or made[-1]
-    )
 
+    def make(*setup: Any) -> TokenizerWorker:
+        made.append(TokenizerWorker(*setup))
+        return made[-1]
+
+    monkeypatch.setattr(tokenization, "TokenizerWorker", make)
     async with client(FakeEngine()) as http:
         with monkeypatch.context() as shortage:
             shortage.setattr("subprocess.Popen", no_memory)
