@@ -74,7 +74,7 @@ class StepPlan:
     # region exercise 3.2
     @classmethod
     def of_step(cls, limits: TokenBudget, page_size: int, num_decodes: int, pending: Sequence[int]) -> "StepPlan":
-        """Split a step between so many decodes and prompts with so many pending tokens each.
+        """Split a step between `num_decodes` decodes and prompts of these `pending` lengths.
 
         Decodes come first, and leave `prompt_floor` tokens if there are prompts. Of the rest, as much as the short
         prompts can use is reserved for them, up to half.

@@ -12,7 +12,7 @@ LEVELS = 8  # of priority either side of 0; what lies beyond counts as the outer
 
 class Policy:
     """A policy decides which waiting request of a tenant is admitted first: it gives requests a head start of some
-    seconds; this one, none. It does not order tenants, since any client could claim a head start.
+    seconds; this one gives none. It does not order tenants, since any client could claim a head start.
 
     `rank` places a request once, at submission, and also decides which of a tenant's is preempted: the last.
     `head_start` may move it forward among the first few candidates, by what changes while it waits, such as the cache.
@@ -46,7 +46,7 @@ class FirstComeFirstServed(Policy):
 
 @dataclass(frozen=True)
 class ByPriority(Policy):
-    """Orders requests by priority: a level is worth so many seconds of waiting. Lower levels go first."""
+    """Orders requests by priority: a level is worth `seconds` of waiting. Lower levels go first."""
 
     seconds: float = 30.0
 
@@ -69,7 +69,7 @@ class ByPriority(Policy):
 
 @dataclass(frozen=True)
 class LongestPrefixFirst(Policy):
-    """Admits prompts with a cached beginning first: a prompt that is all cached is worth so many seconds.
+    """Admits prompts with a cached beginning first: a prompt that is all cached is worth `seconds`.
 
     It passes only the few other candidates, not the whole queue: that would be a lookup for every waiting request.
     """

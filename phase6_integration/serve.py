@@ -129,15 +129,22 @@ class _Lifecycle:
         return 0 if self.received == [signal.SIGTERM] else 128 + self.received[-1]
 
     def _reload(self) -> None:
-        """Read the files again that may change while the server runs."""
+        """Read the files again that may change while the server runs. What is in use stays if a file is wrong."""
+        for reload in (self._reload_keys, self._reload_certificate):
+            try:
+                reload()
+            except ConfigError as error:
+                logger.error("what is in use stays: %s", error)
+
+    def _reload_keys(self) -> None:
         if self.keys.file is not None:
-            with _what_is_in_use_stays():
-                self.keys.reload()
-                self._log("the API keys were read again", keys=len(self.keys.digests))
+            self.keys.reload()
+            self._log("the API keys were read again", keys=len(self.keys.digests))
+
+    def _reload_certificate(self) -> None:
         if self.context is not None:
-            with _what_is_in_use_stays():
-                tls.reload(self.context, self.settings)
-                self._log("the certificate was read again")
+            tls.reload(self.context, self.settings)
+            self._log("the certificate was read again")
 
     async def _serve(self) -> str | None:
         """Serve connections until a signal. Returns the reason if the engine has failed for good before."""
@@ -201,14 +208,6 @@ class _Lifecycle:
 
     def _log(self, what: str, **fields: object) -> None:
         logger.info(what, extra={"fields": fields})
-
-
-@contextlib.contextmanager
-def _what_is_in_use_stays() -> Iterator[None]:
-    try:
-        yield
-    except ConfigError as error:
-        logger.error("what is in use stays: %s", error)
 
 
 def max_open_files() -> float:

@@ -38,24 +38,18 @@ class ForkServer:
     def connect(self) -> socket.socket:
         """Have a child forked, and connect to it: its end closes if there is none. OSError if no process can be
         started."""
-        ours, theirs = socket.socketpair()
         if self._running is not None and self._running[0].poll() is not None:
             self.close()
-        with theirs:
-            try:
-                control = self._start() if self._running is None else self._running[1]
-                socket.send_fds(control, [b"\0"], [theirs.fileno()])
-            except ConnectionError:  # it ends at this moment: the next connection starts another
-                self.close()
-            except OSError:
-                ours.close()
-                raise
+        _, control = self._running = self._running or self._start()
+        ours, theirs = socket.socketpair()
+        with theirs, contextlib.suppress(ConnectionError):  # it ends at this moment: the next connection starts another
+            socket.send_fds(control, [b"\0"], [theirs.fileno()])
         return ours
 
-    def _start(self) -> socket.socket:
+    def _start(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
         ours, theirs = socket.socketpair()
-        with theirs:
-            code = f"from {__name__} import run; run({self._load!r}, {theirs.fileno()})"
+        code = f"from {__name__} import run; run({self._load!r}, {theirs.fileno()})"
+        try:
             process = subprocess.Popen(
                 [sys.executable, "-c", code],
                 pass_fds=[theirs.fileno()],
@@ -63,11 +57,15 @@ class ForkServer:
                 process_group=0,  # so that Ctrl-C reaches the owner only
                 env={**entry.environment(), **ENVIRONMENT},
             )
-        self._running = process, ours
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
         assert process.stdin is not None
-        with process.stdin:
+        with contextlib.suppress(ConnectionError), process.stdin:  # it has ended already
             process.stdin.write(self._setup)
-        return ours
+        return process, ours
 
     def close(self) -> None:
         """End the server. Its children read the end of their connections, or end at their limits."""

@@ -100,16 +100,6 @@ def test_the_last_message_is_continued_as_by_transformers(name: str, content: st
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_the_name_of_a_control_token_in_a_message_is_text(name: str) -> None:
-    tokenizer, reference = family(name)
-    end = reference.eos_token
-    text = tokenizer.decode(tokenizer.chat(conversation("Be brief.", f"hi{end}there")))
-    assert end in text
-    assert "hi" in text
-    assert "there" in text
-
-
-@pytest.mark.parametrize("name", FAMILIES)
 def test_special_tokens_around_a_conversation_are_those_of_transformers(name: str) -> None:
     tokenizer, reference = family(name)
     messages = [{"role": "user", "content": "What is a page?"}]

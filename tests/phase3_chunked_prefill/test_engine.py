@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 from phase0_request.params import SamplingParams
-from phase0_request.request import FinishReason, Request
+from phase0_request.request import Request
 from phase0_request.tokenizer import BUNDLED
 from phase1_kv_pool.cache import PagedCache
 from phase2_prefill_decode.loading.model import Model
@@ -95,19 +95,6 @@ def test_the_step_of_admission_does_not_change_the_tokens_of_a_request(
         step += 1
     assert [requests[number].output_tokens for number in range(len(LENGTHS))] == qwen3.answers
     assert cache.usage.free == cache.usage.total
-
-
-def test_a_stream_closed_in_the_middle_of_a_prompt_frees_every_page(qwen3: Known) -> None:
-    cache = pool(16)
-    engine = chunked(qwen3.model, TokenBudget(8, 12), cache=cache)
-    stream = engine.stream([qwen3.prompts[3], qwen3.prompts[5]], GREEDY)
-    next(stream)
-    short, long = (sequence.request for sequence in engine.core.scheduler.running)
-    assert 0 < long.computed < len(long.prompt_tokens)
-    stream.close()
-    assert short.finish_reason is long.finish_reason is FinishReason.ABORT
-    assert cache.usage.free == cache.usage.total
-    assert [c.output_tokens for c in engine.generate(qwen3.prompts, GREEDY)] == qwen3.answers
 
 
 @pytest.mark.proof

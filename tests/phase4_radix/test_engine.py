@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from phase0_request.params import SamplingParams
-from phase1_kv_pool.cache import PageUsage
 from phase2_prefill_decode.engine import Engine
 from phase2_prefill_decode.loading.model import Model
 from phase2_prefill_decode.static import StaticScheduler
@@ -147,15 +146,3 @@ def test_the_bundled_model_finds_its_own_answer_in_the_next_turn() -> None:
     assert prefix_cache_of(engine).counts.hit_tokens == (len(said) - 1) // 16 * 16  # its last token was never computed
     oracle = AutoModelForCausalLM.from_pretrained(BUNDLED, dtype=torch.float32).eval()
     assert follows(oracle, after, second.output_tokens)
-
-
-def test_a_stream_closed_early_leaves_its_computed_pages_cached(case: Case) -> None:
-    engine = cached(case.model, num_pages=32)
-    cache = prefix_cache_of(engine)
-    stream = engine.stream([case.prompts[2]], GREEDY)
-    next(stream)
-    stream.close()
-    cache.check()
-    assert cache.usage == PageUsage(total=32, free=32 - 3, referenced=0, cached=3)
-    assert generated(engine, [case.prompts[2]]) == [case.wanted[2]]
-    assert cache.counts.hit_tokens == 48

@@ -3,7 +3,6 @@
 import pytest
 
 from phase0_request import FinishReason, Request, SamplingParams, StepOutput, TokenLogprobs
-from phase3_chunked_prefill.budget import TokenBudget
 from phase5_continuous.invariants import check
 from tests.phase5_continuous.moments import engine
 from tests.phase5_continuous.support import EOS, alone, request
@@ -32,17 +31,6 @@ def test_a_failed_slice_needs_no_token() -> None:
     batch = scheduler.plan(0)
     (event,) = scheduler.commit(batch, StepOutput([None], failed={0: "broken"}), 1)
     assert event.finish_reason is FinishReason.ERROR
-
-
-def test_prompt_logprobs_are_kept_chunk_by_chunk() -> None:
-    scheduler = engine(budget=TokenBudget(4, 4)).scheduler
-    a = Request("a", (5,) * 8, SamplingParams(prompt_logprobs=0))
-    scheduler.submit(a)
-    for number, count in enumerate((4, 3)):  # those of the tokens that follow; the last one is not of the prompt
-        scores = [TokenLogprobs(-1.0 - number, ())] * count
-        scheduler.commit(scheduler.plan(0), StepOutput([9], prompt_logprobs={0: scores}), 1)
-    found = [score.logprob for score in a.prompt_logprobs]
-    assert found == [-1.0] * 4 + [-2.0] * 3, "each chunk adds the prompt logprobs that its step computed"
 
 
 def test_an_event_has_the_logprobs_of_its_token() -> None:

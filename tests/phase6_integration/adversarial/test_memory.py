@@ -7,6 +7,7 @@ limit in cpp-httplib, the HTTP library of llama.cpp's server (CVE-2025-46728), v
 """
 
 import asyncio
+import gc
 import tracemalloc
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -114,6 +115,7 @@ async def test_an_answer_takes_no_more_than_its_lease(
         while grown(engine) < tokens - 1 or len(engine.submitted) <= n:
             await asyncio.sleep(0)
         engine.flow.clear()
+        gc.collect()  # what a generator has left behind is no part of the answer
         snapshot = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(False, "*/tests/*")])
         tracemalloc.stop()
         held = sum(trace.size for trace in snapshot.traces)
@@ -197,10 +199,8 @@ async def test_an_answer_that_does_not_fit_now_is_refused_until_another_has_gone
 VOCABULARY = 151_936
 SHARED: dict[str, dict[str, Any]] = {
     "allowed tokens": {"allowed_token_ids": [*range(VOCABULARY)]},
-    "biases": {"logit_bias": {str(token): 1.0 for token in range(1024)}},
     "bad words": {"bad_words": [f"{'word ' * 40}{number}" for number in range(64)]},
-    "stop tokens": {"stop_token_ids": [*range(128)]},
-    "prompt": {"prompt": [300] * 2000},
+    "prompt": {"prompt": [300] * 2000, "stop_token_ids": [*range(128)]},
     "prompts": {"prompt": [[number] for number in range(64)], "logit_bias": {str(n): 1.0 for n in range(1024)}},
 }
 

@@ -181,8 +181,13 @@ async def test_a_tokenizer_process_that_cannot_be_started_is_no_fault_of_the_cli
     def no_memory(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
-    monkeypatch.setattr(tokenization, "TokenizerWorker", TokenizerWorker)  # none that runs already
+    made: list[TokenizerWorker] = []  # none that runs already
 
+    def make(*setup: Any) -> TokenizerWorker:
+        made.append(TokenizerWorker(*setup))
+        return made[-1]
+
+    monkeypatch.setattr(tokenization, "TokenizerWorker", make)
     async with client(FakeEngine()) as http:
         with monkeypatch.context() as shortage:
             shortage.setattr("subprocess.Popen", no_memory)
@@ -190,6 +195,8 @@ async def test_a_tokenizer_process_that_cannot_be_started_is_no_fault_of_the_cli
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "tokenizer_unavailable")
         assert int(refused.headers["retry-after"]) > 0
         assert (await http.post("/tokenize", json={"prompt": "Hello"})).status_code == 200
+    for worker in made:
+        worker.close()
 
 
 def test_tokenizer_processes_end_with_a_server_that_is_killed() -> None:

@@ -123,6 +123,8 @@ def test_an_error_of_the_conversation_names_the_input() -> None:
     error = error_of({"input": [{"role": "assistant", "content": ""}], "instructions": "a " * 40_000})
     assert error["param"] == "input"
     assert "messages" not in error["message"]
+    format = {"type": "json_schema", "name": "x", "schema": {"x-guidance": {}}}
+    assert error_of({"input": "Hello", "text": {"format": format}})["message"].startswith("text.format: x-guidance")
 
 
 def test_the_type_that_is_refused_and_those_that_are_allowed_are_named() -> None:

@@ -208,9 +208,32 @@ def test_forced_tokens_that_come_too_late_are_drawn(silent: Here) -> None:
 
 
 def test_a_token_behind_one_that_was_not_drawn_is_late_too(here: Here) -> None:
-    made = request()
-    constraint = constraint_of(here, made)
+    _, (constraint,) = several(here, "")
     assert bits(here, [(0, constraint, 1)])[1] == {0: constraint}
+
+
+def test_tokens_that_are_drawn_before_an_answer_are_sent_together(silent: Here) -> None:
+    made = request(grammar=LLMatcher.grammar_from_regex("[a-z]+"))
+    constraint = constraint_of(silent, made)
+    silent.turn()
+    for index, token in enumerate(TOKENIZER.encode(letter, False)[0] for letter in "abc"):
+        constraint.take(index, token)
+        made.output_tokens.append(token)
+        silent.poll()
+    for _ in range(2):
+        silent.turn()
+    assert [message.start for batch in silent.made[0].batches for message in batch.follow] == [0, 0, 1]
+    assert constraint.done()
+
+
+def test_requests_that_have_ended_are_forgotten_by_their_process(silent: Here) -> None:
+    made = several(silent, *"aa")
+    for _ in range(2):
+        silent.turn()
+    assert (len(made), len(silent.made[0].child._constraints)) == (2, 2)
+    del made
+    silent.turn()
+    assert not silent.made[0].child._constraints
 
 
 def test_what_kills_its_process_alone_has_failed_and_the_others_are_followed_on(silent: Here) -> None:
@@ -276,6 +299,7 @@ def test_processor_time_is_charged_to_the_clients_that_have_requests_and_a_death
     silent: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(isolated_grammars, "PROCESSES", 1)
+    monkeypatch.setattr(isolated_process, "PATIENCE", 1.0)
     scheduler = Scheduler(PagedCache(64, 4))
     made, constraints = several(silent, *"aab")
     for one in made:
@@ -286,6 +310,7 @@ def test_processor_time_is_charged_to_the_clients_that_have_requests_and_a_death
     silent.made[0].send(Answers(seconds=3.0))
     silent.receive(scheduler, 0.0)
     assert [served[tenant] - before[tenant] for tenant in "ab"] == pytest.approx([2000.0, 1000.0])
+    assert [process.patience for process in silent._processes.values()] == [0.0], "no step waits for its next masks"
     silent.die()
     silent.receive(scheduler, 0.0)
     assert sum(served.values()) - sum(before.values()) == pytest.approx(1000 * (3 + COMPILING))
@@ -293,31 +318,26 @@ def test_processor_time_is_charged_to_the_clients_that_have_requests_and_a_death
     assert made[0].finish_reason is FinishReason.ERROR
 
 
-def test_without_a_socket_for_a_process_the_request_fails_and_the_engine_lives(
-    here: Here, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("connects", [False, True])
+def test_a_process_that_cannot_be_started_is_the_fault_of_no_request(
+    silent: Here, connects: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def none() -> socket.socket:
+    def connect() -> socket.socket:
         raise OSError(24, "Too many open files")
 
-    with monkeypatch.context() as without:
-        without.setattr(here, "connect", none)
-        made = request()
-        constraint = constraint_of(here, made)
+    silent.begins = False
+    with monkeypatch.context() as patch:
+        if not connects:
+            patch.setattr(silent, "connect", connect)
+        _, (constraint,) = several(silent, "")
         for _ in range(isolated_process.FAILED_STARTS):
             assert constraint.error is None
-            here.poll()
+            silent.die() if connects else silent.poll()
     assert constraint.error == isolated_process.NOT_STARTED
-    later = request("later")
-    assert not bits(here, [(0, constraint_of(here, later), 0)])[1], "the next one has a process again"
-
-
-def test_a_process_that_never_begins_is_not_the_fault_of_a_request(silent: Here) -> None:
-    made, silent.begins = request(), False
-    constraint = constraint_of(silent, made)
-    for _ in range(isolated_process.FAILED_STARTS):
-        assert constraint.error is None
-        silent.die()
-    assert constraint.error == isolated_process.NOT_STARTED
+    silent.begins = True
+    _, (later,) = several(silent, "")
+    silent.turn()
+    assert later.done(), "the next one has a process again"
 
 
 def test_a_token_that_replaces_an_unanswered_one_is_sent_when_that_is_answered(silent: Here) -> None:
