@@ -39,6 +39,7 @@ def application(
         redoc_url=None,
         separate_input_output_schemas=False,
         redirect_slashes=False,
+        responses=errors.RESPONSES,
         servers=[{"url": settings.root_path}] if settings.root_path else None,
         middleware=[*outside, Middleware(Exchanges), *inside],
     )

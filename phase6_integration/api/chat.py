@@ -11,7 +11,6 @@ from phase6_integration.api.errors import conflict
 from phase6_integration.api.formatter import Formatter
 from phase6_integration.api.logprobs import for_chat
 from phase6_integration.api.parsing import (
-    bad_words,
     check_lengths,
     check_options,
     engine_request,
@@ -56,7 +55,7 @@ async def continue_chat(
     lengths = output_lengths([prompt], length, default, context, "messages")
     plan = server.plan(server, body, prompt, content)
     formatter = make(server, body, request.state.request_id, prompt, plan)
-    message = engine_request(
+    message = await engine_request(
         server,
         tenant,
         body,
@@ -65,7 +64,6 @@ async def continue_chat(
         lengths,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=prompt_alternatives(body, [prompt], None, server.settings.max_scores),
-        bad_words=await bad_words(pool, body, tenant),
         grammar=plan.grammar,
         **plan.sampling,
     )

@@ -10,7 +10,6 @@ from phase6_integration.api.errors import conflict
 from phase6_integration.api.formatter import Formatter
 from phase6_integration.api.logprobs import for_completion, prompt_offsets
 from phase6_integration.api.parsing import (
-    bad_words,
     check_lengths,
     check_options,
     engine_request,
@@ -49,8 +48,7 @@ async def create_completion(
         [await _echo(pool, prompt, body.skip_special_tokens is not False) for prompt in prompts] if body.echo else None
     )
     formatter = CompletionFormatter(server, body, request.state.request_id, tokens, echoes)
-    words = await bad_words(pool, body, tenant)
-    message = engine_request(
+    message = await engine_request(
         server,
         tenant,
         body,
@@ -59,7 +57,6 @@ async def create_completion(
         lengths,
         logprobs=body.logprobs,
         prompt_logprobs=scores,
-        bad_words=words,
         grammar=grammar,
     )
     return GenerationResponse(server, message, formatter, body)

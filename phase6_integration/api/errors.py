@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
+from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 from starlette.exceptions import HTTPException
 
@@ -26,6 +27,24 @@ UNSUPPORTED = "unsupported_field"
 UNKNOWN = "extra_forbidden"  # pydantic's
 MANY_NAMES = 16  # of fields in one message
 _WORD = re.compile(r"[a-z_]{1,32}")  # the name of a role, or of a kind of content
+
+
+class Error(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorResponse(BaseModel):
+    error: Error
+
+
+# Of every route, for /openapi.json.
+RESPONSES: dict[int | str, dict[str, Any]] = {
+    statuses: {"model": ErrorResponse, "description": f"An error of {side}."}
+    for statuses, side in (("4XX", "the request"), ("5XX", "the server"))
+}
 
 
 class RequestError(Exception):
@@ -64,23 +83,6 @@ def conflict(param: str | None, message: str, code: str = "conflicting_values") 
     return RequestError(400, message, param=param, code=code)
 
 
-def no_token_left(fields: Sequence[str], tokens: int) -> RequestError:
-    """An answer cannot go on after so many tokens: what one of these fields allows, another excludes."""
-    message = f"after {tokens} tokens of the answer there is no next one: {' and '.join(fields)} exclude all of them"
-    return conflict(fields[0], message, "no_token_left")
-
-
-def grammar_refused(fields: Sequence[str], why: str) -> RequestError:
-    """The grammar of an answer, made from these fields, cannot be used."""
-    return conflict(fields[0] if fields else None, f"{' and '.join(fields) or 'the grammar'}: {why}")
-
-
-def grammar_failed(fields: Sequence[str], tokens: int) -> RequestError:
-    """An answer cannot go on after so many tokens: to follow its grammar takes more than it may."""
-    message = f"after {tokens} tokens of the answer its grammar takes too much time or memory to be followed further"
-    return conflict(fields[0] if fields else None, message, "grammar_too_complex")
-
-
 def unavailable(health: Health, reason: str | None = None) -> RequestError:
     message = f"the engine is {health.value}" + ("; try again later" if reason is None else f": {reason}")
     return RequestError(503, message, code=health.value, headers={"retry-after": str(RETRY_AFTER.get(health, 30))})
@@ -109,10 +111,8 @@ def invalid(details: Sequence[ErrorDetails], known: Collection[str] = ()) -> Req
         return bad_value(None, f"the body is not valid JSON: {first['msg'].removeprefix('Invalid JSON: ')}", "bad_json")
     if kind == "missing":
         return bad_value(param, f"{param!r} is required{more}", "missing_field")
-    if kind in ("too_long", "too_short"):
-        return bad_value(param, f"{param}: {_count(kind, first['ctx'])}{more}")
-    what = first["msg"].removeprefix("Value error, ")
-    return bad_value(param or None, f"{param or 'the body'}: {what}{_given(first['input'], kind)}{more}")
+    what = first["msg"].removeprefix("Value error, ").partition(" after validation")[0]
+    return bad_value(param or None, f"{param or 'the body'}: {what}{_given(first)}{more}")
 
 
 def param_of(detail: ErrorDetails) -> str:
@@ -140,18 +140,12 @@ def _refused(details: Sequence[ErrorDetails], known: Collection[str]) -> Request
     return bad_value(param_of(details[0]), ". ".join(parts), code)
 
 
-def _count(kind: str, context: Mapping[str, Any]) -> str:
-    """The allowed number of items, and the given one if it was counted."""
-    bound = (
-        f"at most {context['max_length']} are allowed"
-        if kind == "too_long"
-        else f"at least {context['min_length']} needed"
-    )
-    return f"{bound}, got {'more' if context['actual_length'] is None else context['actual_length']}"
-
-
-def _given(value: Any, kind: str) -> str:
+def _given(detail: ErrorDetails) -> str:
     """The value that was given, where it is safe to repeat: a number, a length or a short word; otherwise its type."""
+    value, kind = detail["input"], detail["type"]
+    if kind in ("too_long", "too_short"):
+        length = detail["ctx"]["actual_length"]
+        return f", got {'more' if length is None else length}"
     if kind.startswith("string_too_"):
         return f", got {len(value)}"
     if isinstance(value, bool | None):

@@ -139,7 +139,7 @@ async def bad_words(pool: TokenizerPool, request: SamplingFields, tenant: str) -
     return list(found)
 
 
-def engine_request(
+async def engine_request(
     server: ServerState,
     tenant: str,
     request: CompletionRequest | ChatRequest,
@@ -149,11 +149,11 @@ def engine_request(
     **found: Any,
 ) -> EngineRequest:
     """The message to the engine. `found` are fields of SamplingParams that are more than a copy of the request's."""
-    settings = server.settings
+    settings, words = server.settings, await bad_words(server.tokenizers, request, tenant)
     return EngineRequest(
         f"{id}-{next(_serial)}",
         list(prompts),
-        sampling_params(request, lengths, settings.sampling_defaults, found),
+        sampling_params(request, lengths, settings.sampling_defaults, {**found, "bad_words": words}),
         [max(length, 1) for length in lengths],
         request.n or 1,
         request.priority or 0,

@@ -10,16 +10,7 @@ from starlette.types import Receive, Scope, Send
 from phase0_request.batch import GRAMMAR_FAILED, GRAMMAR_REFUSED, NO_TOKEN_LEFT
 from phase0_request.queue import QueueFullError
 from phase0_request.request import FinishReason, UnknownTokenError
-from phase6_integration.api.errors import (
-    UNKNOWN_TOKEN,
-    RequestError,
-    conflict,
-    fault,
-    grammar_failed,
-    grammar_refused,
-    no_token_left,
-    unavailable,
-)
+from phase6_integration.api.errors import UNKNOWN_TOKEN, RequestError, conflict, fault, unavailable
 from phase6_integration.api.formatter import Formatter
 from phase6_integration.api.schemas import SamplingFields
 from phase6_integration.api.state import Account, ServerState
@@ -160,13 +151,17 @@ class GenerationResponse(Response):
             return None
         if isinstance(chunk.error, UnavailableError):
             return unavailable(chunk.error.health)
-        fields, tokens = self.formatter.grammar_fields, self.outputs.outputs[chunk.index].generated
-        if chunk.error == NO_TOKEN_LEFT and (excluding := [*fields, *self.formatter.excluding]):
-            return no_token_left(excluding, tokens)
-        if chunk.error is not None and chunk.error.startswith(GRAMMAR_REFUSED):
-            return grammar_refused(fields, chunk.error.removeprefix(f"{GRAMMAR_REFUSED}: "))
-        if chunk.error is not None and chunk.error.startswith(GRAMMAR_FAILED):
-            return grammar_failed(fields, tokens)
+        why, fields = chunk.error or "", self.formatter.grammar_fields
+        so_far = f"after {self.outputs.outputs[chunk.index].generated} tokens of the answer"
+        if why == NO_TOKEN_LEFT and (excluding := [*fields, *self.formatter.excluding]):
+            message = f"{so_far} there is no next one: {' and '.join(excluding)} exclude all of them"
+            return conflict(excluding[0], message, "no_token_left")
+        param, name = fields[0] if fields else None, " and ".join(fields) or "the grammar"
+        if why.startswith(GRAMMAR_REFUSED):
+            return conflict(param, f"{name}: {why.removeprefix(f'{GRAMMAR_REFUSED}: ')}")
+        if why.startswith(GRAMMAR_FAILED):
+            message = f"{name}: {so_far} it takes too much time or memory to be followed further"
+            return conflict(param, message, "grammar_too_complex")
         return fault(self.request_id)
 
 

@@ -2,8 +2,9 @@
 
 import asyncio
 import logging
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from phase0_request.tokenizer import Tokenizer
@@ -27,8 +28,8 @@ T = TypeVar("T")
 
 
 class TokenizerPool:
-    """The engine's tokenizer for routes. It encodes in processes with limits of time and memory, and decodes here. When
-    all processes are busy, the clients that have texts waiting take turns."""
+    """The engine's tokenizer for routes. It encodes in processes with limits of time and memory, and decodes here. No
+    more than WORKERS texts of one client wait in line for a process, so that clients take turns."""
 
     def __init__(self, engine: AsyncEngine, settings: ServerSettings) -> None:
         self._tokenizer = engine.tokenizer
@@ -40,14 +41,17 @@ class TokenizerPool:
         longest = 0 if engine.tokenizer is None else engine.tokenizer.longest
         self._max_chars = max(settings.max_body_bytes, engine.max_model_len * longest)  # of a rendered conversation
         directory = engine.options.tokenizer or engine.options.model
-        self._idle = [TokenizerWorker(directory, self._template) for _ in range(WORKERS)]  # the last one is next
-        self._turns: dict[str, deque[asyncio.Future[TokenizerWorker]]] = {}  # by tenant, the next one first
+        self._workers = [TokenizerWorker(directory, self._template) for _ in range(WORKERS)]
+        self._idle = asyncio.LifoQueue[TokenizerWorker]()  # in most servers, the first does all the work
+        for worker in reversed(self._workers):
+            self._idle.put_nowait(worker)
+        self._places = dict[str, asyncio.Semaphore]()  # in the line for a process, by tenant
         self._unfinished = Counter[str]()  # jobs, by tenant
 
     def start(self) -> None:
         """Start a process now, since that takes a second."""
         if self._tokenizer is not None:
-            self._idle[-1].submit(1.0, encode, [], False)
+            self._workers[0].submit(1.0, encode, [], False)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -92,10 +96,11 @@ class TokenizerPool:
             raise _unavailable("too many texts wait for the tokenizer; try again later", "tokenizer_busy")
         self._unfinished[tenant] += 1
         try:
-            worker = await self._turn(tenant)
-            working = asyncio.create_task(worker.run(seconds, job, *arguments))
-            working.add_done_callback(lambda done: self._pass_on(worker, done))
-            return await asyncio.shield(working)  # a process is passed on when its job has ended
+            async with self._places.setdefault(tenant, asyncio.Semaphore(WORKERS)):
+                worker = await self._idle.get()
+                working = asyncio.create_task(worker.run(seconds, job, *arguments))
+                working.add_done_callback(partial(self._ended, worker))
+                return await asyncio.shield(working)  # a process is idle when its job has ended, client or not
         except ValueError as error:
             raise conflict(param, f"{param}: {error}") from None
         except KilledError as killed:
@@ -107,33 +112,13 @@ class TokenizerPool:
             raise _unavailable(message, "tokenizer_unavailable") from None
         finally:
             self._unfinished -= Counter((tenant,))  # drops those with none
+            if tenant not in self._unfinished:
+                del self._places[tenant]
 
-    async def _turn(self, tenant: str) -> TokenizerWorker:
-        if self._idle:
-            return self._idle.pop()
-        turn = asyncio.get_running_loop().create_future()
-        self._turns.setdefault(tenant, deque()).append(turn)
-        try:
-            worker: TokenizerWorker = await turn
-            return worker
-        except asyncio.CancelledError:
-            if not turn.cancelled():  # it had its turn already
-                self._pass_on(turn.result())
-            raise
-
-    def _pass_on(self, worker: TokenizerWorker, done: "asyncio.Task[Tokens] | None" = None) -> None:
-        """Give a process to the next job of the next tenant, which then is the last."""
-        if done is not None and not done.cancelled():
-            done.exception()  # its client may have left, and nothing else asks for it
-        while self._turns:
-            tenant, turns = next(iter(self._turns.items()))
-            del self._turns[tenant]
-            turn = turns.popleft()
-            if turns:
-                self._turns[tenant] = turns
-            if not turn.done():
-                return turn.set_result(worker)
-        return self._idle.append(worker)
+    def _ended(self, worker: TokenizerWorker, job: "asyncio.Task[Tokens]") -> None:
+        self._idle.put_nowait(worker)
+        if not job.cancelled():
+            job.exception()  # its client may have left, and nothing else asks for it
 
 
 def _unavailable(message: str, code: str) -> RequestError:

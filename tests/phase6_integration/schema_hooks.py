@@ -18,7 +18,7 @@ INTEGRAL = re.compile(r"should be a valid integer, got -?\d+\.0\b")
 @schemathesis.hook
 def map_body(ctx: Any, body: Any) -> Any:
     """Most bodies ask for the model that is served: any other name is a 404."""
-    if isinstance(body, dict) and isinstance(body.get("model"), str) and len(body["model"]) > 1:
+    if isinstance(body, dict) and isinstance(body.get("model"), str) and 1 <= len(body["model"]) <= 256:
         return {**body, "model": "tiny_chat"}
     return body
 

@@ -1,12 +1,20 @@
-"""What the tests of streams share: both routes, a body for each, and the text of an event."""
+"""What the tests of both routes share: requests to an app, a body for each, and the text of an event."""
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from typing import Any
+
+import httpx
+
+from phase6_integration.api.settings import ServerSettings
+from phase6_integration.process.async_engine import AsyncEngine
+from tests.phase6_integration.fake_engine import client, events
 
 PATHS = ("/v1/completions", "/v1/chat/completions")
 LINE_BREAKS = "a\na\x0ba\x0ca\ra\x1ca\x1da\x1ea\x85a\u2028a\u2029a"  # all those of `str.splitlines`
 HELLO = [{"role": "user", "content": "Hello"}]
+PATIENT = ServerSettings(template_timeout=60)  # the machine may be busy
 
 
 def body(path: str, **more: Any) -> dict[str, Any]:
@@ -21,3 +29,20 @@ def text_of(event: dict[str, Any]) -> str:
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(asyncio.wait_for(test(), 60))  # a stream that never ends is a failure, not a hang
+
+
+def post(engine: AsyncEngine, path: str, settings: ServerSettings = PATIENT, **body: Any) -> httpx.Response:
+    async def send() -> httpx.Response:
+        async with client(engine, settings) as http:
+            response = await http.post(path, json=body)
+            assert isinstance(response, httpx.Response)
+            return response
+
+    return asyncio.run(send())
+
+
+def chunks_of(response: httpx.Response) -> list[Any]:
+    """The chunks of a stream, which ends with [DONE]."""
+    *chunks, done = events(response.content)
+    assert done == "[DONE]"
+    return [json.loads(chunk) for chunk in chunks]

@@ -32,20 +32,9 @@ def url_of(listener: socket.socket, scheme: str) -> str:
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def file_of(listener: socket.socket) -> tuple[int, int] | None:
-    """What tells the file of a Unix socket from the file of another server at its path. None if there is none."""
-    if listener.family != socket.AF_UNIX:
-        return None
-    try:
-        stat = os.stat(listener.getsockname())
-    except FileNotFoundError:
-        return None
-    return stat.st_ino, stat.st_mtime_ns
-
-
-def withdraw(listener: socket.socket, made: tuple[int, int] | None) -> None:
-    """Remove the file that was made for a Unix socket, unless another server has taken its place."""
-    if made is not None and file_of(listener) == made:
+def withdraw(listener: socket.socket) -> None:
+    """Remove the file of a Unix socket. No other server takes its path before: this one still listens."""
+    if listener.family == socket.AF_UNIX:
         Path(listener.getsockname()).unlink(missing_ok=True)
 
 

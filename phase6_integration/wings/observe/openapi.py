@@ -1,5 +1,5 @@
 """/openapi.json: FastAPI describes the routes. Added here are the bodies of requests, which routes parse by themselves,
-the one shape of all errors, and the API key."""
+and the API key."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -11,17 +11,6 @@ from pydantic.json_schema import models_json_schema
 REF = "#/components/schemas/{model}"
 
 
-class Error(BaseModel):
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class ErrorResponse(BaseModel):
-    error: Error
-
-
 def attach(app: FastAPI, bodies: Mapping[str, type[BaseModel]], public: Collection[str] | None) -> None:
     """Have the app describe its routes. `bodies`: the schemas of POST requests, by path; `public`: the paths that need
     no API key, or None if none does."""
@@ -30,13 +19,12 @@ def attach(app: FastAPI, bodies: Mapping[str, type[BaseModel]], public: Collecti
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             document = describe()
-            models = [(model, "validation") for model in (ErrorResponse, *bodies.values())]
+            components = document["components"]
+            models = [(model, "validation") for model in bodies.values()]
             _, schemas = models_json_schema(models, ref_template=REF)  # type: ignore[arg-type]
-            components = document.setdefault("components", {})
-            components["schemas"] = schemas["$defs"]
+            components["schemas"] |= schemas["$defs"]
             for path, operations in document["paths"].items():
                 for operation in operations.values():
-                    _add_errors(operation["responses"])
                     if path in bodies and "requestBody" not in operation:
                         _add_body(operation, bodies[path])
                     if public is not None and path not in public:
@@ -49,17 +37,8 @@ def attach(app: FastAPI, bodies: Mapping[str, type[BaseModel]], public: Collecti
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-def _add_errors(responses: dict[str, Any]) -> None:
-    responses.pop("422", None)  # FastAPI's own, which this server never sends
-    for statuses, whose in (("4XX", "the request"), ("5XX", "the server")):
-        responses[statuses] = {"description": f"An error of {whose}.", "content": _json(ErrorResponse)}
-
-
 def _add_body(operation: dict[str, Any], model: type[BaseModel]) -> None:
-    operation["requestBody"] = {"required": True, "content": _json(model)}
+    content = {"application/json": {"schema": {"$ref": REF.format(model=model.__name__)}}}
+    operation["requestBody"] = {"required": True, "content": content}
     if "stream" in model.model_fields:
         operation["responses"]["200"]["content"]["text/event-stream"] = {}
-
-
-def _json(model: type[BaseModel]) -> dict[str, Any]:
-    return {"application/json": {"schema": {"$ref": REF.format(model=model.__name__)}}}

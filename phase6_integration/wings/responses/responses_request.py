@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag
 
 from phase6_integration.api.schemas import (
     MAX_MESSAGES,
@@ -33,11 +33,23 @@ def _type_of_item(value: Any) -> str | None:
 
 
 class ContentPart(FromClient):
-    type: Literal["input_text", "output_text", "refusal"]
-    text: str = Field(validation_alias=AliasChoices("text", "refusal"))
+    type: Literal["input_text", "output_text"]
+    text: str
 
 
-Parts = Annotated[list[ContentPart], Field(max_length=MAX_PARTS, fail_fast=True)]
+class RefusalPart(FromClient):
+    type: Literal["refusal"]
+    text: str = Field(validation_alias="refusal")
+
+
+def _type_of_part(value: Any) -> str:
+    return "=refusal" if isinstance(value, dict) and value.get("type") == "refusal" else "=text"
+
+
+Part = Annotated[
+    Annotated[ContentPart, Tag("=text")] | Annotated[RefusalPart, Tag("=refusal")], Discriminator(_type_of_part)
+]
+Parts = Annotated[list[Part], Field(max_length=MAX_PARTS, fail_fast=True)]
 Content = Annotated[
     Annotated[str, Tag("=text")] | Annotated[Parts, Tag("=list")],
     by_kind("content is a string or a list of text parts"),

@@ -4,6 +4,7 @@ Published case: memory of closed connections.
 """
 
 import asyncio
+import contextlib
 import gc
 import json
 import os
@@ -111,6 +112,19 @@ def test_a_client_that_reads_nothing_is_cut_off(hurried: str) -> None:
         end.sendall(b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n" * 1000)
         assert is_cut_off(end)
     assert httpx.get(f"{hurried}/health").status_code == 200
+
+
+def test_a_client_that_reads_next_to_nothing_is_cut_off() -> None:
+    """A few bytes now and then would hold an answer in memory for as long as it likes."""
+    with listening(FakeEngine, ServerSettings(send_timeout=0.5), buffer=4096) as url, reading_little(url) as end:
+        end.sendall(b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n" * 100)
+        watch, turns = select.poll(), 0
+        watch.register(end, select.POLLHUP | select.POLLERR)
+        while not watch.poll(50):
+            with contextlib.suppress(ConnectionError):
+                end.recv(100)
+            turns += 1
+            assert turns < PATIENCE * 20
 
 
 def test_a_client_that_sends_a_second_request_and_leaves_takes_its_first_answer_with_it() -> None:

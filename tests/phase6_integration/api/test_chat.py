@@ -1,9 +1,7 @@
 """/v1/chat/completions: conversations into tokens, and what is made of the answers."""
 
-import asyncio
 from typing import Any
 
-import httpx
 import pytest
 
 from phase0_request.params import SamplingParams
@@ -11,22 +9,11 @@ from phase0_request.tokenizer import Tokenizer
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.api.tokenization import TokenizerPool
 from tests.phase6_integration import answer_schemas
-from tests.phase6_integration.fake_engine import FakeEngine, client, events, says
+from tests.phase6_integration.fake_engine import FakeEngine, events, says
+from tests.phase6_integration.streams import HELLO, post
 
 TOKENIZER = Tokenizer.from_pretrained()
-HELLO = [{"role": "user", "content": "Hello"}]
 CHAT = "/v1/chat/completions"
-PATIENT = ServerSettings(template_timeout=60)  # the machine may be busy
-
-
-def post(engine: FakeEngine, path: str, settings: ServerSettings = PATIENT, **body: Any) -> httpx.Response:
-    async def send() -> httpx.Response:
-        async with client(engine, settings) as http:
-            response = await http.post(path, json=body)
-            assert isinstance(response, httpx.Response)
-            return response
-
-    return asyncio.run(send())
 
 
 def answer(engine: FakeEngine, **body: Any) -> Any:
@@ -69,8 +56,9 @@ def test_text_parts_are_lines_of_one_text() -> None:
 )
 def test_how_long_an_answer_may_be(given: dict[str, Any], length: int) -> None:
     engine = FakeEngine(says("yes"))
-    answer(engine, **given)
+    (choice,) = answer(engine, logprobs=False, **given).choices
     assert engine.submitted[0].params == SamplingParams(max_tokens=length)
+    assert choice.logprobs is None
 
 
 def test_a_conversation_that_is_too_long() -> None:
@@ -125,12 +113,6 @@ def test_logprobs(top: int | None, stream: bool) -> None:
     assert engine.submitted[0].params.logprobs == (top or 0)
     assert engine.submitted[0].params.prompt_logprobs is None
     assert any(entry.token.startswith("bytes:\\x") for entry in entries)
-
-
-def test_without_logprobs_there_are_none() -> None:
-    engine = FakeEngine(says("yes"))
-    assert answer(engine, logprobs=False).choices[0].logprobs is None
-    assert engine.submitted[0].params.logprobs is None
 
 
 def test_a_template_of_the_operator_is_the_one_that_counts() -> None:

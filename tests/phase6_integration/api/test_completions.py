@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -16,19 +15,14 @@ from tests.phase6_integration import answer_schemas
 from tests.phase6_integration.application import create_app
 from tests.phase6_integration.asgi import Call
 from tests.phase6_integration.fake_engine import FakeEngine, client, events, says
+from tests.phase6_integration.streams import post
 
 TOKENIZER = Tokenizer.from_pretrained()
 EMOJI = "caf\u00e9 \U0001f600 ok"
 
 
 def complete(engine: FakeEngine, **body: Any) -> httpx.Response:
-    async def send() -> httpx.Response:
-        async with client(engine, ServerSettings(served_model_names=("first", "second"))) as http:
-            response = await http.post("/v1/completions", json=body)
-            assert isinstance(response, httpx.Response)
-            return response
-
-    return asyncio.run(send())
+    return post(engine, "/v1/completions", ServerSettings(served_model_names=("first", "second")), **body)
 
 
 def answer(engine: FakeEngine, **body: Any) -> Any:
@@ -296,18 +290,6 @@ def test_a_prompt_and_its_answer_fit_into_the_context(given: dict[str, Any], len
         in error["message"]
     )
     assert engine.submitted == [], "all or none"
-
-
-def test_a_token_without_text_fails_no_request() -> None:
-    """Models have more rows than their tokenizers have tokens; with a bias, one of them is drawn."""
-    said = TOKENIZER.encode(" and more")
-    engine = FakeEngine(lambda _: [said[0], 4100, *said[1:]])
-    engine.config = replace(engine.config, vocab_size=4160)
-    (choice,) = answer(engine, prompt="x", max_tokens=len(said) + 1, logprobs=0).choices
-    assert choice.text == " and more"
-    assert choice.logprobs is not None
-    assert choice.logprobs.tokens[1] == "token_id:4100"
-    assert choice.logprobs.text_offset[1] == choice.logprobs.text_offset[2]
 
 
 def test_a_model_without_a_tokenizer_takes_token_ids() -> None:

@@ -36,10 +36,13 @@ def test_no_status_is_sent_before_there_is_room(path: str) -> None:
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_disconnect_aborts_the_requests(path: str, stream: bool) -> None:
+@pytest.mark.parametrize("waits_for", ["room", "flow"])
+def test_a_disconnect_aborts_the_requests(path: str, stream: bool, waits_for: str) -> None:
+    """Those that wait to be admitted, and those that run."""
+
     async def test() -> None:
         engine = FakeEngine()
-        engine.flow.clear()  # it would never end by itself
+        getattr(engine, waits_for).clear()  # it would never end by itself
         app = create_app(engine, ServerSettings())
         async with Call(app, path, body(path, stream=stream, n=3)) as call:
             while len(engine.submitted) < 3:
@@ -48,20 +51,6 @@ def test_a_disconnect_aborts_the_requests(path: str, stream: bool) -> None:
         assert sorted(engine.dropped) == sorted(one.id for one in engine.submitted)
         assert engine.live == 0
         assert not call.complete
-
-    run(test)
-
-
-def test_a_disconnect_aborts_a_waiting_request() -> None:
-    async def test() -> None:
-        engine = FakeEngine()
-        engine.room.clear()
-        async with Call(create_app(engine, ServerSettings()), PATHS[0], body(PATHS[0], stream=True)) as call:
-            while not engine.submitted:
-                await asyncio.sleep(0)
-            call.leave()
-        assert call.status is None
-        assert engine.live == 0
 
     run(test)
 
@@ -76,16 +65,6 @@ def test_silence_is_filled_with_comments() -> None:
             engine.flow.set()
         assert call.events[-1] == "[DONE]"
         assert b"".join(call.content.split(b": keep-alive\n\n")).startswith(b"data: "), "comments stand between events"
-
-    run(test)
-
-
-def test_no_comment_is_sent_where_there_is_no_silence() -> None:
-    async def test() -> None:
-        app = create_app(FakeEngine(), ServerSettings())
-        async with Call(app, PATHS[0], body(PATHS[0], stream=True)) as call:
-            pass
-        assert b": keep-alive" not in call.content
 
     run(test)
 
@@ -146,6 +125,7 @@ def test_the_pieces_of_a_stream_are_the_whole(path: str, n: int) -> None:
             pass
         *chunks, last, done = streamed.events
         assert done == "[DONE]"
+        assert b": keep-alive" not in streamed.content, "a comment is for a silence"
         assert last["choices"] == []
         assert last["usage"] == whole.json["usage"]
         assert {chunk["usage"] for chunk in chunks} == {None}

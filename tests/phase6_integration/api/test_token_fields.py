@@ -1,7 +1,6 @@
 """The fields about tokens, in the shapes that vLLM documents: ids in answers, prompt logprobs, truncation, words
 that are never said, special tokens, and the stop string as a part of the text."""
 
-import asyncio
 import json
 import shutil
 from dataclasses import replace
@@ -15,7 +14,8 @@ import pytest
 from phase0_request.params import SamplingParams
 from phase0_request.tokenizer import BUNDLED, Tokenizer
 from phase6_integration.api.settings import ServerSettings
-from tests.phase6_integration.fake_engine import FakeEngine, Script, client, events
+from tests.phase6_integration import streams
+from tests.phase6_integration.fake_engine import FakeEngine, Script
 
 TOKENIZER = Tokenizer.from_pretrained()
 COMPLETE, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -24,17 +24,10 @@ PROMPTS = {COMPLETE: TOKENIZER.encode("Hello there"), CHAT: TOKENIZER.chat(HELLO
 BODIES: dict[str, dict[str, Any]] = {COMPLETE: {"prompt": PROMPTS[COMPLETE]}, CHAT: {"messages": HELLO}}
 END, START = 2, 1  # <|im_end|>, which ends an answer, and <|im_start|>
 SAID = TOKENIZER.encode("one two three")
-SETTINGS = ServerSettings(template_timeout=60)
 
 
 def post(path: str, body: dict[str, Any], engine: FakeEngine | None = None) -> httpx.Response:
-    async def send() -> httpx.Response:
-        async with client(engine or FakeEngine(), SETTINGS) as http:
-            response = await http.post(path, json={**BODIES[path], "max_tokens": 40, **body})
-            assert isinstance(response, httpx.Response)
-            return response
-
-    return asyncio.run(send())
+    return streams.post(engine or FakeEngine(), path, **{**BODIES[path], "max_tokens": 40, **body})
 
 
 def answer(path: str, body: dict[str, Any], engine: FakeEngine | None = None) -> dict[str, Any]:
@@ -52,9 +45,7 @@ def refused(path: str, body: dict[str, Any], engine: FakeEngine | None = None) -
 
 
 def streamed(path: str, body: dict[str, Any], engine: FakeEngine) -> list[dict[str, Any]]:
-    *chunks, done = events(post(path, {"stream": True, **body}, engine).content)
-    assert done == "[DONE]"
-    return [json.loads(chunk) for chunk in chunks]
+    return streams.chunks_of(post(path, {"stream": True, **body}, engine))
 
 
 def text_of(choice: dict[str, Any]) -> str:
@@ -162,14 +153,8 @@ def test_prompt_logprobs_of_a_single_token_are_null() -> None:
 
 
 def test_prompt_logprobs_count_towards_the_limit_of_scores() -> None:
-    async def send() -> httpx.Response:
-        async with client(FakeEngine(), ServerSettings(max_scores=20)) as http:
-            body = {"prompt": [5] * 7, "prompt_logprobs": 2}
-            response = await http.post(COMPLETE, json=body)
-            assert isinstance(response, httpx.Response)
-            return response
-
-    error = asyncio.run(send()).json()["error"]
+    response = streams.post(FakeEngine(), COMPLETE, ServerSettings(max_scores=20), prompt=[5] * 7, prompt_logprobs=2)
+    error = response.json()["error"]
     assert (error["param"], error["code"]) == ("prompt_logprobs", "conflicting_values")
 
 
@@ -322,6 +307,3 @@ def test_a_stop_string_may_be_included(stream: bool, echo: bool, stop: Any) -> N
         starts = [sum(map(len, tokens[:i])) for i in range(len(tokens))]
         assert offsets == starts, "the tokens are those of the text, and the last may go on"
         assert offsets[-1] < len(expected) <= offsets[-1] + len(tokens[-1])
-
-
-# The official client.

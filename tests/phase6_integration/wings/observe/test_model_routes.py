@@ -6,10 +6,12 @@ from typing import Any
 import httpx
 import pytest
 
+from phase0_request.tokenizer import Tokenizer
 from phase6_integration.process.tokenizer_worker import TokenizerWorker
-from tests.phase6_integration.api.test_chat import HELLO, PATIENT, TOKENIZER, post
 from tests.phase6_integration.fake_engine import FakeEngine, client
+from tests.phase6_integration.streams import HELLO, PATIENT, post
 
+TOKENIZER = Tokenizer.from_pretrained()
 TEXTS = ["Hello there", "", " leading", "caf\u00e9 \U0001f600", "line\nline\ttab", "a<|im_end|>b", "word " * 5000]
 
 

@@ -115,20 +115,3 @@ def test_the_strip_reads_what_stats_says(page: Page) -> None:
     assert len(inner) == 9
     for group, name in inner:
         assert name in stats["prefix_cache" if group == "prefix" else group], (group, name)
-
-
-def test_nothing_is_shown_as_of_now_while_the_server_does_not_answer(page: Page) -> None:
-    state, shown = page.function("state(words, fault)"), page.function("show(stats)")
-    names = re.compile(r'"(running|waiting|hits|speed|used|cached|counts|bar)"')
-    assert set(names.findall(state.partition("if (fault) {")[2].partition("\n  }")[0])) == set(names.findall(shown))
-    assert len(set(names.findall(shown))) == 8
-    assert "AbortSignal.timeout(" in page.text("script"), "a server that hangs does not answer either"
-    assert "locked = response.status === 401;" in page.text("script"), "a refused key is not sent every second"
-
-
-def test_a_chat_that_has_no_room_left_is_offered_a_new_one(page: Page) -> None:
-    body = {"messages": [{"role": "user", "content": "one more word " * 1000}]}
-    response = ask("POST", "/v1/chat/completions", json=body)
-    assert response.status_code == 400
-    assert f'fault.code === "{response.json()["error"]["code"]}"' in page.text("script")
-    assert 'full ? wrong(fault, "New chat", anew)' in page.text("script")

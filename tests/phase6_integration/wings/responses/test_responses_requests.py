@@ -95,6 +95,11 @@ REFUSED: list[tuple[Json, str, str]] = [
     ({"tool_choice": {"type": "file_search"}}, "tool_choice.type", "invalid_value"),
     ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input.0", "invalid_value"),
     ({"input": [{"type": "computer_call", "id": "x"}]}, "input.0", "invalid_value"),
+    (
+        {"input": [{"role": "user", "content": [{"type": "input_text", "refusal": "No."}]}]},
+        "input.0.content.0.text",
+        "missing_field",
+    ),
     ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0.content.0.type", "invalid_value"),
     ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema", "conflicting_values"),
     ({"text": {"format": {"type": "json_object", "schema": {}}}}, "text.format.schema", "conflicting_values"),
