@@ -21,7 +21,7 @@ from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.lab import ceilings
 from phase2_prefill_decode.lab.cost import CostModel
-from phase2_prefill_decode.lab.roofline import Device, Prediction, measured, predict
+from phase2_prefill_decode.lab.roofline import Device, measured, predict
 from phase2_prefill_decode.lab.shapes import SHAPES
 from phase2_prefill_decode.loading.model import Model, default_device
 from phase2_prefill_decode.sampling.sampler import Sampler
@@ -115,9 +115,6 @@ class Laboratory:
             phase, batch, tokens, context, best, cost.operations, cost.bytes, predict(cost, self.device).seconds
         )
 
-    def prediction(self, batch: int, tokens: int, context: int) -> Prediction:
-        return predict(self.cost.pieces([(context - tokens, tokens)] * batch), self.device)
-
     def _request(self, number: int, total: int, computed: int) -> Request:
         vocabulary = self.model.config.vocab_size
         tokens = tuple((number * 7919 + i * 31) % vocabulary for i in range(total))
@@ -130,7 +127,7 @@ class Laboratory:
         return request
 
 
-def points(laboratory: Laboratory, progress: bool = False) -> Iterator[Point]:
+def points(laboratory: Laboratory) -> Iterator[Point]:
     """The three series: prompts, batches, contexts."""
     longest = laboratory.model.config.max_position_embeddings
     plan: Iterable[tuple[str, int, int]] = [
@@ -138,7 +135,7 @@ def points(laboratory: Laboratory, progress: bool = False) -> Iterator[Point]:
         *(("decode", batch, CONTEXT) for batch in BATCHES),
         *(("decode", BATCH, context) for context in CONTEXTS if context <= longest),
     ]
-    for phase, batch, context in track(list(plan), "steps", transient=True, disable=not progress):
+    for phase, batch, context in track(list(plan), "steps", transient=True):
         yield laboratory.prefill(context) if phase == "prefill" else laboratory.decode(batch, context)
 
 
@@ -156,7 +153,7 @@ def main(arguments: list[str] | None = None) -> int:
     with console.status("ceilings of this machine"):
         best = ceilings.measure(device)
     lab = laboratory(options.shape, device, best)
-    series = list(points(lab, progress=True))
+    series = list(points(lab))
     names = ("phase", "batch", "new", "context", "ms", "predicted", "us/token", "GFLOP/s", "GB/s", "FLOP/B")
     columns = ("ms", "predicted_ms", "token_us", "gflops", "gb_per_second", "intensity")
     rows = [(q.phase, q.batch, q.tokens, q.context, *(q.figures()[name] for name in columns)) for q in series]

@@ -88,7 +88,6 @@ class Outcome:
     pages: int
     hit_rate: float
     evictions: int  # pages
-    evictions_each: float  # pages per request
 
 
 def play(turns: Iterable[Turn], cache: PrefixCache) -> Iterator[Moment]:
@@ -114,9 +113,9 @@ def play(turns: Iterable[Turn], cache: PrefixCache) -> Iterator[Moment]:
 def outcome(turns: Iterable[Turn], pages: int, page_size: int = 16) -> Outcome:
     """Replay all requests and return the totals."""
     cache = PrefixCache(pages, page_size)
-    requests = sum(1 for _ in play(turns, cache))
-    counts = cache.counts
-    return Outcome(pages, counts.hit_rate, counts.evictions, counts.evictions / requests if requests else 0.0)
+    for _ in play(turns, cache):
+        pass
+    return Outcome(pages, cache.counts.hit_rate, cache.counts.evictions)
 
 
 def chats(people: int, sizes: Sequence[int] = CHAT_PAGES) -> list[Outcome]:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from tokenizers import Tokenizer as Backend
 
-from phase0_request.lab.report import finish, parser, table
+from phase0_request.lab.report import finish, parser, section, table
 from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason, Request
 from phase0_request.tokenizer import Tokenizer
@@ -208,8 +208,6 @@ def main(arguments: list[str] | None = None) -> int:
             run = min((serve(model, params, requests) for _ in range(5)), key=lambda run: run.seconds)
             key = f"{way.replace(' ', '_')}_{requests}"
             outcomes[key] = asdict(run) | {"ms_per_token": 1e3 * run.seconds / run.tokens}
-    names = ("served", "steps", "tokens", "seconds", "finished", "valid", "ms a token")
-    console.print(table(names, [(name, *row.values()) for name, row in outcomes.items()], digits=2))
     figures: dict[str, Any] = {
         "masks": {
             name: {f"tokens_{size}": {"p50_us": median(us), "max_us": max(us)} for size, us in times.items()}
@@ -224,7 +222,7 @@ def main(arguments: list[str] | None = None) -> int:
             "drawn": sum(not place.forced for place in places),
         },
         "kept": KEPT,
-        "served": outcomes,
+        "served": section(console, "Requests served together", outcomes, digits=2),
     }
     finish(p, options, arguments, figures)
     return 0

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from phase0_request.batch import Batch, StepOutput
 from phase0_request.core import EngineCore, Launched, Step
-from phase0_request.lab.report import finish, parser, table
+from phase0_request.lab.report import finish, parser, section
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
@@ -221,15 +221,13 @@ def measure(running: int, ahead: int, steps: int) -> dict[str, Any]:
     """The figures of one batch size, and the lanes of a few steps in its middle."""
     clock = HostClock()
     device = FakeDevice(clock, clock.wait)
-    done = play(running, ahead, device, predicted(clock), steps=steps)
+    play(running, ahead, device, predicted(clock), steps=steps)
     ran = device.steps
     wall = (ran[-1][1] - ran[0][0]) / len(ran)
     return {
-        "steps": len(done),
         "idle_share": device.idle_share,
         "step_ms": wall * 1e3,
         "device_ms": sum(end - start for start, end in ran) / len(ran) * 1e3,
-        "launches": len(ran) / len(done),
         "timeline": timeline(device, len(ran) // 2),
     }
 
@@ -268,15 +266,9 @@ def main(arguments: list[str] | None = None) -> int:
     for running, ahead in track(cases, "steps", console=console, transient=True):
         figures[f"batch_{running}_ahead_{ahead}"] = measure(running, ahead, options.steps)
     largest = max(options.batches)
+    rows = {name: row for name, row in figures.items() if name.startswith("batch")}
+    section(console, "Decodes, with and without a step ahead", rows, 2, ("step_ms", "device_ms", "idle_share"))
     figures[f"host_ms_{largest}"] = host = host_milliseconds(largest, options.steps)
-    rows = [
-        (running, ahead, row["step_ms"], row["device_ms"], 100 * row["idle_share"])
-        for running, ahead in cases
-        for row in [figures[f"batch_{running}_ahead_{ahead}"]]
-    ]
-    names = ("running", "steps ahead", "ms a step", "on the device", "device idle, %")
-    console.print(table(names, rows, digits=2))
-    parts = ", ".join(f"{name} {ms:.2f}" for name, ms in host.items())
-    console.print(f"\nHost, {largest} running, no device: ms a step: {parts}")
+    section(console, "The host's ms of a step, without a device", {f"{largest} running": host}, digits=2)
     finish(p, options, arguments, figures)
     return 0
