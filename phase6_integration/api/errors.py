@@ -175,7 +175,10 @@ async def _http(request: Request, error: Exception) -> Response:
         405: ("this path does not take this method", "method_not_allowed"),
     }
     message, code = words.get(error.status_code, (str(error.detail), None))
-    return await respond(request, RequestError(error.status_code, message, code=code, headers=error.headers))
+    headers = error.headers
+    if error.status_code == 405 and (operations := request.app.openapi()["paths"].get(request.url.path)):
+        headers = {"allow": ", ".join(map(str.upper, operations))}  # the router names those of the first route only
+    return await respond(request, RequestError(error.status_code, message, code=code, headers=headers))
 
 
 def install(app: FastAPI) -> None:
