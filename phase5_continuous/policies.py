@@ -11,8 +11,8 @@ LEVELS = 8  # of priority either side of 0; what lies beyond counts as the outer
 
 
 class Policy:
-    """A policy decides which waiting request of a tenant is admitted first: it gives requests a head start of some
-    seconds; this one gives none. It does not order tenants, since any client could claim a head start.
+    """A policy gives some of a tenant's waiting requests a head start, in seconds: they are admitted earlier. This base
+    class gives none. A policy does not order tenants, since any client could claim a head start.
 
     `rank` places a request once, at submission, and also decides which of a tenant's is preempted: the last.
     `head_start` may move it forward among the first few candidates, by what changes while it waits, such as the cache.

@@ -1,15 +1,16 @@
-"""create_app: the core's application with all wings. This file and `serve` are the only ones that name wings."""
+"""create_app: the core's application with all wings. Of the server's files only this and `serve` name wings."""
 
 from fastapi import FastAPI
 from pydantic import BaseModel
 
+from phase6_integration.api import model_routes
 from phase6_integration.api.application import application
 from phase6_integration.api.schemas import ChatRequest, CompletionRequest
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.process.async_engine import AsyncEngine
 from phase6_integration.wings.edge import middleware, quotas
 from phase6_integration.wings.edge.api_keys import ApiKeys
-from phase6_integration.wings.observe import access_log, health_routes, metrics, model_routes, openapi
+from phase6_integration.wings.observe import access_log, health_routes, metrics, openapi
 from phase6_integration.wings.page import playground
 from phase6_integration.wings.responses import responses_api
 from phase6_integration.wings.responses.responses_request import ResponsesRequest
@@ -31,7 +32,7 @@ def create_app(engine: AsyncEngine, settings: ServerSettings, keys: ApiKeys | No
     replaces the API keys of the settings, and may change while the app runs."""
     outside, inside = [access_log.layer(settings)], [middleware.layer(settings, keys)]
     app = application(engine, settings, outside, inside)
-    for wing in (output_grammar, tools, responses_api, model_routes, metrics, health_routes, quotas, playground):
+    for wing in (output_grammar, tools, responses_api, metrics, health_routes, quotas, playground):
         wing.attach(app)
     openapi.attach(app, BODIES, public=middleware.PUBLIC if settings.api_keys else None)
     return app

@@ -11,7 +11,7 @@ from fastapi import FastAPI, Request
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from phase6_integration.api import chat, completions, errors
+from phase6_integration.api import chat, completions, errors, model_routes
 from phase6_integration.api.errors import RequestError, fault, overloaded
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.api.state import Account, ServerState
@@ -29,8 +29,8 @@ def application(
     outside: Sequence[Middleware] = (),
     inside: Sequence[Middleware] = (),
 ) -> FastAPI:
-    """An app that answers chats and completions, with an engine which may still be loading. Middleware of wings stands
-    outside, where it sees all responses, or inside, before the routes."""
+    """An app that answers chats and completions, and says which models it serves. The engine may still be loading.
+    Middleware of wings stands outside, where it sees all responses, or inside, before the routes."""
     app = FastAPI(
         title="nano-serving",
         version=version("nano-serving"),
@@ -44,8 +44,8 @@ def application(
         middleware=[*outside, Middleware(Exchanges), *inside],
     )
     app.state.server = ServerState.of(engine, settings)
-    app.include_router(completions.router)
-    app.include_router(chat.router)
+    for routes in (completions, chat, model_routes):
+        app.include_router(routes.router)
     errors.install(app)
     return app
 

@@ -73,9 +73,9 @@ _integers = partial(array, "i")
 
 @dataclass(slots=True)
 class Chunk:
-    """New text of one request, with its tokens. Only the last chunk of a request may be empty."""
+    """New text of one completion, with its tokens. Only the last chunk of a completion may be empty."""
 
-    index: int  # of the request in its OutputStream
+    index: int  # of the completion in its OutputStream
     text: str = ""
     tokens: "array[int]" = field(default_factory=_integers)  # of this text, without those that ended it
     offsets: "array[int]" = field(default_factory=_integers)  # in the whole output text, where each token begins
@@ -223,8 +223,8 @@ class OutputStream:
 
     # region exercise 6.4
     async def turns(self, silence: float | None = None) -> AsyncIterator[list[Chunk]]:
-        """Yield every chunk since the last turn, until the last chunk of every request has been yielded. When none has
-        come for `silence` seconds, yield an empty list."""
+        """Yield the chunks since the last turn, until the last chunk of every completion has been yielded. When none
+        has come for `silence` seconds, yield an empty list."""
         while self._unfinished or self._chunks:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(silence):

@@ -9,7 +9,6 @@ from phase1_kv_pool import PagedCache
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.policies import (
-    POLICIES,
     ByPriority,
     FirstComeFirstServed,
     LongestPrefixFirst,
@@ -128,7 +127,9 @@ def passings(one: Engine) -> list[tuple[Request, Request]]:
     ]
 
 
-@pytest.mark.parametrize("by", [FirstComeFirstServed(), ByPriority(2), LongestPrefixFirst(25)], ids=[*POLICIES])
+@pytest.mark.parametrize(
+    "by", [FirstComeFirstServed(), ByPriority(2), LongestPrefixFirst(25)], ids=lambda by: type(by).__name__
+)
 def test_only_requests_that_cannot_start_yet_are_passed_by_later_ones(by: Policy) -> None:
     """Some prompts are long, and some come in threes that share a prefix."""
     rng = random.Random(4)

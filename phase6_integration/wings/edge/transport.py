@@ -125,7 +125,7 @@ class Connection(H11Protocol):
             self._refuse(RequestError(408, message, code="request_timeout"))
         elif self.conn.our_state not in (h11.SEND_RESPONSE, h11.SEND_BODY):
             self.transport.close()  # it has sent nothing, or still sends a body that was refused
-        # Otherwise the body is slow: Bodies answers, with the same limit.
+        # Otherwise the body is slow: the middleware that reads it answers, with the same limit.
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what is not HTTP. uvicorn calls this while it handles the error of h11."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
-from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi import APIRouter, Request, Response
 from pydantic import Discriminator, Field, RootModel, Tag
 
 from phase0_request.params import MAX_TOKENS
@@ -101,7 +101,3 @@ def _model(server: ServerState, name: str) -> dict[str, Any]:
         "parent": None,
         "max_model_len": server.engine.max_model_len,
     }
-
-
-def attach(app: FastAPI) -> None:
-    app.include_router(router)
