@@ -27,7 +27,7 @@ class PagedScheduler(BaseScheduler):
             self.cache.publish(request)
 
     def discard_in_flight(self) -> None:
-        """Forget the steps in flight. An interrupt may have come in any line of a plan or a commit. So the queues are
+        """Forget the steps in flight. An interrupt may have come in the middle of a plan or a commit. So the queues are
         filled anew, by what the requests know: one that was about to start, to leave or to get its token is preempted.
         """
         live, ran = [*self._live.values()], {*self._empty_queues()}
@@ -132,4 +132,6 @@ class StaticScheduler(PagedScheduler):
         if sequence.request.state is RequestState.RUNNING:
             self.running.append(sequence)
         else:
+            limit, self.waiting.limit = self.waiting.limit, None  # one that ran may be beyond it
             self.waiting.add(sequence)
+            self.waiting.limit = limit

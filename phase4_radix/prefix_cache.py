@@ -133,8 +133,9 @@ class PrefixCache(PagedCache):
         """Close the page table and unlock its prefix. Published pages stay cached, and can be evicted once no request
         has them locked. A request that was attached but never grew leaves the cache unchanged."""
         super().release(request)
-        handle = self._handles.pop(request.id)
-        self.tree.unlock(handle.node, used=handle.counted)
+        handle = self._handles.pop(request.id, None)
+        if handle is not None:  # else an interrupt came before its prefix was locked
+            self.tree.unlock(handle.node, used=handle.counted)
 
     def reset(self) -> int:
         """Evict every page that no request uses. Returns how many pages that freed."""

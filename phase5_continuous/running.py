@@ -65,13 +65,13 @@ class RunningSet:
 
     def _append_page(self, sequence: SequenceState) -> None:
         """Give a request one more page, or the few that forced tokens need. If the pool is full, preempt others for
-        it, unless a commit is about to free pages."""
+        it, unless a commit is about to free pages, or the whole pool is too small: then it is the last to fail."""
         while sequence.capacity:  # else it was preempted itself
             if self.cache.can_grow(sequence.request, sequence.num_tokens):
                 self.cache.grow(sequence.request, sequence.num_tokens)
                 sequence.capacity = len(self.cache.table(sequence.request)) * self.cache.page_size
                 return
-            if self.leaving or len(self.running) == 1:
+            if self.leaving or len(self.running) == 1 or sequence.num_tokens > self.cache.max_tokens:
                 return
             self.remove(self.victim)
 

@@ -17,6 +17,7 @@ from phase0_request.model_files import read_object
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+MAX_TENSORS = 1 << 17  # of all files
 MAX_HEADER = 4 << 20  # bytes that list the tensors of a file: 75,000 at the very most, read in half a second
 
 
@@ -40,6 +41,8 @@ class Checkpoint:
             if twice := self.stored.keys() & contents.keys():
                 raise ConfigError(f"{file} holds {min(twice)}, and another file of the model does too")
             self.stored |= contents
+            if len(self.stored) > MAX_TENSORS:
+                raise ConfigError(f"{directory} holds more than {MAX_TENSORS} tensors; no supported model has as many")
 
     def _files(self) -> list[Path]:
         """The files of the weights. Which tensors they hold is read from them, not from the index."""

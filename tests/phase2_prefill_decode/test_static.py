@@ -2,7 +2,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from phase0_request import FinishReason, StepOutput
+from phase0_request import FinishReason, Request, StepOutput
+from phase0_request.queue import QueueFullError
 from phase1_kv_pool import PagedCache
 from phase2_prefill_decode.static import StaticScheduler
 from tests.phase5_continuous.support import request
@@ -61,3 +62,21 @@ def test_a_request_that_could_outgrow_the_cache_is_refused() -> None:
         scheduler.submit(request("r", 4, max_tokens=32))
     with pytest.raises(ValueError, match="batch_size must be an integer from 1, got 0"):
         StaticScheduler(PagedCache(8, 4), batch_size=0)
+
+
+def test_a_request_that_an_interrupt_took_out_of_the_batch_waits_again_also_in_a_full_queue(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scheduler = StaticScheduler(PagedCache(32, 4), batch_size=1, queue_limit=1)
+    running, waiting = request("a"), request("b")
+    scheduler.submit(running)
+    batch = scheduler.plan(0)
+    scheduler.submit(waiting)
+    with monkeypatch.context() as patch:
+        patch.setattr(Request, "append", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            scheduler.commit(batch, StepOutput([7]), 1)
+    scheduler.discard_in_flight()
+    assert [part.request for part in scheduler.plan(2)] == [running]
+    with pytest.raises(QueueFullError):
+        scheduler.submit(request("c"))

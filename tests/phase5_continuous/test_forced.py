@@ -67,3 +67,16 @@ def test_forced_tokens_that_do_not_fit_into_the_pool_end_the_request_with_an_err
     engine.submit(request("a", 4, 50))
     engine.run().check_the_end()
     assert engine.requests["a"].error == "out of memory: it needs 15 tokens, and the whole cache has room for 8"
+
+
+@AHEAD
+def test_forced_tokens_that_outgrow_the_pool_fail_their_request_and_leave_the_others_their_pages(ahead: int) -> None:
+    """It used to preempt its neighbour, which was admitted again, and so on without end."""
+    scheduler = Scheduler(PagedCache(3, 2), budget=TokenBudget(1, 4), watermark=0, max_running=2, ahead=ahead)
+    engine = Engine(scheduler, lambda token: Forced(tuple(range(5, 13))))
+    engine.submit(request("large", 1, 12))
+    engine.step()
+    engine.submit(request("small", 4, 2))
+    engine.run().check_the_end()
+    assert engine.ended == {"small": FinishReason.LENGTH, "large": FinishReason.ERROR}
+    assert "out of memory" in str(engine.requests["large"].error)

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import FrameType
+from unittest.mock import Mock
 
 import pytest
 
@@ -127,7 +128,7 @@ def test_an_abort_without_a_step_is_reported_and_then_there_is_nothing_to_do() -
 
 
 def interrupting(line: int) -> Callable[[FrameType, str, object], object]:
-    """A trace function that raises Ctrl-C at the n-th line that a plan or a commit runs in schedulers and chunker."""
+    """A trace function that raises Ctrl-C at the n-th line that runs in schedulers, running set and chunker."""
     lines = itertools.count()
     modules = {sys.modules[part.__module__].__file__ for part in (Scheduler, StaticScheduler, RunningSet, Chunker)}
 
@@ -148,7 +149,7 @@ def scheduler_with(ahead: int) -> Callable[[PagedCache], Scheduler]:
 
 
 @pytest.mark.parametrize("make", [scheduler_with(0), scheduler_with(1), static_scheduler], ids=["0", "1", "static"])
-def test_every_request_continues_after_an_interrupt_in_any_line_of_a_plan_or_commit(
+def test_every_request_continues_after_an_interrupt_anywhere_in_its_scheduler(
     make: Callable[[PagedCache], PagedScheduler],
 ) -> None:
     """In a pool in which requests are preempted, and end in flight."""
@@ -175,3 +176,20 @@ def test_every_request_continues_after_an_interrupt_in_any_line_of_a_plan_or_com
         assert [one.output_tokens for one in requests] == [alone(one, EOS)[0] for one in requests]
         assert cache.usage.referenced == 0
     assert line > 300
+
+
+@pytest.mark.parametrize("make", [scheduler_with(0), scheduler_with(1), static_scheduler], ids=["0", "1", "static"])
+def test_an_interrupt_in_the_look_up_of_a_prefix_locks_nothing_and_is_passed_on(
+    make: Callable[[PagedCache], PagedScheduler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, one = PrefixCache(14, 4), request("a", 9, 12)
+    loop = EngineCore(make(cache), Runner(Device(cache), "never"))
+    loop.submit(one)
+    with monkeypatch.context() as patch:
+        patch.setattr(cache.tree, "match", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            loop.step()
+    for _ in loop.run():
+        cache.check()
+    assert one.output_tokens == alone(one, EOS)[0]
+    assert cache.usage.referenced == 0
