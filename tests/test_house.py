@@ -208,6 +208,16 @@ def test_labs_never_import_the_command_line() -> None:
     ] == []
 
 
+def test_the_cli_imports_labs_only_inside_functions() -> None:
+    at_once = [
+        f"{name}:{node.lineno}"
+        for name in filter(of_the_cli, modules())
+        for node in ast.parse(modules()[name].read_text()).body
+        if isinstance(node, ast.ImportFrom) and of_the_lab(str(node.module))
+    ]
+    assert at_once == []
+
+
 def test_folders_are_small_and_names_of_phase_6_are_said_once() -> None:
     inside = [file.relative_to(ROOT) for file in tracked() if file.suffix == ".py" and not file.stem.startswith("__")]
     files = [file for file in inside if file.parts[0].startswith("phase")]

@@ -150,6 +150,15 @@ def test_run_gives_the_phase_its_arguments_and_its_exit_code(standalone: Course,
     assert (done.returncode, done.stdout, done.stderr) == (6, "[6]\n", "")
 
 
+@pytest.mark.parametrize("argv", [["run", "0"], ["mine"]])
+def test_a_program_with_a_broken_answer_is_not_run(standalone: Course, solve: Solve, argv: list[str]) -> None:
+    start(standalone, standalone.phase(0))
+    solve("0.3", "return min(value,, top)")
+    done = subprocess.run(command(*argv), cwd=standalone.root, capture_output=True, text=True, timeout=50)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "syntax error   workspace/phase0_request/limits.py:4: invalid syntax" in done.stdout
+
+
 SERVER = """\
 import subprocess, sys
 

@@ -2,13 +2,14 @@
 without either, while the pool runs out and prefixes are shared."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from phase0_request.batch import StepOutput
 from phase0_request.core import EngineCore
@@ -29,7 +30,7 @@ from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous import invariants
 from phase5_continuous.scheduler import Scheduler
-from tests.gpu.captured import Recorder
+from tests.gpu.captured import NotCapturedError, Recorder
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled where there is a GPU")
 
@@ -174,3 +175,22 @@ def test_a_runner_that_graphs_would_break_gives_other_tokens_here_too(
     runner_type: type[ModelRunner], ahead: int
 ) -> None:
     assert play(0, (4,), ahead, runner_type, count=3).tokens != eager(0, count=3).tokens
+
+
+READS: dict[str, Callable[[Tensor], object]] = {
+    "item": lambda x: x.sum().item(),
+    "bool": lambda x: bool(x.sum()),
+    "tolist": lambda x: x.tolist(),
+    "numpy": lambda x: x.numpy(),
+    "cpu": lambda x: x.cpu(),
+    "nonzero": lambda x: x.nonzero(),
+    "mask": lambda x: x[x > 1],
+    "a list from the host": lambda x: x + torch.tensor([1.0, 2.0, 3.0]),
+}
+
+
+@pytest.mark.parametrize("read", READS)
+def test_a_capture_that_reads_the_device_raises(read: str) -> None:
+    x = torch.arange(3.0)
+    with pytest.raises(NotCapturedError):
+        Recorder()(lambda: READS[read](x))

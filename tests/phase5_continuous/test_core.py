@@ -1,5 +1,6 @@
 """EngineCore over a model: batching does not change a request's output, which is that of transformers."""
 
+import itertools
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from phase0_request.core import EngineCore
+from phase0_request.core import EngineCore, Launched
 from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason, Request
 from phase1_kv_pool.cache import PagedCache
@@ -193,6 +194,34 @@ def test_a_preemption_does_not_change_sampled_tokens(chatty: Model) -> None:
     tight = engine.generate(PROMPTS, params)
     assert [answer.output_tokens for answer in tight] == [answer.output_tokens for answer in roomy]
     assert engine.core.scheduler.running_set.num_preemptions > 0
+
+
+def test_a_step_that_raises_is_planned_again(small: Model, oracle: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = PrefixCache(32, 4)
+    loop = continuous(small, TokenBudget(8, 16), cache=cache).core
+    requests = random_requests(random.Random(9), 4)
+    for request in requests:
+        loop.submit(request)
+    launch, calls, lost = loop.runner.launch, itertools.count(), 0
+
+    def shaky(step: PackedStep) -> Launched:
+        if next(calls) % 3 == 1:
+            raise RuntimeError("the device is lost")
+        return launch(step)
+
+    monkeypatch.setattr(loop.runner, "launch", shaky)
+    while loop.has_work:
+        try:
+            loop.step()
+        except RuntimeError:
+            lost += 1
+            assert lost < 100, "no step is computed any more"
+        check(loop.scheduler)
+    assert lost > 5
+    for request in requests:
+        assert len(request.output_tokens) == request.params.max_tokens
+        assert request.output_tokens == alone(oracle, request.prompt_tokens, request.output_tokens)
+    assert cache.usage.referenced == 0
 
 
 def test_a_closed_stream_aborts_its_requests(chatty: Model) -> None:

@@ -9,6 +9,7 @@ from phase1_kv_pool import PagedCache
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.policies import (
+    POLICIES,
     ByPriority,
     FirstComeFirstServed,
     LongestPrefixFirst,
@@ -94,11 +95,14 @@ def test_a_cached_prefix_is_worth_its_seconds_and_no_more() -> None:
     assert admitted(one) == ["first", "old", "cached"]
 
 
-@pytest.mark.parametrize(
-    ("by", "bound"),
-    [(FirstComeFirstServed(), 0), (ByPriority(2), 32), (LongestPrefixFirst(25), 25)],
-    ids=["fcfs", "priority", "longest-prefix"],
-)
+BOUNDS: dict[Policy, float] = {FirstComeFirstServed(): 0, ByPriority(2): 32, LongestPrefixFirst(25): 25}
+
+
+def test_every_policy_has_its_bound_here() -> None:
+    assert {type(make()) for make in POLICIES.values()} == {*map(type, BOUNDS)}, "BOUNDS has one of each policy"
+
+
+@pytest.mark.parametrize(("by", "bound"), BOUNDS.items(), ids=lambda by: type(by).__name__)
 def test_no_request_is_passed_by_one_that_arrives_later_than_the_bound(by: Policy, bound: float) -> None:
     """Twice as many requests as can be served, with favoured ones among them."""
     assert by.bound == bound
@@ -127,9 +131,7 @@ def passings(one: Engine) -> list[tuple[Request, Request]]:
     ]
 
 
-@pytest.mark.parametrize(
-    "by", [FirstComeFirstServed(), ByPriority(2), LongestPrefixFirst(25)], ids=lambda by: type(by).__name__
-)
+@pytest.mark.parametrize("by", BOUNDS, ids=lambda by: type(by).__name__)
 def test_only_requests_that_cannot_start_yet_are_passed_by_later_ones(by: Policy) -> None:
     """Some prompts are long, and some come in threes that share a prefix."""
     rng = random.Random(4)

@@ -33,6 +33,15 @@ def test_a_failed_slice_needs_no_token() -> None:
     assert event.finish_reason is FinishReason.ERROR
 
 
+def test_a_request_that_has_finished_needs_no_token() -> None:
+    one = engine(ahead=1)
+    one.submit(request("a"))
+    batch = one.scheduler.plan(0)
+    one.scheduler.finish(one.requests["a"], FinishReason.ABORT, 0)
+    (event,) = one.scheduler.commit(batch, StepOutput([None]), 1)
+    assert event.finish_reason is FinishReason.ABORT, "the step of an aborted request is committed without its token"
+
+
 def test_an_event_has_the_logprobs_of_its_token() -> None:
     scheduler = engine().scheduler
     scheduler.submit(Request("a", (1,), SamplingParams(logprobs=1)))

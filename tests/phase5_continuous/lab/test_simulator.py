@@ -66,7 +66,8 @@ def test_schedules_are_those_made_by_hand(way: str, times: dict[str, list[float]
 @pytest.mark.parametrize("kind", ["poisson", "bursty", "chat"])
 @pytest.mark.parametrize("way", WAYS)
 def test_every_request_has_as_many_tokens_as_the_trace_says(way: str, kind: str) -> None:
-    arrivals = list(replace(TRACE, kind=kind, requests=30).arrivals())
+    trace = replace(TRACE, kind=kind, requests=30)
+    arrivals = list(trace.arrivals())
     simulation, lengths = Simulation(arrivals, replace(SMALL, way=way)), dict[str, int]()
     while simulation.going:
         step = simulation.step()
@@ -81,6 +82,7 @@ def test_every_request_has_as_many_tokens_as_the_trace_says(way: str, kind: str)
     outcome = simulation.outcome()
     assert outcome.tokens == sum(one.answer for one in arrivals)
     assert outcome.prompt_tokens == sum(len(one.prompt) for one in arrivals)
+    assert simulate(trace.arrivals(), replace(SMALL, way=way)) == outcome, "the same seed gives the same outcome"
 
 
 def test_a_prefix_cache_saves_most_of_a_chats_prefill() -> None:

@@ -67,10 +67,14 @@ def ask(speaker: Speaker, text: str, **given: Any) -> Any:
 def test_reasoning_is_told_apart_whole_and_streamed(
     thinker: Speaker, given: dict[str, Any], text: str, reasoning: str | None, content: str | None
 ) -> None:
-    message = ask(thinker, text, **given).choices[0].message
+    whole, chunks = ask(thinker, text, **given).choices[0], deltas(ask(thinker, text, stream=True, **given))
+    message, stream = whole.message, [one.delta for one in chunks]
     assert (getattr(message, "reasoning_content", None), message.content) == (reasoning, content)
-    assert bool(message.tool_calls) is (content is None)
-    stream = [one.delta for one in deltas(ask(thinker, text, stream=True, **given))]
+    arguments = ARGUMENTS if content is None else ""
+    assert whole.finish_reason == chunks[-1].finish_reason == ("tool_calls" if arguments else "stop")
+    assert "".join(call.function.arguments for call in message.tool_calls or ()) == arguments
+    streamed = [call for one in stream for call in one.tool_calls or ()]
+    assert "".join(call.function.arguments for call in streamed) == arguments
     assert "".join(getattr(one, "reasoning_content", None) or "" for one in stream) == (reasoning or "")
     assert "".join(one.content or "" for one in stream) == (content or "")
 
