@@ -34,7 +34,7 @@ from phase6_integration.process.async_engine import AsyncEngine
 from phase6_integration.process.health import UnavailableError
 from phase6_integration.wings.edge import tls
 from phase6_integration.wings.edge.api_keys import ApiKeys
-from phase6_integration.wings.edge.listener import listen, url_of, withdraw
+from phase6_integration.wings.edge.listener import file_of, listen, url_of, withdraw
 from phase6_integration.wings.observe import logs
 
 ENGINE = "phase6_integration.wings.structured.isolated_grammars:isolating_engine"
@@ -66,7 +66,7 @@ def serve(options: EngineOptions, settings: ServerSettings, warnings: Sequence[s
             settings.generation_config, Path(engine.options.model), settings.override_generation_config
         )
     except (OSError, ValueError) as error:
-        withdraw(listener)
+        withdraw(listener, file_of(listener))
         return _failed(error)
     if defaults:
         fields = {name: str(value) for name, value in defaults.items()}
@@ -104,6 +104,7 @@ class _Lifecycle:
         self.context = context
         self.keys = ApiKeys(settings.api_keys, settings.api_key_file)
         self.url = url_of(listener, "http" if context is None else "https")
+        self._socket_file = file_of(listener)
         self.received: list[int] = []  # signals to stop
 
     async def run(self) -> int:
@@ -161,7 +162,7 @@ class _Lifecycle:
                 self._log("draining", at_most=float(self.settings.shutdown_timeout))
                 await self.engine.drain(self.settings.shutdown_timeout)
             finally:
-                withdraw(self.listener)
+                withdraw(self.listener, self._socket_file)
             if server is not None:
                 server.should_exit = True
         return failure

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 
 from fastapi import Response
@@ -98,13 +99,14 @@ class GenerationResponse(Response):
         """Send events, and a comment in each long silence, so that no proxy or client gives the request up. The status
         is sent with the first of them: an earlier failure has a status of its own, a later one is an event. The last
         event is always `done`."""
-        formatter, writer = self.formatter, self.writer
+        formatter, writer, keepalive = self.formatter, self.writer, self.server.settings.keepalive
         try:
-            async for chunks in self.outputs.turns(self.server.settings.keepalive):
+            async for chunks in self.outputs.turns(keepalive):
                 for chunk in chunks:
                     self._check(chunk)
                     await writer.add(formatter.to_chunk(chunk))
-                await writer.add(b"" if chunks else KEEP_ALIVE)
+                if not chunks or writer.silence >= keepalive:  # tokens may come of which nothing is sent
+                    await writer.add(KEEP_ALIVE)
                 await writer.send()
                 cover(formatter.text_bytes)
             last = formatter.last_chunk()
@@ -175,6 +177,12 @@ class ResponseWriter:
         self._headers = headers
         self._unsent: list[bytes] = []
         self._size = 0  # of what is unsent
+        self._sent_at = time.monotonic()
+
+    @property
+    def silence(self) -> float:
+        """The seconds since something was sent, or nothing if something is about to be."""
+        return 0.0 if self._size else time.monotonic() - self._sent_at
 
     # region exercise 6.5
     async def add(self, data: bytes) -> None:
@@ -189,6 +197,8 @@ class ResponseWriter:
         """Send what was added, after the status. Without `more` it ends the response. One that is sent at once has a
         length."""
         body, self._unsent, self._size = b"".join(self._unsent), [], 0
+        if body:
+            self._sent_at = time.monotonic()
         if not self.started:
             self.started = True
             length = [] if more else [(b"content-length", b"%d" % len(body))]

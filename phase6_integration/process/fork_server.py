@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -62,6 +63,7 @@ class ForkServer:
             raise
         finally:
             theirs.close()
+        threading.Thread(target=process.wait, daemon=True).start()  # killed, it is no zombie
         assert process.stdin is not None
         with contextlib.suppress(ConnectionError), process.stdin:  # it has ended already
             process.stdin.write(self._setup)

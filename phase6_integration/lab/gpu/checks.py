@@ -19,7 +19,7 @@ from phase6_integration.lab.gpu.rows import Day, Row
 
 PACKAGES = (
     "torch", "triton", "transformers", "tokenizers", "numpy", "numba", "msgspec", "fastapi", "llguidance", "pytest",
-    "pytest-xdist", "hypothesis", "vllm", "flash-attn", "flashinfer-python",
+    "pytest-xdist", "hypothesis", "flash-attn", "flashinfer-python",
 )  # fmt: skip
 COMMANDS = {
     "nvidia-smi": ["--query-gpu=name,memory.total,memory.free,driver_version,clocks.sm,clocks.mem", "--format=csv"],

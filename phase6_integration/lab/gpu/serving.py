@@ -1,4 +1,4 @@
-"""Stages of `gpu_day`: requests served from the first step to the last, by this engine and by others."""
+"""Stages of `gpu_day`: requests served from the first step to the last, by this engine and by transformers."""
 
 import time
 from collections.abc import Mapping
@@ -19,10 +19,12 @@ BESIDE = (64, 1024, 256)
 
 
 def serve_8b(day: Day) -> None:
-    """256 requests that arrive together: as the engine ships, and then without its parts."""
+    """256 requests that arrive together: as the engine ships, with larger pages, and then without its parts."""
     engines = Engines(day, large(day))
-    for way, kinds in {"ahead": BOTH, "graphs": GREEDY, "eager": GREEDY}.items():
-        serve(day, engines, way, kinds)
+    serve(day, engines, "ahead", BOTH)
+    serve(day, engines, "ahead", GREEDY, page_size=64)
+    for way in ("graphs", "eager"):
+        serve(day, engines, way, GREEDY)
 
 
 def serve_small(day: Day) -> None:

@@ -17,7 +17,7 @@ from phase6_integration.lab.gpu import limit
 from phase6_integration.lab.gpu.rows import Day, Row
 
 ROOT = Path(__file__).parents[3]
-PHASES = ("tests/phase1_kv_pool", "tests/phase2_prefill_decode", "tests/phase3_chunked_prefill")
+PHASES = ("tests/phase1_kv_pool", "tests/phase2_prefill_decode")
 # `-m gpu` leaves out what runs on a CPU too, and Triton kernels run on the GPU if there is one. A case of
 # test_kernels.py need not have Triton in its name. What is compiled ahead of time needs no GPU, and a minute.
 AHEAD = "compiles or shared_memory or grid_counts"

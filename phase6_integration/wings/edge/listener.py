@@ -32,9 +32,17 @@ def url_of(listener: socket.socket, scheme: str) -> str:
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def withdraw(listener: socket.socket) -> None:
-    """Remove the file of a Unix socket. No other server takes its path before: this one still listens."""
-    if listener.family == socket.AF_UNIX:
+def file_of(listener: socket.socket) -> tuple[int, int] | None:
+    """What tells the file of a Unix socket from that of another server at its path. None if there is none."""
+    if listener.family == socket.AF_UNIX and (path := Path(listener.getsockname())).exists():
+        status = path.stat()
+        return status.st_ino, status.st_mtime_ns
+    return None
+
+
+def withdraw(listener: socket.socket, made: tuple[int, int] | None) -> None:
+    """Remove the file that was made for a Unix socket, unless it was removed and another server has taken its path."""
+    if made is not None and file_of(listener) == made:
         Path(listener.getsockname()).unlink(missing_ok=True)
 
 

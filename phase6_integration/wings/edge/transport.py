@@ -28,7 +28,8 @@ from phase6_integration.wings.edge.middleware import headers_too_large
 logger = logging.getLogger("nanoserve")
 
 NO_LINGER = struct.pack("ii", 1, 0)
-LEAST_READ = 4096  # bytes that a client must read in `send_timeout`, unless it reads all
+UNSENT = 1 << 16  # bytes that the kernel takes before they can be sent: of megabytes it would not say that they move
+LEAST_READ = 4096  # bytes that must leave in `send_timeout`, unless all do
 FULL = "more connections than %g are open: %d were refused since the last such line"
 
 
@@ -81,6 +82,9 @@ class Connection(H11Protocol):
         # Writing pauses as soon as the socket is full: over TLS at once, while the handshake's last bytes are unsent.
         # With high=0 a TLS transport would pause with nothing to send.
         transport.set_write_buffer_limits(high=1, low=0)
+        connection = transport.get_extra_info("socket")
+        if connection.family != socket.AF_UNIX and hasattr(socket, "TCP_NOTSENT_LOWAT"):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT)
         self._limit_arrival()
         if len(self.connections) > self.refusals.max_connections:
             self.refusals.add(self.loop.time())

@@ -185,7 +185,6 @@ def _echo(asked: ResponsesRequest, defaults: Json) -> Json:
         "metadata": {},
         "parallel_tool_calls": True,
         "tool_choice": "auto",
-        "tools": (),
         "top_logprobs": 0,
         "user": None,
     }
@@ -193,6 +192,7 @@ def _echo(asked: ResponsesRequest, defaults: Json) -> Json:
     return {
         **repeated,
         **given,
+        "tools": [tool.model_dump() for tool in asked.tools or ()],
         "reasoning": {"effort": asked.reasoning and asked.reasoning.effort, "summary": None},
         "text": {"format": format.model_dump(by_alias=True, exclude_none=True) if format else {"type": "text"}},
         "background": False,

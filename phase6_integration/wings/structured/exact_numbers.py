@@ -8,6 +8,8 @@ from decimal import Decimal
 from typing import Any
 
 VALUES = {"const", "enum"}
+NOTES = {"default", "examples"}  # values that exclude nothing
+MAPS = {"properties", "patternProperties", "$defs", "definitions"}  # of names to schemas
 KEYWORDS = VALUES | {"multipleOf", "minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"}
 EXACT = 1 << 53  # floats have each integer up to here
 POWERS = 22  # of ten, which floats have
@@ -19,7 +21,10 @@ def check_numbers(schema: Any, keyword: str = "") -> None:
     the one that this is the value of, or a part of its value."""
     if isinstance(schema, dict):
         for name, inner in schema.items():
-            check_numbers(inner, keyword if keyword in VALUES else name)
+            if keyword in VALUES or keyword in MAPS:
+                check_numbers(inner, keyword if keyword in VALUES else "")
+            elif name not in NOTES:
+                check_numbers(inner, name)
     elif isinstance(schema, list):
         for item in schema:
             check_numbers(item, keyword)
@@ -29,9 +34,9 @@ def check_numbers(schema: Any, keyword: str = "") -> None:
 
 def _is_kept(number: float, keyword: str) -> bool:
     """Whether a number survives a conversion to a float that multiplies digits by a power of ten."""
-    if not math.isfinite(number):
-        return False
     if isinstance(number, float):
+        if not math.isfinite(number):
+            return False
         digits, exponent = Decimal(repr(number)).as_tuple()[1:]
         return int("".join(map(str, digits))) <= EXACT and abs(int(exponent)) <= POWERS
     beside = keyword.startswith("exclusive")  # then the integer beside the bound is the one that counts

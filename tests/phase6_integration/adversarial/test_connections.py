@@ -18,6 +18,7 @@ import httpx
 import pytest
 import uvloop
 
+from phase0_request.request import Request
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.wings.edge.transport import NO_LINGER
 from tests.phase6_integration.adversarial.raw import (
@@ -31,7 +32,7 @@ from tests.phase6_integration.adversarial.raw import (
     listening,
     request_of,
 )
-from tests.phase6_integration.fake_engine import FakeEngine
+from tests.phase6_integration.fake_engine import FakeEngine, Script
 
 GET = b"GET /health HTTP/1.1\r\nhost: x\r\n"
 on_both_loops = pytest.mark.parametrize("loop", [uvloop.new_event_loop, asyncio.new_event_loop])
@@ -112,6 +113,27 @@ def test_a_client_that_reads_nothing_is_cut_off(hurried: str) -> None:
         end.sendall(b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n" * 1000)
         assert is_cut_off(end)
     assert httpx.get(f"{hurried}/health").status_code == 200
+
+
+class Endless(FakeEngine):
+    """Generates tokens until the request is aborted."""
+
+    async def _answer(self, request: Request, script: Script) -> None:
+        while request.id in self._live:
+            self.say(request.id, *request.prompt_tokens)
+            await asyncio.sleep(0.001)
+
+
+@on_both_loops
+def test_the_requests_of_a_client_that_does_not_read_its_stream_are_aborted(loop: Loop) -> None:
+    engine, body = Endless(), {"prompt": "Hello", "stream": True, "n": 2, "max_tokens": 1000}
+    settings = ServerSettings(send_timeout=0.5)
+    with listening(lambda: engine, settings, loop=loop, buffer=4096) as url, reading_little(url) as end:
+        end.sendall(request_of(json.dumps(body).encode()))
+        assert is_cut_off(end)
+        assert until(lambda: not engine.live)
+        assert len(engine.dropped) == 2
+        assert httpx.get(f"{url}/stats").json()["requests"]["finished"]["abort"] == 2
 
 
 def test_a_client_that_reads_next_to_nothing_is_cut_off() -> None:

@@ -29,6 +29,7 @@ from phase6_integration.wings.edge.middleware import Edge
 from phase6_integration.wings.observe.access_log import AccessLog
 from tests.phase6_integration.asgi import Call, awaited
 from tests.phase6_integration.fake_engine import FakeEngine
+from tests.phase6_integration.responses import events_of
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 HELLO: dict[str, dict[str, Any]] = {
@@ -253,8 +254,11 @@ async def test_what_the_completions_of_a_request_share_is_checked_sent_and_count
     assert one[2] >= VOCABULARY // 8 or "allowed_token_ids" not in more
 
 
+@pytest.mark.parametrize(
+    ("path", "length", "room"), [(COMPLETIONS, "max_tokens", 64_000), (RESPONSES, "max_output_tokens", 90_000)]
+)
 @awaited
-async def test_text_that_outgrows_the_budget_ends_the_answer() -> None:
+async def test_text_that_outgrows_the_budget_ends_the_answer(path: str, length: str, room: int) -> None:
     """The length of a token's text is not known before: a token may be one byte or hundreds."""
     engine = FakeEngine()
     assert engine.tokenizer is not None
@@ -263,10 +267,14 @@ async def test_text_that_outgrows_the_budget_ends_the_answer() -> None:
     app = create_app(engine, ServerSettings())
     budget: MemoryBudget = app.state.quotas.answers
     budget.free = 0
-    with budget.hold(budget.limit - 64_000):  # enough for the tokens, and not for their text
-        async with Call(app, COMPLETIONS, {**HELLO[COMPLETIONS], "max_tokens": 1600}) as call:
+    with budget.hold(budget.limit - room):  # enough for the tokens, and not for their text
+        async with Call(app, path, {**HELLO[path], length: 1600, "stream": path == RESPONSES}) as call:
             pass
-    assert (call.status, call.json["error"]["code"]) == (503, "overloaded")
+    if path == COMPLETIONS:
+        assert (call.status, call.json["error"]["code"]) == (503, "overloaded")
+    else:  # a stream of which the whole text is kept for its last event
+        *_, error, failed = events_of(call)
+        assert (error["code"], failed["type"]) == ("overloaded", "response.failed")
     assert engine.live == 0
     assert app.state.quotas.answers.used == 0
 

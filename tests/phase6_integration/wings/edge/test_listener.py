@@ -17,7 +17,7 @@ import pytest
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.cli import probe
 from phase6_integration.cli.probe import Address
-from phase6_integration.wings.edge.listener import listen, url_of, withdraw
+from phase6_integration.wings.edge.listener import file_of, listen, url_of, withdraw
 from phase6_integration.wings.edge.tls import tls_context
 from tests.phase6_integration.fake_engine import FakeEngine, client
 from tests.phase6_integration.life import PATIENCE, Life, life, started
@@ -86,7 +86,12 @@ def test_a_socket_in_use_is_refused_and_one_left_behind_is_replaced(tmp_path: Pa
     with listen(settings) as second:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(str(path))
-        withdraw(second)
+        made = file_of(second)
+        path.rename(tmp_path / "before")
+        with listen(settings) as third:
+            withdraw(second, made)
+            assert path.exists(), "it is another server's now"
+            withdraw(third, file_of(third))
         assert not path.exists()
 
 

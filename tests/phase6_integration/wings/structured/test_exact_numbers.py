@@ -41,6 +41,7 @@ LOST: list[tuple[dict[str, Any], str]] = [
     ({"minimum": 0.30000000000000004}, "minimum: 0.30000000000000004"),
     ({"type": "integer", "multipleOf": LONG}, f"multipleOf: {LONG}"),
     ({"type": "number", "maximum": 10**19}, "max=Some(1e19)"),
+    ({"type": "number", "const": 10**400}, f"const: 1{'0' * 39}"),
 ]
 
 
@@ -68,6 +69,8 @@ def test_a_json_schema_within_lark_is_held_to_the_same(grammar: str) -> None:
 def test_a_long_number_that_is_no_value_stays() -> None:
     assert refused(TOKENIZER, f'start: "{LONG}" %json {{"const": 5}}') is None
     assert refused(TOKENIZER, json_grammar({"type": "string", "description": str(LONG), "default": LONG})) is None
+    named: dict[str, Any] = {"const": {"type": "string", "default": {"minimum": LONG}}}
+    assert refused(TOKENIZER, json_grammar({"properties": named, "examples": [{"const": LONG}]})) is None
 
 
 KEPT = [("maximum", (1 << 63) - 1), ("maximum", (1 << 64) - 1), ("exclusiveMaximum", 1 << 63), ("minimum", -(1 << 53))]

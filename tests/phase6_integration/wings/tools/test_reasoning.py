@@ -1,7 +1,9 @@
 """Reasoning before an answer, what a request gives the chat template, and messages that are continued."""
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import openai
@@ -11,6 +13,9 @@ from phase0_request.tokenizer import Tokenizer
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.wings.tools.call_grammar import Thinking
 from phase6_integration.wings.tools.tools import thinking_after
+from tests.phase6_integration.application import create_app
+from tests.phase6_integration.asgi import Call, awaited
+from tests.phase6_integration.fake_engine import FakeEngine, says
 from tests.phase6_integration.speaker import Speaker, model_of, speaking
 from tests.phase6_integration.wings.tools.test_tools import ARGUMENTS, CALL, TOOLS, allows, deltas
 
@@ -77,6 +82,25 @@ def test_reasoning_is_told_apart_whole_and_streamed(
     assert "".join(call.function.arguments for call in streamed) == arguments
     assert "".join(getattr(one, "reasoning_content", None) or "" for one in stream) == (reasoning or "")
     assert "".join(one.content or "" for one in stream) == (content or "")
+
+
+@pytest.mark.usefixtures("one_tokenizer")
+def test_while_hidden_reasoning_comes_comments_keep_the_stream_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock on which ten seconds pass between any two looks."""
+    clock = itertools.count(0.0, 10.0)
+    monkeypatch.setattr("phase6_integration.api.streaming.time", SimpleNamespace(monotonic=lambda: next(clock)))
+
+    @awaited
+    async def test() -> None:
+        app = create_app(FakeEngine(says(ANSWER)), ServerSettings(keepalive=15.0, reasoning_parser="qwen3"))
+        asked = {"messages": HELLO, "stream": True, "include_reasoning": False, "max_tokens": 100}
+        async with Call(app, "/v1/chat/completions", asked) as call:
+            pass
+        assert call.content.count(b": keep-alive\n\n") >= 2
+        assert b"Two and two" not in call.content
+        assert call.events[-1] == "[DONE]"
+
+    test()
 
 
 def test_reasoning_that_is_cut_off_is_no_content(thinker: Speaker) -> None:
