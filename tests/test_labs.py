@@ -1,5 +1,6 @@
 """Each command of a lab, made small, runs and writes the figures that the book quotes from chapters/results."""
 
+import fnmatch
 import json
 import re
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import torch
 from matplotlib.figure import Figure
 
 from chapters.charts import CHARTS
+from chapters.claims import CLAIM, REFERENCE
 from phase0_request.lab.commands import contents, main
 from phase2_prefill_decode.lab.shapes import SHAPES
 from phase4_radix.lab import replay
@@ -102,11 +104,18 @@ def pattern(path: str) -> str:
     return "profile" if path.startswith("profile.") else re.sub("[0-9]+", "#", path)
 
 
-def quoted(result: str) -> set[str]:
-    """The figures of a result that the book's pages quote."""
+def quoted(result: str, known: set[str]) -> set[str]:
+    """The figures of a result, of those known, that the book's pages quote or a claim there compares: of it, or of the
+    same at another size of the model."""
     pages = "".join(page.read_text("utf-8") for page in CHAPTERS.glob("*.md"))
-    names = re.findall(rf"<!-- measured: {re.escape(result)}#(\S+) ", pages)
-    return set(map(pattern, names))
+    results = rf"{result.removesuffix('.json')}(?:_[0-9]+m)?\.json"
+    names = re.findall(rf"<!-- measured: {results}#(\S+) ", pages)
+    for claim in CLAIM.findall(pages):
+        file = ""
+        for named, key, _ in REFERENCE.findall(claim):
+            file = named or file
+            names += [key] if re.fullmatch(results, file) else []
+    return {path for name in map(pattern, names) for path in fnmatch.filter(known, name) or [name]}
 
 
 @pytest.mark.parametrize("result", BENCHMARKS)
@@ -122,7 +131,8 @@ def test_a_benchmark_writes_what_the_book_quotes(
     assert import_module(module).main([*options, "--json", str(file)]) == 0
     written = json.loads(file.read_text())
     known = set(paths(json.loads((CHAPTERS / "results" / result).read_text())["figures"]))
-    assert quoted(result) <= set(paths(written["figures"])) <= known, "the result, measured anew, has other figures"
+    found = set(paths(written["figures"]))
+    assert quoted(result, known) <= found <= known, "the result, measured anew, has other figures"
     assert written["command"].startswith(f"python -m {module.replace('.lab.', '.lab ')}")
     assert capsys.readouterr().out
     for source, _, paint in CHARTS.values():

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from phase6_integration.api import completions
 from phase6_integration.api.logprobs import for_completion
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.api.tokenization import TokenizerPool
@@ -245,11 +246,17 @@ def raises(*_: object) -> Any:
 
 
 def test_a_fault_before_an_answer_is_a_500_and_a_fault_within_it_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the tokenizer, and of what writes an answer down."""
-    calls = itertools.count()
+    """Of the tokenizer, of what writes an answer down, and of the text of a token. Other requests go on."""
+    calls, engine = itertools.count(), FakeEngine()  # which says the prompt again
+    assert engine.tokenizer is not None
+    sound = engine.tokenizer.token_bytes
+    poisoned = body([300] * 150 + [POISON], max_tokens=200)
 
     def sixth_raises(*arguments: Any) -> Any:
         return for_completion(*arguments) if next(calls) < 5 else raises()
+
+    def poison_raises(token: int, skip_special_tokens: bool = True) -> bytes:
+        return raises() if token == POISON else sound(token, skip_special_tokens)
 
     async def test(url: str) -> None:
         for method, path, asked in (
@@ -260,17 +267,24 @@ def test_a_fault_before_an_answer_is_a_500_and_a_fault_within_it_ends_it(monkeyp
             with monkeypatch.context() as fault:
                 fault.setattr(TokenizerPool, method, raises)
                 refused(await ask(url, asked, path), 500, "internal_error")
-        for writes, stream in ((raises, False), (sixth_raises, True)):
+        for place, name, fails, asked, said in (
+            (completions, "for_completion", raises, body(logprobs=1, max_tokens=3), 0),
+            (completions, "for_completion", sixth_raises, body(logprobs=1, max_tokens=LONG, stream=True), 5),
+            (engine.tokenizer, "token_bytes", poison_raises, poisoned, 0),
+            (engine.tokenizer, "token_bytes", poison_raises, poisoned | {"stream": True}, 150),
+        ):
             with monkeypatch.context() as fault:
-                fault.setattr("phase6_integration.api.completions.for_completion", writes)
-                failed = await ask(url, body(logprobs=1, max_tokens=LONG if stream else 3, stream=stream))
-            if stream:
-                assert len(broken_off(failed, "internal_error")) == 5
+                fault.setattr(place, name, fails)
+                failed, sound_answers = await asyncio.gather(ask(url, asked), others(url))
+            if said:
+                assert len(broken_off(failed, "internal_error")) == said
             else:
                 refused(failed, 500, "internal_error")
-        assert answer(await ask(url, body())).finish_reason == "length"
+            assert {one.finish_reason for one in sound_answers} == {"length"}
+            assert engine.live == 0
+        assert len(engine.dropped) == 3, "the engine goes on with no answer that cannot be written down"
 
-    on_a_server(FakeEngine, test)
+    on_a_server(lambda: engine, test)
 
 
 # The engine fails.
