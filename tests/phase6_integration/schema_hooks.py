@@ -26,7 +26,10 @@ def map_body(ctx: Any, body: Any) -> Any:
 @schemathesis.check
 def refuses_what_its_schema_allows_only_for_its_meaning(ctx: Any, response: Any, case: Any) -> None:
     """`positive_data_acceptance` would have every body accepted that the schema allows; some are refused, with a 400.
-    It expects that, and this hook narrows it: such a 400 has one of the codes above, never that of a type."""
+    It expects that, and this hook narrows it: such a 400 has one of the codes above, never that of a type. A 404 means
+    that a model is not served."""
+    if response.status_code == 404 and case.meta.generation.mode is GenerationMode.POSITIVE and case.method == "POST":
+        assert response.json()["error"]["code"] == "model_not_found", "a body that the schema allows"
     if response.status_code == 400 and case.meta.generation.mode is GenerationMode.POSITIVE:
         error = response.json()["error"]
         if INTEGRAL.search(error["message"]):  # an integer to JSON Schema, and a float to every strict parser
