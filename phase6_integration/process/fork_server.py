@@ -9,6 +9,7 @@ import contextlib
 import os
 import pickle
 import resource
+import select
 import signal
 import socket
 import subprocess
@@ -36,10 +37,19 @@ class ForkServer:
         self._load, self._setup = load, pickle.dumps(setup)
         self._running: tuple[subprocess.Popen[bytes], socket.socket] | None = None
 
+    @property
+    def is_running(self) -> bool:
+        """Whether there is a server, which has not closed its end."""
+        if self._running is None:
+            return False
+        closed = select.poll()
+        closed.register(self._running[1], select.POLLIN)
+        return not closed.poll(0)
+
     def connect(self) -> socket.socket:
         """Have a child forked, and connect to it: its end closes if there is none. OSError if no process can be
         started."""
-        if self._running is not None and self._running[0].poll() is not None:
+        if not self.is_running:
             self.close()
         _, control = self._running = self._running or self._start()
         ours, theirs = socket.socketpair()

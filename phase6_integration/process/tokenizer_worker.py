@@ -59,7 +59,7 @@ class TokenizerWorker:
     def _run(self, seconds: float, job: Job, arguments: Sequence[Any]) -> Tokens:
         if self._connection is not None and self._connection.poll():  # it has ended meanwhile
             self._disconnect()
-        connection, begun = self._connection or self._start(), time.monotonic()
+        connection, begun = self._connection or self._started(), time.monotonic()
         try:
             connection.send((seconds, job, arguments))
             result: Result = _received(connection, seconds + GRACE)
@@ -69,6 +69,16 @@ class TokenizerWorker:
         if isinstance(result, str):
             raise ValueError(result)
         return result
+
+    def _started(self) -> Connection:
+        """Start a process. A server that is about to end may take the connection: then another is started."""
+        was_running = self.server.is_running
+        try:
+            return self._start()
+        except OSError:
+            if not was_running:
+                raise
+            return self._start()
 
     def _start(self) -> Connection:
         """Start a process, and wait until it has the tokenizer."""
