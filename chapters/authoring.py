@@ -1,4 +1,4 @@
-"""The commands for those who write the course, and the description of the machine. Each prints its results and returns
+"""The commands for authors of the course, and the description of the machine. Each prints its results and returns
 its exit code."""
 
 from __future__ import annotations

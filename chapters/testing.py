@@ -120,7 +120,7 @@ def run_tests(
     stop_at: str | None = None,
     marks: str = "not slow",
 ) -> Run:
-    """Run `tests` with these marks in a copy of the checkout. The first failure whose text contains `stop_at` ends the
+    """Run `tests` with these marks in a copy of the checkout. The first failure with `stop_at` in its text ends the
     run. After `timeout` seconds the run ends itself; the processes that it started are killed."""
     log = log or copy / "output.txt"
     events, theirs = CONTEXT.Pipe(duplex=False)

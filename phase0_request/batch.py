@@ -69,13 +69,13 @@ class Forced(NamedTuple):
 
 
 NO_TOKEN_LEFT = "no token can be drawn: all logits are -inf, so the model, logit_bias, min_tokens and masks leave none"
-"""The error of a request whose own fields exclude every token, or whose model does."""
+"""The error of a request that can get no token: its fields or its model exclude every one."""
 
 GRAMMAR_REFUSED = "its grammar is refused"
-"""The beginning of the error of a request whose grammar cannot be used; what is wrong with it follows after a colon."""
+"""The beginning of the error for a grammar that cannot be used; what is wrong with it follows after a colon."""
 
 GRAMMAR_FAILED = "its grammar cannot be followed any further"
-"""The beginning of the error of a request whose grammar is too complex for what its output has become."""
+"""The beginning of the error for a grammar that is too complex for what the output has become."""
 
 
 class WaitHandle(Protocol):

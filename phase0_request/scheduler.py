@@ -156,8 +156,8 @@ class BaseScheduler(ABC):
         del self._live[request.id]
 
     def _landed(self, batch: Batch) -> Iterator[int]:
-        """The numbers of the slices whose results count. A request may have ended while its step ran: its result is
-        discarded."""
+        """The numbers of the slices with results that count. A request may have ended while its step ran: its result
+        is discarded."""
         return (number for number, part in enumerate(batch.slices) if not part.request.finished)
 
     def _publish(self, request: Request, length: int) -> None:  # noqa: B027 not abstract: there may be no cache

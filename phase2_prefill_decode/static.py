@@ -12,7 +12,7 @@ from phase1_kv_pool.cache import PagedCache
 
 
 class PagedScheduler(BaseScheduler):
-    """A scheduler whose requests hold pages of a KV cache: phase 2's and phase 5's."""
+    """Schedules requests that hold pages of a KV cache: the base of phase 2's and phase 5's schedulers."""
 
     def __init__(self, cache: PagedCache, eos_ids: Collection[int] = ()) -> None:
         super().__init__(eos_ids)

@@ -210,8 +210,8 @@ class RadixTree:
         return upper
 
     def _append(self, node: int, key: list[bytes], pages: list[int], ref_count: int) -> int:
-        """Add a key whose first page no child has: extend the node if it is a leaf with no references but the caller's
-        `ref_count`, and otherwise add a child."""
+        """Add a key that shares its first page with no child: extend the node if it is a leaf with no references but
+        the caller's `ref_count`, and otherwise add a child."""
         end = self._nodes[node]
         self.num_pages += len(pages)
         if node != ROOT and not end.children and end.ref_count == ref_count:

@@ -160,8 +160,8 @@ class Scheduler(PagedScheduler):
 
     # region exercise 5.1
     def _landed(self, batch: Batch) -> Iterator[int]:
-        """Take the oldest step out of flight, and yield the slices whose results count. ValueError if it is another
-        step."""
+        """Take the oldest step out of flight, and yield the slices with results that count. ValueError if it is
+        another step."""
         if not batch:
             return
         if not self._in_flight or self._in_flight[0][0] is not batch:

@@ -28,7 +28,7 @@ class VirtualRunner:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A step whose output is known."""
+    """A step with an output that is known before it runs."""
 
     result: StepOutput
 

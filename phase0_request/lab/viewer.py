@@ -86,7 +86,7 @@ def folded(lines: Iterable[Line]) -> Iterator[Line]:
 
 
 def show(console: Console, title: str, lines: Sequence[Line], columns: str, longest: float | None = None) -> None:
-    """Print lines, whose signs stand for `columns`: requests or pages."""
+    """Print lines of signs, one for each of `columns`: requests or pages."""
     longest = longest or max((line.seconds for line in lines), default=0.0)
     signs = max((len(line.signs) for line in lines), default=0)
     width = max(min(console.width, 100) - BEFORE - signs - 3, 1)

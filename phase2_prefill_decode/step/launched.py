@@ -17,8 +17,8 @@ class LaunchedStep:
     """The result of a step. Constraints and penalties follow its tokens."""
 
     def __init__(self, step: PackedStep, sampled: Sampled, late: Mapping[int, WaitHandle] | None = None) -> None:
-        """Start to copy the result to the host: on a GPU that goes on while the next step is launched. `late` are the
-        rows whose masks were not ready."""
+        """Start to copy the result to the host: a GPU copies it while the next step is launched. `late` are the rows
+        without a mask in time."""
         self.step = step
         self._sampled = sampled.to_host()  # a recorded step writes its result to the same place again
         self._late = late or {}

@@ -48,7 +48,7 @@ class EngineRung:
         return cache.counts.hit_rate if isinstance(cache, PrefixCache) else 0.0
 
     def step(self) -> None:
-        """Run a step, and end the requests whose answers are complete."""
+        """Run a step, and end the requests with complete answers."""
         step = self.core.step()
         if step is None:
             return

@@ -102,7 +102,7 @@ class IsolatedGrammars(Constraints):
         return self._selector.fileno()
 
     def receive(self, scheduler: Scheduler, now: float) -> None:
-        """Read the answers that have come, end the requests whose grammars have failed, and charge tenants."""
+        """Read the answers that have come, end the requests of grammars that have failed, and charge tenants."""
         self.poll(0)
         for process in self._processes.values():
             while process.failed:

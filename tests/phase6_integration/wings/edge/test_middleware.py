@@ -124,7 +124,7 @@ def test_a_body_arrives_in_one_piece() -> None:
         assert call(App(), headers=headers, pieces=[b""]).status == 200, "no body needs no content type"
 
 
-def refused_for(status: int, code: str, **sent: Any) -> None:
+def assert_refused(status: int, code: str, **sent: Any) -> None:
     app = App()
     response = call(app, **sent)
     assert (response.status, response.error["code"], app.seen) == (status, code, [])
@@ -137,16 +137,16 @@ def refused_for(status: int, code: str, **sent: Any) -> None:
 
 @pytest.mark.parametrize("length", [b"11", b"-1", b"1e3", b"+5", b"9" * 400, "\u00b2".encode()])
 def test_a_body_with_a_length_that_is_large_or_none_is_not_read(length: bytes) -> None:
-    refused_for(413, "body_too_large", headers=with_length(length), pieces=[], max_body_bytes=10)
+    assert_refused(413, "body_too_large", headers=with_length(length), pieces=[], max_body_bytes=10)
 
 
 def test_a_body_that_turns_out_too_large_is_refused_while_it_comes() -> None:
     parts = [b"12345", b"678901"]
-    refused_for(413, "body_too_large", headers=CHUNKED, pieces=parts, arrives=False, max_body_bytes=10)
+    assert_refused(413, "body_too_large", headers=CHUNKED, pieces=parts, arrives=False, max_body_bytes=10)
 
 
 def test_a_body_that_does_not_arrive_is_given_up() -> None:
-    refused_for(408, "body_timeout", headers=with_length(100), pieces=[b"{"], arrives=False, receive_timeout=0.01)
+    assert_refused(408, "body_timeout", headers=with_length(100), pieces=[b"{"], arrives=False, receive_timeout=0.01)
 
 
 def test_a_client_that_disconnects_while_sending_reaches_no_route() -> None:
@@ -165,12 +165,12 @@ def test_json_by_its_names_is_let_in(kind: str) -> None:
 def test_what_is_not_json_is_415(kind: bytes) -> None:
     """A page of another site can send a form without a preflight, but no JSON."""
     headers = [(b"content-type", kind), (b"content-length", b"2")]
-    refused_for(415, "unsupported_media_type", headers=headers, pieces=[b"{}"])
+    assert_refused(415, "unsupported_media_type", headers=headers, pieces=[b"{}"])
 
 
 @pytest.mark.parametrize("coding", [b"gzip", b"GZIP", b"br", b"gzip, br", b"hunter2"])
 def test_an_encoded_body_is_not_read(coding: bytes) -> None:
     headers = [(b"content-encoding", coding), *with_length(2)]
-    refused_for(415, "unsupported_content_encoding", headers=headers, pieces=[b"{}"])
+    assert_refused(415, "unsupported_content_encoding", headers=headers, pieces=[b"{}"])
     identity = [(b"content-encoding", b"Identity"), *with_length(2)]
     assert call(App(), headers=identity, pieces=[b"{}"]).status == 200
