@@ -121,5 +121,5 @@ def test_without_a_tokenizer_an_answer_is_its_tokens() -> None:
     first, second = answer.append(5, None, None, 0.0), answer.append(6, None, FinishReason.LENGTH, 1.0)
     assert first is not None
     assert second is not None
-    assert ([*first.tokens], first.text, [*second.tokens]) == ([5], "", [6])
+    assert ([*first.tokens], [*first.offsets], first.text, [*second.tokens]) == ([5], [0], "", [6])
     assert second.finish_reason is FinishReason.LENGTH
