@@ -78,10 +78,8 @@ def check_options(server: ServerState, request: SamplingFields, prompts: int) ->
     server.model_name(request.model)
     settings, n, policy = server.settings, request.n or 1, server.engine.options.scheduling_policy
     limit = settings.max_choices
-    if prompts > limit:
-        raise conflict("prompt", f"prompt: at most {limit} are allowed, got {prompts}")
     if n * prompts > limit:
-        raise conflict("n", f"n x prompts may be at most {limit}, got {n} x {prompts}")
+        raise conflict("n" if n > 1 else "prompt", f"n x prompts may be at most {limit}, got {n} x {prompts}")
     if request.best_of not in (None, n):
         raise conflict("best_of", f"best_of can only be as n, which is {n}, got {request.best_of}")
     for name in ("logprobs", "top_logprobs", "prompt_logprobs"):

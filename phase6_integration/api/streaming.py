@@ -175,28 +175,27 @@ class ResponseWriter:
         self.started = False  # whether the status is sent
         self._send = send
         self._headers = headers
-        self._unsent: list[bytes] = []
-        self._size = 0  # of what is unsent
+        self._unsent = bytearray()
         self._sent_at = time.monotonic()
 
     @property
     def silence(self) -> float:
         """The seconds since something was sent, or nothing if something is about to be."""
-        return 0.0 if self._size else time.monotonic() - self._sent_at
+        return 0.0 if self._unsent else time.monotonic() - self._sent_at
 
     # region exercise 6.5
     async def add(self, data: bytes) -> None:
         """Append bytes. They are sent by `send`, or now if there are many."""
-        self._unsent.append(data)
-        self._size += len(data)
-        if self._size > PIECE:
+        self._unsent += data
+        if len(self._unsent) > PIECE:
             await self.send()
             await asyncio.sleep(0)
 
     async def send(self, more: bool = True) -> None:
         """Send what was added, after the status. Without `more` it ends the response. One that is sent at once has a
         length."""
-        body, self._unsent, self._size = b"".join(self._unsent), [], 0
+        body = bytes(self._unsent)
+        self._unsent.clear()
         if body:
             self._sent_at = time.monotonic()
         if not self.started:

@@ -21,7 +21,7 @@ from tests.phase6_integration.asgi import Call
 
 async def main():
     async with AsyncEngine(EngineOptions(kv_cache_pages=64, threads=1)) as engine:
-        app = application(engine, ServerSettings(template_timeout=60))
+        app = application(engine, ServerSettings())
         body = {"messages": [{"role": "user", "content": "What is a page?"}], "stream": True, "max_tokens": 16}
         async with Call(app, "/v1/chat/completions", body) as call:
             await call.until(lambda call: call.complete)
