@@ -77,8 +77,8 @@ class FairShare:
         self.virtual_time += tokens / len(self._live)
 
     def in_turn(self, queues: Mapping[str, Iterable[SequenceState]]) -> Iterator[SequenceState]:
-        """The requests of one queue or more, by tenant, in the order in which they are to be admitted: always the next one of
-        the tenant with the fewest tokens, with those of its requests before it counted."""
+        """The requests of the queues, of which there is at least one, in the order in which they are to be admitted:
+        always the next one of the tenant with the fewest tokens, with those of its requests before it counted."""
         heap = [(self.served[tenant], number, iter(queue)) for number, (tenant, queue) in enumerate(queues.items())]
         heapify(heap)
         self.virtual_time = max(self.virtual_time, heap[0][0])
