@@ -137,7 +137,7 @@ class Decoder:
         self.lm_head = Linear(weights.lm_head)
         self._rope = tables(config.rope_parameters, config.head_dim, 0, self.device)
         self._on_cpu = self.device.type == "cpu"
-        self._forward = one_call(config, weights, attend) if self._on_cpu else None
+        self._forward = self._one_call(weights, attend) if self._on_cpu else None
 
     def compile_kernels(self, *, progress: bool = False) -> None:
         """Compile the kernels of a CPU for this model, unless the cache has them. Without this each is at its first
@@ -180,9 +180,13 @@ class Decoder:
         """The embeddings of a step's tokens, and tables of cos and sin that reach to its last position."""
         return embedding(step.tokens, self.embed_tokens), self.rope(step.metadata.max_seqlen_k)
 
+    def _one_call(self, weights: Weights, attend: Attend) -> "Forward | None":
+        """All layers and lm_head as one kernel, for the CPU and its attention."""
+        from phase2_prefill_decode.kernels.cpu.forward import Forward  # here: a GPU does not need numba
 
-def one_call(config: ModelConfig, weights: Weights, attend: Attend) -> "Forward | None":
-    """All layers and lm_head as one kernel, for the CPU and its attention, if the model is small."""
-    from phase2_prefill_decode.kernels.cpu.forward import Forward  # here: a GPU does not need numba
-
-    return Forward(config, weights) if attend is ATTEND.load("cpu") and Forward.serves(config, weights) else None
+        linears = [
+            [layer.self_attn.qkv_proj, layer.self_attn.o_proj, layer.mlp.gate_up_proj, layer.mlp.down_proj]
+            for layer in self.layers
+        ]
+        serves = attend is ATTEND.load("cpu") and Forward.serves(self.config, linears, self.lm_head)
+        return Forward(self.config, weights, linears, self.lm_head) if serves else None

@@ -23,7 +23,7 @@ from tests.phase2_prefill_decode.models import VARIANTS, saved, tiny_model
 from tests.phase2_prefill_decode.test_identity import logits, prompts
 
 SMALL = ModelConfig(
-    model_type="qwen3", vocab_size=320, num_hidden_layers=3, hidden_size=64, intermediate_size=96,
+    model_type="qwen3", vocab_size=320, num_hidden_layers=3, hidden_size=64, intermediate_size=128,
     num_attention_heads=4, num_key_value_heads=2, head_dim=24, qk_norm=True, tie_word_embeddings=True,
 )  # fmt: skip
 LENGTHS = 17, 600, 1, 32  # of the sequences; 600 keys would be split by the attention of other steps
@@ -84,7 +84,7 @@ def pool_of(config: ModelConfig) -> KVPool:
 @pytest.mark.parametrize("name", KINDS)
 def test_the_logits_are_those_of_transformers(name: str, tmp_path: Path, calls: list[int]) -> None:
     family, options = VARIANTS[name]
-    oracle: Any = tiny_model(family, **{"vocab_size": 320, "intermediate_size": 96, **options})
+    oracle: Any = tiny_model(family, **{"vocab_size": 320, "intermediate_size": 128, **options})
     model = Model.load(saved(oracle, tmp_path), device="cpu", dtype="bfloat16")
     (prompt,) = prompts(320, [41])
     with torch.inference_mode():

@@ -30,6 +30,7 @@ from phase2_prefill_decode.kernels.cpu.draw import draw
 from phase2_prefill_decode.kernels.cpu.forward import forward_body
 from phase2_prefill_decode.kernels.cpu.matmul import PROCESSOR
 from phase2_prefill_decode.kernels.cpu.pointwise import rotate_store
+from phase2_prefill_decode.kernels.cpu.product import product_body
 from phase2_prefill_decode.sampling.inputs import SamplingInputs
 from phase2_prefill_decode.threads import cores
 
@@ -56,7 +57,8 @@ def _sampling(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 # What compiles each, on tensors as small as can be: kernels are compiled for a dtype, not for sizes. The longest first.
 KERNELS: dict[str, Callable[[torch.dtype], object]] = {
     "attention": _attention,
-    "forward": lambda _: forward_body(),
+    "forward": forward_body,
+    "product": lambda dtype: product_body(dtype, dtype),
     "sampling": _sampling,
     "rotation": _rotation,
 }

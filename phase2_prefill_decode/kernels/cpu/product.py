@@ -5,82 +5,202 @@ A packed weight is a sequence of blocks of 64 outputs, the last padded with zero
 first input for all its outputs, then those of the second, and so on: one stream of memory, in the order in which it is
 read. In bfloat16 an output's numbers of two inputs lie side by side, and in 4 bits they share a byte.
 
-A thread takes a block and up to ROWS rows, and goes through the inputs in chunks. A chunk of the weight stays in the L1
-cache while tile after tile of rows is multiplied with it, so few rows wait for memory, and many for arithmetic. Other
-formats than bfloat16 and float32 are unpacked to one of them chunk by chunk. All their numbers are exact in it.
+A thread takes a block and up to ROWS rows, and goes through the inputs in chunks. A chunk of the weight stays in the
+cache while tile after tile of rows is multiplied with it: few rows wait for memory, and many for arithmetic.
 
-    integers and float8: the sum of a group of inputs is scaled, and added to the total
-        total += scale * (sum of value * input - zero * sum of input)
+Integers and float8 are unpacked to bfloat16, chunk by chunk. A group of inputs has a scale and an offset for each
+output, and a sum of its own: total += scale * (sum of number * input) - offset * (sum of input).
 
-A row's product does not depend on the other rows, nor on how many there are: see `tile`.
+A row's product does not depend on the other rows, nor on how many there are: see `microkernel`.
 """
 
 from functools import cache
 
 import numpy as np
 import torch
-from numba import types
 from numba.extending import overload
 from numba.np.unsafe.ndarray import to_fixed_tuple
 from torch import Tensor
 from torch.nn.functional import pad
 
-from phase2_prefill_decode.kernels.cpu.intrinsics import FAST, TAGS, array, as_bits, as_float, compiled, narrow, widen
+from phase2_prefill_decode.kernels.cpu.intrinsics import TAGS, array, compiled, narrow, widen
+from phase2_prefill_decode.kernels.cpu.microkernel import (
+    BF16,
+    BLOCK,
+    DOTS,
+    F16,
+    F32,
+    PAIR,
+    VECTORS,
+    WIDE,
+    add_tile,
+    unpack,
+)
 from phase2_prefill_decode.kernels.cpu.openmp import OPENMP, launch, on_each_thread, take, threads_for
-from phase2_prefill_decode.kernels.cpu.tile import BLOCK, DOTS, PACKED, PAIR, VECTORS, WIDE, add_tile, unpack
 
 ROWS = 96  # of an item of work: many enough to unpack a weight for, few enough for the L2 cache
 CHUNK = 128 if DOTS else 64  # pairs of inputs: 512 bytes of a row
 MOST, SPAN = 6, VECTORS if WIDE else 1  # rows and vectors of the largest tile
-FLOAT32, INT64, UINT8 = (np.dtype(kind) for kind in (np.float32, np.int64, np.uint8))
+FLOAT32, INT64 = np.dtype(np.float32), np.dtype(np.int64)
 NO_TENSOR = 0
+SPARE = 16  # numbers behind a row
+FORMATS = {**TAGS, torch.int8: np.int8(0), torch.uint8: np.uint8(0), torch.float8_e4m3fn: np.uint64(0)}  # tags
 
-# The formats that are unpacked: a tag for each, and the bytes of a pair of inputs in a block.
-INT8, INT4, FLOAT8 = np.int8(0), np.uint8(0), np.uint64(0)
-BYTES = PAIR | PACKED
+
+class PackedWeight:
+    """A weight [outputs, inputs] in blocks. It is a copy: later writes to the original have no effect. uint8 holds two
+    numbers of 4 bits. Scales and offsets are [outputs, groups]."""
+
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None = None, scales: Tensor | None = None, offsets: Tensor | None = None
+    ) -> None:
+        self.dtype, self.outputs = weight.dtype, len(weight)
+        self.inputs = weight.shape[1] * (2 if weight.dtype == torch.uint8 else 1)
+        bias = torch.zeros(self.outputs) if bias is None else bias
+        self.tensors = in_blocks(weight, self.inputs % 2), in_blocks(bias[:, None].float())
+        if scales is not None:
+            offsets = torch.zeros_like(scales) if offsets is None else offsets
+            self.tensors += in_blocks(scales.float()), in_blocks(offsets.float())
+        self.pairs = -(-self.inputs // 2)
+        self.group = self.pairs if scales is None else self.pairs // scales.shape[1]
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """What `multiply_block` takes, without the tag."""
+        places = [tensor.data_ptr() for tensor in self.tensors]
+        return *places, *[NO_TENSOR] * (4 - len(places)), self.pairs, self.group
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        left, result = operand(rows), rows.new_empty(len(rows), self.outputs)
+        microseconds = self.tensors[0].nbytes / 20e3 + self.outputs * self.inputs * len(rows) / 60e3
+        launch(
+            product_body(rows.dtype, self.dtype),
+            (left.data_ptr(), left.shape[1], result.data_ptr(), len(rows), self.outputs, *self.numbers),
+            threads_for(microseconds),
+            OPENMP,
+        )
+        return result
+
+
+def in_blocks(matrix: Tensor, missing: int = 0) -> Tensor:
+    """[outputs, columns] as [blocks, columns, BLOCK], with zeros for the outputs and columns that are missing."""
+    if matrix.dtype == torch.float8_e4m3fn:
+        matrix = matrix.view(torch.int8)
+    if missing or len(matrix) % BLOCK:
+        matrix = pad(matrix, (0, missing, 0, -len(matrix) % BLOCK))
+    units = matrix.contiguous().view(torch.int32) if matrix.dtype == torch.bfloat16 else matrix
+    return units.view(-1, BLOCK, units.shape[1]).transpose(1, 2).contiguous()
+
+
+def operand(rows: Tensor) -> Tensor:
+    """Rows as tiles take them, [rows, inputs or more]: with a zero behind an odd number of inputs. Rows that
+    are a multiple of 4096 bytes apart would compete for the same lines of the cache."""
+    dtype, inputs = operand_dtype(rows.dtype), rows.shape[1]
+    if rows.dtype == dtype and inputs % 2 == 0 and (inputs * dtype.itemsize % 4096 or len(rows) == 1):
+        return rows.contiguous()
+    left = torch.empty(len(rows), inputs + SPARE, dtype=dtype)
+    left[:, :inputs] = rows
+    left[:, inputs:] = 0
+    return left
+
+
+def operand_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What rows of this dtype are multiplied in."""
+    return torch.bfloat16 if DOTS and dtype == torch.bfloat16 else torch.float32
+
+
+@cache
+def product_body(dtype: torch.dtype, stored: torch.dtype) -> int:
+    """The body of a thread, for rows of one dtype and a weight of another: it takes item after item."""
+    like, kind, left_like = TAGS[dtype], FORMATS[stored], TAGS[operand_dtype(dtype)]
+
+    def body(work):
+        (
+            _, left, down, result, rows, outputs, blocks, bias, scales, offsets, pairs, group,
+        ) = to_fixed_tuple(array(work, (12,), INT64), 12)  # fmt: skip
+        weight = kind, blocks, bias, scales, offsets, pairs, group
+        left, result = array(left, (rows, down), left_like), array(result, (rows, outputs), like)
+        room, columns, done = scratch(ROWS, -(-pairs // group)), -(-outputs // BLOCK), -1
+        item = take(work)
+        while item < columns * -(-rows // ROWS):
+            block, first = item % columns, item // columns * ROWS
+            end = min(first + ROWS, rows)
+            if first != done:
+                done = first
+                add_up(weight, left[first:end], room)
+            multiply_block(weight, block, left[first:end], room)
+            store(room, block, result[first:end])
+            item = take(work)
+
+    return on_each_thread(body)
+
+
+@compiled()
+def scratch(rows, groups):
+    """The memory of a thread: sums, the sums of a group, those of the inputs of each group, and an unpacked chunk."""
+    return (
+        np.empty((rows, BLOCK), np.float32),
+        np.empty((rows, BLOCK), np.float32),
+        np.empty((rows, groups), np.float32),
+        np.empty(CHUNK * 4 * BLOCK, np.uint8),
+    )
+
+
+@compiled()
+def add_up(weight, left, room):
+    """Add up the inputs of each group, for the offsets."""
+    _, _, _, scales, _, pairs, group = weight
+    if scales != NO_TENSOR:
+        for row in range(len(left)):
+            for number in range(pairs // group):
+                total = np.float32(0)
+                for i in range(2 * number * group, 2 * (number + 1) * group):
+                    total += widen(left[row, i])
+                room[2][row, number] = total
 
 
 # region block
 @compiled()
-def multiply_block(weight, block, left, sums, room):
-    """Write the products of all rows of `left` with a block of a weight to `sums`."""
-    kind, blocks, bias, scales, zeros, pairs, group = weight
-    size, groups, place, width = pair_of(kind), -(-pairs // group), blocks + block * pairs * pair_of(kind), left.itemsize
+def multiply_block(weight, block, left, room):
+    """The products of all rows of `left` with a block of a weight."""
+    kind, blocks, bias, scales, offsets, pairs, group = weight
+    sums, part, totals, unpacked = room
+    sums, size, groups = sums[: len(left)], pair_of(kind), -(-pairs // group)
     sums[:] = array(bias + block * BLOCK * 4, (BLOCK,), FLOAT32)
     for number in range(groups):
-        first, end = number * group, min((number + 1) * group, pairs)
-        part = sums
+        first, end, own = number * group, min((number + 1) * group, pairs), sums
         if scales != NO_TENSOR:
-            part = room[1][: len(sums)]
-            part[:] = 0
+            own = part[: len(left)]
+            own[:] = 0
         for start in range(first, end, CHUNK):
-            steps, own = min(CHUNK, end - start), left.ctypes.data + 2 * start * width
-            tag, at, ahead = ready(kind, place + start * size, steps, room[0])
-            add_rows(tag, left[0, 0], part, own, left.strides[0], at, steps, ahead)
+            steps, place = min(CHUNK, end - start), left.ctypes.data + 2 * start * left.itemsize
+            tag, chunk, ahead = ready(kind, blocks + (block * pairs + start) * size, steps, unpacked)
+            add_rows(tag, left[0, 0], own, place, left.strides[0], chunk, steps, ahead)
         if scales != NO_TENSOR:
             line = (block * groups + number) * BLOCK * 4
-            scale, zero = array(scales + line, (BLOCK,), FLOAT32), array(zeros + line, (BLOCK,), FLOAT32)
+            scale, offset = array(scales + line, (BLOCK,), FLOAT32), array(offsets + line, (BLOCK,), FLOAT32)
             for row in range(len(sums)):
-                add_scaled(part[row], scale, zero, total_of(left[row, 2 * first : 2 * end]), sums[row])
+                for i in range(BLOCK):
+                    sums[row, i] += scale[i] * own[row, i] - offset[i] * totals[row, number]
 
 
 @compiled()
 def add_rows(kind, left_kind, sums, left, down, weight, steps, ahead):
-    """sums += rows @ a chunk of a block, in tiles: the largest first."""
+    """sums += rows @ a chunk of a block, tile by tile: the largest first."""
     row = 0
     while row < len(sums):
         rest, at, own = len(sums) - row, sums[row:].ctypes.data, left + row * down
         if rest >= MOST:
             for v in range(0, VECTORS, SPAN):
-                add_tile(MOST, SPAN, kind, left_kind, at + v * 64, own, down, weight + v * 64, steps, ahead)
+                add_tile(MOST, SPAN, kind, left_kind, at + v * 64, own, down, vector(kind, weight, v), steps, ahead)
             row += MOST
         elif rest >= 4:
             for v in range(0, VECTORS, SPAN):
-                add_tile(4, SPAN, kind, left_kind, at + v * 64, own, down, weight + v * 64, steps, ahead)
+                add_tile(4, SPAN, kind, left_kind, at + v * 64, own, down, vector(kind, weight, v), steps, ahead)
             row += 4
         elif rest >= 2:
             for v in range(0, VECTORS, 2):
-                add_tile(2, 2, kind, left_kind, at + v * 64, own, down, weight + v * 64, steps, ahead)
+                add_tile(2, 2, kind, left_kind, at + v * 64, own, down, vector(kind, weight, v), steps, ahead)
             row += 2
         else:
             add_tile(1, VECTORS, kind, left_kind, at, own, down, weight, steps, ahead)
@@ -91,88 +211,9 @@ def add_rows(kind, left_kind, sums, left, down, weight, steps, ahead):
 
 
 @compiled()
-def total_of(numbers):
-    total = np.float32(0)
-    for i in range(len(numbers)):
-        total += widen(numbers[i])
-    return total
-
-
-@compiled(fastmath={"contract"})
-def add_scaled(part, scale, zero, total, sums):
-    for i in range(BLOCK):
-        sums[i] += scale[i] * (part[i] - zero[i] * total)
-
-
-def pair_of(kind):
-    """The bytes of a pair of inputs in a block."""
-    raise NotImplementedError("only inside compiled functions")
-
-
-def ready(kind, place, steps, room):
-    """A chunk of a weight as tiles take it: its tag, its address, and how far ahead of it the next is."""
-    raise NotImplementedError("only inside compiled functions")
-
-
-@overload(pair_of)
-def _pair_of(kind):
-    size = BYTES[kind]
-    return lambda kind: size
-
-
-@overload(ready, jit_options={"fastmath": FAST})
-def _ready(kind, place, steps, room):
-    if kind in PAIR:
-        ahead = CHUNK * PAIR[kind]
-        return lambda kind, place, steps, room: (kind, place, ahead)
-    return lambda kind, place, steps, room: into_pairs(kind, place, steps, room)
-
-
-@compiled()
-def into_pairs(kind, place, steps, room):
-    unpack(kind, place, room.ctypes.data, steps)
-    return np.uint16(0), room.ctypes.data, 0
-
-
-BODIES = {}
-def product_body(dtype, kind):
-    key = dtype, type(kind)
-    if key not in BODIES: BODIES[key] = _body(dtype, kind)
-    return BODIES[key]
-
-def _body(dtype, kind):
-    """The body of a thread: it takes one item after the other. `kind` is the tag of the weight."""
-    like, left_like = TAGS[dtype], left_tag(dtype)
-
-    def body(work):
-        (
-            _, left, down, result, rows, outputs, blocks, bias, scales, zeros, pairs, group,
-        ) = to_fixed_tuple(array(work, (12,), INT64), 12)  # fmt: skip
-        weight = kind, blocks, bias, scales, zeros, pairs, group
-        left, result = array(left, (rows, down), left_like), array(result, (rows, outputs), like)
-        sums, room = np.empty((ROWS, BLOCK), np.float32), scratch()
-        columns = -(-outputs // BLOCK)
-        item = take(work)
-        while item < columns * -(-rows // ROWS):
-            block, first = item % columns, item // columns * ROWS
-            end = min(first + ROWS, rows)
-            multiply_block(weight, block, left[first:end], sums[: end - first], room)
-            store_block(sums, block, result[first:end])
-            item = take(work)
-
-    return on_each_thread(body)
-
-
-@compiled()
-def scratch():
-    """The memory that `multiply_block` needs: an unpacked chunk, and the sums of a group."""
-    return np.empty(CHUNK * 4 * BLOCK, np.uint8), np.empty((ROWS, BLOCK), np.float32)
-
-
-@compiled()
-def store_block(sums, block, result):
+def store(room, block, result):
     """Round the sums of a block. The last block may have fewer outputs."""
-    start = block * BLOCK
+    start, sums = block * BLOCK, room[0]
     if start + BLOCK <= result.shape[1]:
         for row in range(len(result)):
             own, line = sums[row], result[row, start : start + BLOCK]
@@ -184,61 +225,41 @@ def store_block(sums, block, result):
                 result[row, start + i] = narrow(sums[row, i], result[0, 0])
 
 
-def left_tag(dtype: torch.dtype):
-    """What rows of this dtype are multiplied in: bfloat16 if the processor can, else float32."""
-    return TAGS[torch.bfloat16 if DOTS and dtype == torch.bfloat16 else torch.float32]
+def pair_of(kind):
+    """The bytes of a pair of inputs in a block."""
+    raise NotImplementedError("only inside compiled functions")
 
 
-class PackedWeight:
-    """A weight in blocks."""
-
-    def __init__(self, weight: Tensor, bias: Tensor | None = None, kind=None, scales=None, zeros=None, group=None) -> None:
-        self.outputs, inputs = weight.shape
-        if kind is INT4:
-            inputs *= 2
-        self.kind = TAGS[weight.dtype] if kind is None else kind
-        self.pairs = -(-inputs // 2)
-        self.group = self.pairs if group is None else group // 2
-        self.blocks = in_blocks(weight, 1 if kind is INT4 else 2)
-        self.bias = torch.zeros(self.blocks.shape[0] * BLOCK)
-        if bias is not None:
-            self.bias[: self.outputs] = bias
-        self.scales = None if scales is None else in_blocks(scales.float(), 1)
-        self.zeros = None if scales is None else in_blocks(torch.full_like(scales, 8.0 if kind is INT4 else 0.0) if zeros is None else zeros.float(), 1)
-
-    def __call__(self, rows: Tensor, out=None, threads=None) -> Tensor:
-        result = rows.new_empty(len(rows), self.outputs)
-        left = left_of(rows)
-        work = self.blocks.nbytes / 20e3 + self.outputs * self.pairs * len(rows) / 30e3
-        launch(
-            product_body(rows.dtype, self.kind),
-            (left.data_ptr(), left.shape[1], result.data_ptr(), len(rows), self.outputs, self.blocks.data_ptr(), self.bias.data_ptr(), address(self.scales), address(self.zeros), self.pairs, self.group),
-            threads or threads_for(work),
-            OPENMP,
-        )
-        return result
+def vector(kind, weight, v):
+    """The address of vector v of a line."""
+    raise NotImplementedError("only inside compiled functions")
 
 
-def address(t):
-    return NO_TENSOR if t is None else t.data_ptr()
+def ready(kind, chunk, steps, room):
+    """A chunk of a block as tiles take it: a tag, an address, and how far ahead of it the next chunk is."""
+    raise NotImplementedError("only inside compiled functions")
 
 
-def in_blocks(matrix: Tensor, multiple: int) -> Tensor:
-    """[outputs, inputs] as [blocks, inputs, BLOCK], padded with zeros; bfloat16 in pairs."""
-    outputs, inputs = matrix.shape
-    if outputs % BLOCK or inputs % multiple:
-        matrix = pad(matrix.view(torch.uint8) if matrix.dtype == torch.float8_e4m3fn else matrix, (0, -inputs % multiple, 0, -outputs % BLOCK))
-    units = matrix.contiguous().view(torch.int32) if matrix.dtype == torch.bfloat16 else matrix
-    return units.view(-1, BLOCK, units.shape[1]).transpose(1, 2).contiguous()
+@overload(pair_of)
+def _pair_of(kind):
+    size = PAIR[kind]
+    return lambda kind: size
 
 
-def left_of(rows: Tensor) -> Tensor:
-    """Rows as tiles take them: [rows, inputs or more]. Rows that are 4096 bytes apart would share lines of the cache."""
-    size = rows.shape[1]
-    dtype = torch.bfloat16 if DOTS and rows.dtype == torch.bfloat16 else torch.float32
-    if rows.dtype == dtype and size % 2 == 0 and size * dtype.itemsize % 4096:
-        return rows.contiguous()
-    left = torch.empty(len(rows), size + size % 2 + 16, dtype=dtype)
-    left[:, :size] = rows
-    left[:, size : size + size % 2] = 0
-    return left
+@overload(vector)
+def _vector(kind, weight, v):
+    size = {BF16: 64, F16: 32, F32: 64}[kind]
+    return lambda kind, weight, v: weight + v * size
+
+
+@overload(ready)
+def _ready(kind, chunk, steps, room):
+    if kind in (BF16, F16, F32):
+        ahead = CHUNK * PAIR[kind]
+        return lambda kind, chunk, steps, room: (kind, chunk, ahead)
+
+    def unpacked(kind, chunk, steps, room):
+        unpack(kind, chunk, room.ctypes.data, steps)
+        return np.uint16(0), room.ctypes.data, 0
+
+    return unpacked
