@@ -29,8 +29,8 @@ from phase2_prefill_decode.kernels.cpu.cache import PLACE, is_writable
 from phase2_prefill_decode.kernels.cpu.draw import draw
 from phase2_prefill_decode.kernels.cpu.forward import forward_body
 from phase2_prefill_decode.kernels.cpu.matmul import PROCESSOR
-from phase2_prefill_decode.kernels.cpu.pointwise import rotate_store
-from phase2_prefill_decode.kernels.cpu.product import product_body
+from phase2_prefill_decode.kernels.cpu.pointwise import add_norm, rotate_store, swiglu
+from phase2_prefill_decode.kernels.cpu.product import PackedWeight
 from phase2_prefill_decode.sampling.inputs import SamplingInputs
 from phase2_prefill_decode.threads import cores
 
@@ -49,6 +49,15 @@ def _rotation(dtype: torch.dtype) -> Tensor:
     return rotate_store(torch.zeros(1, 48, dtype=dtype), angles, angles, zero, zero, page, page, None, 1e-6)
 
 
+def _pointwise(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    row = torch.zeros(1, 16, dtype=dtype)
+    return *add_norm(row, row, row[0], 1e-6), swiglu(row)
+
+
+def _product(dtype: torch.dtype) -> Tensor:
+    return PackedWeight(torch.zeros(1, 2, dtype=dtype))(torch.zeros(1, 2, dtype=dtype))
+
+
 def _sampling(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     number, integer, key = torch.ones(1), torch.zeros(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int64)
     return draw(torch.zeros(1, 16, dtype=dtype), SamplingInputs(key, key, integer, number, number, number), 16)
@@ -58,9 +67,10 @@ def _sampling(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 KERNELS: dict[str, Callable[[torch.dtype], object]] = {
     "attention": _attention,
     "forward": forward_body,
-    "product": lambda dtype: product_body(dtype, dtype),
+    "product": _product,
     "sampling": _sampling,
     "rotation": _rotation,
+    "pointwise": _pointwise,
 }
 
 
