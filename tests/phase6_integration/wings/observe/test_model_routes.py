@@ -2,15 +2,12 @@
 
 import asyncio
 import threading
-from collections.abc import Sequence
 from typing import Any
 
 import httpx
 import pytest
 
 from phase0_request.tokenizer import Tokenizer
-from phase6_integration.api.settings import ServerSettings
-from phase6_integration.api.tokenization import THREADS, TokenizerPool
 from tests.phase6_integration.fake_engine import FakeEngine, client
 from tests.phase6_integration.streams import HELLO, post
 
@@ -65,22 +62,3 @@ def test_when_too_many_texts_wait_for_the_tokenizer_one_more_is_a_503(monkeypatc
     assert (first.status_code, first.json()["error"]["code"]) == (503, "tokenizer_busy")
     assert second.status_code == 200
     assert int(first.headers["retry-after"]) > 0
-
-
-def test_clients_take_turns_at_the_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of a client that sends ten texts at once waits no longer than two of those of another."""
-    encoded, encode = list[str](), Tokenizer.encode_batch
-
-    def noted(tokenizer: Tokenizer, texts: Sequence[str], *rest: Any) -> Any:
-        encoded.extend(texts)
-        return encode(tokenizer, texts, *rest)
-
-    async def send() -> None:
-        pool = TokenizerPool(FakeEngine(), ServerSettings())
-        texts = [("many", f"many {number}") for number in range(10)] + [("one", "one")]
-        await asyncio.gather(*(pool.encode([text], tenant) for tenant, text in texts))
-
-    monkeypatch.setattr(Tokenizer, "encode_batch", noted)
-    asyncio.run(send())
-    assert len(encoded) == 11
-    assert encoded.index("one") <= THREADS
