@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from phase6_integration.api.errors import conflict
+from phase6_integration.api.errors import unservable
 from phase6_integration.api.schemas import AnyMessage, AssistantMessage, ConversationFields, ToolCall
 
 
@@ -12,7 +12,7 @@ def conversation(body: ConversationFields, **variables: Any) -> dict[str, Any]:
     means not given."""
     if body.continue_final_message and body.add_generation_prompt:
         message = "continue_final_message continues the last message; add_generation_prompt would begin another"
-        raise conflict("add_generation_prompt", message)
+        raise unservable("add_generation_prompt", message)
     found = {
         **variables,
         "tools": [tool.model_dump(exclude_unset=True) for tool in body.tools or ()] or None,

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from phase0_request.params import MAX_TOKENS
 from phase0_request.tokenizer import Tokenizer
-from phase6_integration.api.errors import RequestError, conflict
+from phase6_integration.api.errors import RequestError, unservable
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.process.async_engine import AsyncEngine
 
@@ -41,14 +41,14 @@ class TokenizerPool:
     @property
     def tokenizer(self) -> Tokenizer:
         if self._tokenizer is None:
-            raise conflict(None, "this model has no tokenizer; send token ids, to /v1/completions", "no_tokenizer")
+            raise unservable(None, "this model has no tokenizer; send token ids, to /v1/completions", "no_tokenizer")
         return self._tokenizer
 
     @property
     def template(self) -> str:
         """The chat template."""
         if self.tokenizer.chat_template is None:
-            raise conflict("messages", "this model has no chat template; send a prompt to /v1/completions")
+            raise unservable("messages", "this model has no chat template; send a prompt to /v1/completions")
         return self.tokenizer.chat_template
 
     async def encode(self, texts: Sequence[str], tenant: str, add_special_tokens: bool = True) -> Tokens:
@@ -96,7 +96,7 @@ class TokenizerPool:
             async with self._places.setdefault(tenant, asyncio.Semaphore(THREADS)):
                 return await asyncio.get_running_loop().run_in_executor(self._threads, encode)
         except ValueError as error:
-            raise conflict(param, f"{param}: {str(error)[:300]}") from None
+            raise unservable(param, f"{param}: {str(error)[:300]}") from None
         finally:
             self._unfinished -= Counter((tenant,))  # drops those with none
             if tenant not in self._unfinished:

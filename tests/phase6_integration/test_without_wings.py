@@ -63,7 +63,8 @@ def test_a_chat_streams_without_wings(core: Path) -> None:
     assert refused == "response_format: this server is without structured output"
 
 
-@pytest.mark.parametrize("part", ["api", pytest.param("process", marks=pytest.mark.slow)])
+@pytest.mark.slow  # they run a second time
+@pytest.mark.parametrize("part", ["engine", "process", "api"])
 def test_the_tests_of_the_core_pass_without_wings(core: Path, part: str) -> None:
     options = ("-q", "-m", "not slow", "-p", "no:cacheprovider", "-p", "no:randomly")
     done = run(core, "-m", "pytest", *options, f"tests/{SIX}/{part}")
