@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from phase0_request.tokenizer import Tokenizer
+from phase6_integration.api import tokenization
 from tests.phase6_integration.fake_engine import FakeEngine, client
 from tests.phase6_integration.streams import HELLO, post
 
@@ -41,6 +42,13 @@ def test_tokenize_a_conversation() -> None:
 def test_a_text_or_a_conversation_but_not_both() -> None:
     for body in ({"prompt": "a", "messages": HELLO}, {"messages": HELLO, "add_special_tokens": True}, {}):
         assert post(FakeEngine(), "/tokenize", **body).status_code == 400
+
+
+def test_a_text_of_more_tokens_than_any_request_may_have_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenization, "MAX_TOKENS", 3)
+    refused = post(FakeEngine(), "/tokenize", prompt="one two three four")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "prompt")
+    assert "more than 3 tokens" in refused.text
 
 
 def test_when_too_many_texts_wait_for_the_tokenizer_one_more_is_a_503(monkeypatch: pytest.MonkeyPatch) -> None:
