@@ -36,7 +36,7 @@ INT8, INT4, FLOAT8 = types.int8, types.uint8, types.uint64
 PAIR = {BF16: 4 * BLOCK, F16: 4 * BLOCK, F32: 8 * BLOCK, INT8: 2 * BLOCK, INT4: BLOCK, FLOAT8: 2 * BLOCK}
 
 
-class _BFloat(ir.Type):
+class _BFloat(ir.Type):  # type: ignore[misc]  # llvmlite is not typed
     """LLVM's bfloat, which llvmlite lacks."""
 
     def _to_string(self):

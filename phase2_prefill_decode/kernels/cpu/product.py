@@ -57,10 +57,10 @@ class PackedWeight:
         self.dtype, self.outputs = weight.dtype, len(weight)
         self.inputs = weight.shape[1] * (2 if weight.dtype == torch.uint8 else 1)
         bias = torch.zeros(self.outputs) if bias is None else bias
-        self.tensors = in_blocks(weight, self.inputs % 2), in_blocks(bias[:, None].float())
+        self.tensors = [in_blocks(weight, self.inputs % 2), in_blocks(bias[:, None].float())]
         if scales is not None:
             offsets = torch.zeros_like(scales) if offsets is None else offsets
-            self.tensors += in_blocks(scales.float()), in_blocks(offsets.float())
+            self.tensors += [in_blocks(scales.float()), in_blocks(offsets.float())]
         self.pairs = -(-self.inputs // 2)
         self.group = self.pairs if scales is None else self.pairs // scales.shape[1]
 
