@@ -36,7 +36,9 @@ class Linear:
         return linear(rows, self._weight, self._bias) if self.packed is None else self.packed(rows)
 
     def into(self, out: Tensor, rows: Tensor) -> Tensor:
-        """Write the result to `out`. Where torch multiplies, without a bias, nothing is copied."""
-        if self.packed is None and self._bias is None:
+        """Write the result to `out`, which is contiguous, without a copy."""
+        if self.packed is not None:
+            return self.packed(rows, out)
+        if self._bias is None:
             return torch.mm(rows, self._weight.t(), out=out)
-        return out.copy_(self(rows))
+        return torch.addmm(self._bias, rows, self._weight.t(), out=out)

@@ -70,8 +70,11 @@ class PackedWeight:
         places = [tensor.data_ptr() for tensor in self.tensors]
         return *places, *[NO_TENSOR] * (4 - len(places)), self.pairs, self.group
 
-    def __call__(self, rows: Tensor) -> Tensor:
-        left, result = operand(rows), rows.new_empty(len(rows), self.outputs)
+    def __call__(self, rows: Tensor, result: Tensor | None = None) -> Tensor:
+        if rows.shape[1] != self.inputs:
+            raise ValueError(f"rows of {rows.shape[1]} numbers cannot be multiplied with a weight of {self.inputs} inputs")
+        result = rows.new_empty(len(rows), self.outputs) if result is None else result
+        left = operand(rows)
         microseconds = self.tensors[0].nbytes / 20e3 + self.outputs * self.inputs * len(rows) / 60e3
         launch(
             product_body(rows.dtype, self.dtype),
