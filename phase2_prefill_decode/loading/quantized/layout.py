@@ -1,0 +1,91 @@
+"""Format: of which tensors a checkpoint makes a quantized matrix. And what the formats have in common."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from phase0_request.checks import ConfigError
+from phase2_prefill_decode.loading.quantized.weight import MIDDLE, QuantizedWeight, unpacked
+
+FLOATS = "F32", "F16", "BF16"  # safetensors' names
+WORDS = ("I32",)  # of eight numbers of 4 bits, or four of 8
+MAX_GROUP = 1 << 16
+
+
+class Part(NamedTuple):
+    """A tensor of a quantized matrix."""
+
+    dtypes: tuple[str, ...]  # any of them
+    shape: tuple[int, ...]
+    optional: bool = False
+
+
+class Format(Protocol):
+    """How a checkpoint stores its quantized matrices. A matrix `m.weight` consists of tensors `m.SUFFIX`."""
+
+    @property
+    def mark(self) -> str:
+        """The suffix that every quantized matrix has, and no other matrix."""
+
+    @property
+    def main(self) -> str:
+        """The suffix of the tensor that holds the numbers."""
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """Suffixes of tensors that are not needed: those that quantize activations. They stay in 16 bits here."""
+
+    def size(self, main: tuple[int, ...]) -> tuple[int, int]:
+        """[out, in] of a matrix, from the shape of its main tensor. ValueError if it can be of none."""
+
+    def parts(self, out: int, inputs: int) -> dict[str, Part]:
+        """The tensors of such a matrix, by their suffixes. ConfigError if there can be no such matrix."""
+
+    def read(self, parts: Mapping[str, Tensor]) -> QuantizedWeight:
+        """The matrix of these tensors."""
+
+
+def only(config: Mapping[str, Any], **allowed: tuple[Any, ...]) -> None:
+    """Refuse a quantization_config with another value of these keys than those that are supported."""
+    for name, values in allowed.items():
+        if (value := config.get(name)) not in values:
+            supported = ", ".join("none" if each is None else str(each) for each in values)
+            raise ConfigError(f"quantization_config: {name} is {value!r}; supported: {supported}")
+
+
+def groups(inputs: int, group: int) -> int:
+    """The number of groups of a row. A group size of -1 means: one."""
+    if group == -1:
+        return 1
+    if inputs % group:
+        raise ConfigError(f"its {inputs} inputs are no multiple of the group size {group}")
+    return inputs // group
+
+
+def order_of(group_of: Tensor, size: int) -> Tensor | None:
+    """The order of the inputs that brings each group together; None if they are. With act-order, GPTQ puts inputs that
+    are of like importance into one group, wherever they are."""
+    order = torch.argsort(group_of, stable=True)
+    inputs = torch.arange(len(group_of))
+    if not torch.equal(group_of[order].long(), inputs // (len(inputs) if size == -1 else size)):
+        raise ConfigError(f"its g_idx must put {size} inputs into each group")
+    return None if torch.equal(order, inputs) else order
+
+
+def signed(values: Tensor) -> Tensor:
+    """uint8 numbers around 128 as int8 numbers around 0."""
+    return (values ^ 128).view(torch.int8)
+
+
+def whole_numbers(words: Tensor, bits: int) -> Tensor:
+    """The numbers in the words of each row, the lowest bits first."""
+    values = words.contiguous().view(torch.uint8)
+    return unpacked(values) if bits == 4 else values
+
+
+def zeros_of(numbers: Tensor, bits: int, scales: Tensor) -> Tensor | None:
+    """Zeros as a QuantizedWeight has them, of numbers from 0 on; None if they are those that it has without any."""
+    zeros = numbers.to(scales.dtype) - (0 if bits == 4 else 128)
+    return None if bool((zeros == (MIDDLE if bits == 4 else 0)).all()) else zeros
