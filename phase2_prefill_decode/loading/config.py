@@ -13,7 +13,7 @@ from phase0_request.checks import ConfigError, check_bool, check_choice, check_i
 from phase0_request.gguf_file import is_gguf, read_header
 from phase0_request.model_files import model_eos_ids, naming, read_object
 from phase1_kv_pool.layout import DTYPE_BYTES, KVLayout
-from phase2_prefill_decode.loading import gguf
+from phase2_prefill_decode.loading import gguf_config
 from phase2_prefill_decode.loading.families import FAMILIES, MAX_LENGTH, read
 from phase2_prefill_decode.loading.quantized.layout import Format
 
@@ -176,7 +176,7 @@ class ModelConfig:
         both count. `dtype` replaces the one of the file."""
         file = Path(directory) if is_gguf(directory) else Path(directory) / "config.json"
         if is_gguf(directory):
-            config, ends = gguf.config_of(read_header(file)), []
+            config, ends = gguf_config.config_of(read_header(file)), []
         else:
             config, ends = read_object(file), model_eos_ids(file.parent)
         replaced = {"dtype": dtype, "eos_token_id": ends or None}

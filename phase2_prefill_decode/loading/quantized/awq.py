@@ -2,22 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from phase0_request.checks import check_int
-from phase2_prefill_decode.loading.quantized.layout import (
-    FLOATS,
-    MAX_GROUP,
-    WORDS,
-    Part,
-    groups,
-    only,
-    whole_numbers,
-    zeros_of,
-)
-from phase2_prefill_decode.loading.quantized.weight import QuantizedWeight, packed
+from phase2_prefill_decode.loading.quantized.layout import FLOATS, MAX_GROUP, WORDS, Part, groups, only
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from phase2_prefill_decode.loading.quantized.weight import QuantizedWeight
 
 PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # of a word's outputs, in it
 
@@ -48,12 +41,14 @@ class AWQ:
             "scales": Part(FLOATS, (count, out)),
         }
 
-    def read(self, parts: Mapping[str, Tensor]) -> QuantizedWeight:
+    def read(self, parts: "Mapping[str, Tensor]") -> "QuantizedWeight":
+        from phase2_prefill_decode.loading.quantized.numbers import whole_numbers, zeros_of
+        from phase2_prefill_decode.loading.quantized.weight import QuantizedWeight, packed
+
+        def numbers(words: "Tensor") -> "Tensor":
+            """[out, in], in the order of the outputs."""
+            return whole_numbers(words, 4).view(len(words), -1, 8)[..., PLACES].flatten(1).t()
+
         scales = parts["scales"].t().contiguous()
-        values, zeros = (_numbers(parts[name]).t() for name in ("qweight", "qzeros"))
-        return QuantizedWeight(values=packed(values).contiguous(), scales=scales, zeros=zeros_of(zeros, 4, scales))
-
-
-def _numbers(words: Tensor) -> Tensor:
-    """The numbers of words, in the order of the outputs."""
-    return whole_numbers(words, 4).view(len(words), -1, 8)[..., PLACES].flatten(1)
+        zeros = zeros_of(numbers(parts["qzeros"]), 4, scales)
+        return QuantizedWeight(values=packed(numbers(parts["qweight"])).contiguous(), scales=scales, zeros=zeros)

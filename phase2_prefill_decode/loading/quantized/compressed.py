@@ -4,25 +4,15 @@ The float8 of DeepSeek and Qwen, in blocks, differs in names only.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from phase0_request.checks import ConfigError, check_choice, check_int
-from phase2_prefill_decode.loading.quantized.layout import (
-    FLOATS,
-    MAX_GROUP,
-    WORDS,
-    Part,
-    groups,
-    only,
-    order_of,
-    signed,
-    whole_numbers,
-    zeros_of,
-)
-from phase2_prefill_decode.loading.quantized.weight import QuantizedWeight
+from phase2_prefill_decode.loading.quantized.layout import FLOATS, MAX_GROUP, WORDS, Part, groups, only
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from phase2_prefill_decode.loading.quantized.weight import QuantizedWeight
 
 PLAIN, PACKED = ("int-quantized", "float-quantized", "naive-quantized"), "pack-quantized"
 DTYPES = {"int": "I8", "float": "F8_E4M3"}
@@ -48,17 +38,17 @@ class CompressedTensors:
         only({"sparsity_config": sparsity}, sparsity_config=(None, "dense"))
         schemes = [group.get("weights") or {} for group in (config.get("config_groups") or {}).values()]
         chosen: dict[str, Any]
-        chosen, *others = [{name: scheme.get(name) for name in SCHEME} for scheme in schemes] or [{}]
+        chosen, *others = [{"type": "int", **_given(scheme)} for scheme in schemes] or [{}]
         if any(other != chosen for other in others):
             raise ConfigError("quantization_config: its config_groups quantize weights differently; supported: one way")
         packed = config["format"] == PACKED
         only(chosen, num_bits=(4, 8) if packed else (8,), type=("int",) if packed else tuple(DTYPES))
-        strategy = check_choice("strategy", chosen["strategy"], STRATEGIES)
+        strategy = check_choice("strategy", chosen.get("strategy"), STRATEGIES)
         rows, group = -1 if strategy == "tensor" else 1, -1
         if strategy == "group":
-            group = check_int("group_size", chosen["group_size"], 2, MAX_GROUP)
+            group = check_int("group_size", chosen.get("group_size"), 2, MAX_GROUP)
         elif strategy == "block":
-            rows, group = _block(chosen["block_structure"])
+            rows, group = _block(chosen.get("block_structure"))
         return cls(chosen["num_bits"], chosen["type"], rows, group, packed)
 
     @classmethod
@@ -90,24 +80,29 @@ class CompressedTensors:
         group_of = Part(WORDS, (inputs,), optional=True)
         return {self.main: main, self.scale: Part(FLOATS, shape), "weight_zero_point": zeros, "weight_g_idx": group_of}
 
-    def read(self, parts: Mapping[str, Tensor]) -> QuantizedWeight:
-        values, scales, zeros = parts[self.main].clone(), parts[self.scale], parts.get("weight_zero_point")
-        if self.packed:
-            values = values.view(torch.uint8) if self.bits == 4 else signed(values.view(torch.uint8))
+    def read(self, parts: "Mapping[str, Tensor]") -> "QuantizedWeight":
+        from phase2_prefill_decode.loading.quantized.numbers import order_of, values_of, whole_numbers, zeros_of
+        from phase2_prefill_decode.loading.quantized.weight import QuantizedWeight
+
+        values, scales, zeros = parts[self.main], parts[self.scale], parts.get("weight_zero_point")
         if zeros is not None and self.packed:
             zeros = zeros_of(whole_numbers(zeros.t(), self.bits).t()[: len(scales)], self.bits, scales)
         elif zeros is not None:
             zeros = zeros.to(scales.dtype) if bool(zeros.any()) else None
         weight = QuantizedWeight(
-            values=values,
+            values=values_of(values, self.bits) if self.packed else values.clone(),
             scales=self._of_rows(scales, len(values)),
             zeros=None if zeros is None else self._of_rows(zeros, len(values)),
         )
         return weight.in_order(order_of(parts["weight_g_idx"], self.group)) if "weight_g_idx" in parts else weight
 
-    def _of_rows(self, numbers: Tensor, out: int) -> Tensor:
+    def _of_rows(self, numbers: "Tensor", out: int) -> "Tensor":
         """A number for each output, of one for several."""
         return numbers.repeat_interleave(out if self.rows == -1 else self.rows, 0)[:out]
+
+
+def _given(scheme: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: scheme[name] for name in SCHEME if scheme.get(name) is not None}
 
 
 def _block(written: Any) -> tuple[int, int]:

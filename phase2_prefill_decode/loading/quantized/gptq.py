@@ -6,25 +6,15 @@ The one is added to whole words, as GPTQModel does: it was subtracted from them,
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from phase0_request.checks import check_choice, check_int
-from phase2_prefill_decode.loading.quantized.layout import (
-    FLOATS,
-    MAX_GROUP,
-    WORDS,
-    Part,
-    groups,
-    only,
-    order_of,
-    signed,
-    whole_numbers,
-    zeros_of,
-)
-from phase2_prefill_decode.loading.quantized.weight import QuantizedWeight
+from phase2_prefill_decode.loading.quantized.layout import FLOATS, MAX_GROUP, WORDS, Part, groups, only
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from phase2_prefill_decode.loading.quantized.weight import QuantizedWeight
 
 LESS = {"gptq": 1, "gptq_v2": 0}  # by how much the stored zeros are less
 ONES = {4: 0x11111111, 8: 0x01010101}
@@ -59,12 +49,13 @@ class GPTQ:
             "g_idx": Part(WORDS, (inputs,), optional=True),
         }
 
-    def read(self, parts: Mapping[str, Tensor]) -> QuantizedWeight:
-        values, scales = parts["qweight"].t().contiguous().view(torch.uint8), parts["scales"].t().contiguous()
+    def read(self, parts: "Mapping[str, Tensor]") -> "QuantizedWeight":
+        from phase2_prefill_decode.loading.quantized.numbers import order_of, values_of, whole_numbers, zeros_of
+        from phase2_prefill_decode.loading.quantized.weight import QuantizedWeight
+
+        scales = parts["scales"].t().contiguous()
         zeros = whole_numbers(parts["qzeros"] + self.less * ONES[self.bits], self.bits).t()
         weight = QuantizedWeight(
-            values=values if self.bits == 4 else signed(values),
-            scales=scales,
-            zeros=zeros_of(zeros, self.bits, scales),
+            values=values_of(parts["qweight"].t(), self.bits), scales=scales, zeros=zeros_of(zeros, self.bits, scales)
         )
         return weight.in_order(order_of(parts["g_idx"], self.group)) if "g_idx" in parts else weight

@@ -1,13 +1,17 @@
-"""Format: of which tensors a checkpoint makes a quantized matrix. And what the formats have in common."""
+"""Format: of which tensors a checkpoint makes a quantized matrix.
+
+A server reads the config without torch, so a format imports what it reads tensors with when it does.
+"""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from phase0_request.checks import ConfigError
-from phase2_prefill_decode.loading.quantized.weight import MIDDLE, QuantizedWeight, unpacked
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from phase2_prefill_decode.loading.quantized.weight import QuantizedWeight
 
 FLOATS = "F32", "F16", "BF16"  # safetensors' names
 WORDS = ("I32",)  # of eight numbers of 4 bits, or four of 8
@@ -43,7 +47,7 @@ class Format(Protocol):
     def parts(self, out: int, inputs: int) -> dict[str, Part]:
         """The tensors of such a matrix, by their suffixes. ConfigError if there can be no such matrix."""
 
-    def read(self, parts: Mapping[str, Tensor]) -> QuantizedWeight:
+    def read(self, parts: "Mapping[str, Tensor]") -> "QuantizedWeight":
         """The matrix of these tensors."""
 
 
@@ -62,30 +66,3 @@ def groups(inputs: int, group: int) -> int:
     if inputs % group:
         raise ConfigError(f"its {inputs} inputs are no multiple of the group size {group}")
     return inputs // group
-
-
-def order_of(group_of: Tensor, size: int) -> Tensor | None:
-    """The order of the inputs that brings each group together; None if they are. With act-order, GPTQ puts inputs that
-    are of like importance into one group, wherever they are."""
-    order = torch.argsort(group_of, stable=True)
-    inputs = torch.arange(len(group_of))
-    if not torch.equal(group_of[order].long(), inputs // (len(inputs) if size == -1 else size)):
-        raise ConfigError(f"its g_idx must put {size} inputs into each group")
-    return None if torch.equal(order, inputs) else order
-
-
-def signed(values: Tensor) -> Tensor:
-    """uint8 numbers around 128 as int8 numbers around 0."""
-    return (values ^ 128).view(torch.int8)
-
-
-def whole_numbers(words: Tensor, bits: int) -> Tensor:
-    """The numbers in the words of each row, the lowest bits first."""
-    values = words.contiguous().view(torch.uint8)
-    return unpacked(values) if bits == 4 else values
-
-
-def zeros_of(numbers: Tensor, bits: int, scales: Tensor) -> Tensor | None:
-    """Zeros as a QuantizedWeight has them, of numbers from 0 on; None if they are those that it has without any."""
-    zeros = numbers.to(scales.dtype) - (0 if bits == 4 else 128)
-    return None if bool((zeros == (MIDDLE if bits == 4 else 0)).all()) else zeros
