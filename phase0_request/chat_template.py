@@ -4,13 +4,20 @@ The text of a message must never become a control token such as `<|im_end|>`, wh
 it, cut it, join it to other text. So before the template is compiled, the name of each control token in its source is
 replaced by a mark. A mark in the result was written by the template; all else is text. The marks are surrogates, code
 points that no valid text contains, so no message can hold one.
+
+A template is a program of the model. It runs in a sandbox, and ends when its text becomes too long or takes too long.
 """
 
 import json
 import re
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from phase0_request.params import MAX_TOKENS
+
+MAX_CHARS = 16 * MAX_TOKENS  # of a rendered conversation
+SECONDS = 5.0  # to render it
 Messages = Sequence[Mapping[str, Any]]
 _FIRST_MARK, _LAST_MARK = 0xDC00, 0xDFFF
 _MARK = re.compile(f"([{chr(_FIRST_MARK)}-{chr(_LAST_MARK)}])")
@@ -35,7 +42,8 @@ class ChatTemplate:
         self, messages: Messages, add_generation_prompt: bool, variables: Mapping[str, Any] | None = None
     ) -> list[str]:
         """The rendered text, split at the control tokens that the template wrote: every second part, from index 1, is
-        the name of one, and the others are text. ValueError if the template rejects the messages.
+        the name of one, and the others are text. ValueError if the template rejects the messages, in the words of its
+        `raise_exception`; what Python says of it is the cause.
 
         `variables` are the template's own (`tools`, `documents`, `enable_thinking`) and transformers'
         `continue_final_message`: the rendered text ends where the last message does.
@@ -47,21 +55,41 @@ class ChatTemplate:
         except UnicodeEncodeError:
             raise ValueError("a message holds half of a surrogate pair; it is no text") from None
         # Imported here because it takes a second and a plain prompt does not need it.
-        from transformers.utils.chat_template_utils import render_jinja_template
+        from jinja2 import TemplateError
+        from transformers.utils.chat_template_utils import _compile_jinja_template, render_jinja_template
 
         try:
+            _compile_jinja_template(self._source).environment.concat = _joined  # transformers keeps what it compiles
             rendered = render_jinja_template(
                 conversations=[[dict(message) for message in messages]],
                 chat_template=self._source,
                 add_generation_prompt=add_generation_prompt,
                 **{**(variables or {}), **self._variables},
             )
-        except Exception as error:  # a template is a program of the model and can raise anything
-            why = "".join(self._split(str(error)))
-            raise ValueError(f"the chat template refused the messages: {why}") from error
+        except Exception as error:  # a template can raise anything
+            told = isinstance(error, TemplateError | _LimitError)
+            why = ": " + "".join(self._split(str(error))) if told else ""
+            raise ValueError(f"the chat template refused the messages{why}") from error
         return self._split(str(rendered[0][0]))
 
     def _split(self, marked: str) -> list[str]:
         parts = _MARK.split(marked)
         parts[1::2] = [self._name_of.get(mark, mark) for mark in parts[1::2]]
         return parts
+
+
+class _LimitError(ValueError):
+    """A template has rendered too much, or for too long."""
+
+
+def _joined(pieces: Iterable[str]) -> str:
+    """The text that a template renders piece by piece, within the limits."""
+    kept, size, end = list[str](), 0, time.monotonic() + SECONDS
+    for piece in pieces:
+        kept.append(piece)
+        size += len(piece)
+        if size > MAX_CHARS:
+            raise _LimitError(f"their text has more than {MAX_CHARS} characters")
+        if time.monotonic() > end:
+            raise _LimitError(f"it took longer than {SECONDS:g} seconds")
+    return "".join(kept)

@@ -6,7 +6,9 @@ import os
 import platform
 import re
 import subprocess
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
 
@@ -43,7 +45,7 @@ class Machine:
 def describe() -> Machine:
     """Describe this machine. Does not import torch: the GPU is the first one that `nvidia-smi` lists."""
     gpu, gpu_memory = _gpu()
-    installed = packages_distributions()  # a distribution may have another name: pytorch-triton
+    installed = _distributions()
     return Machine(
         cpu=_cpu(),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
@@ -55,6 +57,13 @@ def describe() -> Machine:
         versions={name: version(installed[name][0]) for name in _PACKAGES if name in installed},
         vectors=vectors(),
     )
+
+
+@cache
+def _distributions() -> Mapping[str, Sequence[str]]:
+    """The distributions of each package: they may have other names, such as pytorch-triton. Reads the metadata of all
+    that is installed."""
+    return packages_distributions()
 
 
 def _cpu() -> str:

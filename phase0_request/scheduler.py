@@ -165,9 +165,10 @@ class BaseScheduler(ABC):
 
     def _postpone(self, part: Slice, late: WaitHandle) -> None:
         """Have the last token of a slice computed again, because no token could be drawn after it yet."""
-        if part.start == part.request.computed and part.length > 1:
-            part.request.advance(part.start, part.length - 1)
-            self._publish(part.request, part.length - 1)
+        request, start, length = part.request, part.start, part.length - 1
+        if start == request.computed and length:
+            request.advance(start, length)
+            self._publish(request, length)
 
     def discard_in_flight(self) -> None:
         """Forget the steps in flight, because one of them raised: they are planned again. What is committed stands."""

@@ -12,8 +12,9 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from pathlib import Path
-from threading import Lock
+from threading import Condition
 from typing import Any
 
 from tokenizers import Tokenizer as Backend
@@ -45,7 +46,7 @@ class Tokenizer:
     ) -> None:
         added = backend.get_added_tokens_decoder()
         self._backend = backend
-        self._encoding = Lock()  # the backend encodes either with control tokens or without, one text at a time
+        self._mode = _Mode(backend)
         described = json.loads(backend.to_str())
         self._decoder = list(_steps(described.get("decoder")))
         self._special = {i: bytes_of(token.content, self._decoder) for i, token in added.items() if token.special}
@@ -54,7 +55,8 @@ class Tokenizer:
         self._control = {token.content: i for i, token in added.items() if token.special and token.content}
         unknown = described["model"].get("unk_token")  # stands for a character of any text
         self._control_ids = frozenset(i for name, i in self._control.items() if name != unknown)
-        self._template = ChatTemplate(chat_template, self._control, named_tokens or {}) if chat_template else None
+        self._named_tokens = named_tokens or {}
+        self._template = ChatTemplate(chat_template, self._control, self._named_tokens) if chat_template else None
         vocabulary = backend.get_vocab(with_added_tokens=True)
         self.vocab_size = 1 + max(vocabulary.values(), default=-1)
         self.longest = max(map(len, vocabulary), default=0)  # characters of the longest token
@@ -107,26 +109,39 @@ class Tokenizer:
             return gguf_tokenizer.has_tokenizer(read_header(directory))
         return (directory / "tokenizer.json").is_file()
 
+    def with_chat_template(self, source: str) -> "Tokenizer":
+        """The same tokenizer with another chat template."""
+        made = copy(self)
+        made.chat_template, made._template = source, ChatTemplate(source, self._control, self._named_tokens)
+        return made
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The tokens of a text. With special tokens: also those that the model puts around it, such as a BOS token.
 
         The name of a control token in the text becomes that token, as in transformers: a completion's prompt may use
         the model's own format. `chat` does otherwise.
         """
-        return self._encode(text, add_special_tokens, plain=False)
+        return self.encode_batch([text], add_special_tokens)[0]
 
-    def _encode(self, text: str, add_special_tokens: bool, plain: bool) -> list[int]:
+    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
+        """The tokens of each text, as `encode` finds them. Other threads run meanwhile."""
+        return self._encode(texts, add_special_tokens, plain=False)
+
+    def _encode(self, texts: Sequence[str], add_special_tokens: bool, plain: bool) -> list[list[int]]:
         """`plain`: the name of a control token is text like any other."""
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise ValueError(
-                f"the text holds half of a surrogate pair at character {error.start}; it is no text"
-            ) from None
-        with self._encoding, _panics_raised():
-            self._backend.encode_special_tokens = plain
-            # The batch call releases the GIL, even for one text, and computes no offsets.
-            return list(self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
+        for text in texts:
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                message = f"the text holds half of a surrogate pair at character {error.start}; it is no text"
+                raise ValueError(message) from None
+        with self._mode.set(plain), _panics_raised():
+            # Unlike `encode`, the batch call releases the GIL, even for one text, and computes no offsets.
+            try:
+                encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+            except Exception as error:  # tokenizers raises plain Exception
+                raise ValueError("the tokenizer cannot encode this text") from error
+            return [encoding.ids for encoding in encodings]
 
     def to_json(self) -> str:
         """The contents of a tokenizer.json."""
@@ -217,7 +232,7 @@ class Tokenizer:
             return [self._neutral(item) for item in value]
         if not isinstance(value, str):
             return value
-        is_plain_word = _WORD.fullmatch(value) and not self._control_in(self._encode(value, False, plain=False))
+        is_plain_word = _WORD.fullmatch(value) and not self._control_in(self.encode(value, False))
         return value if is_plain_word else "x"
 
     def _written(self, parts: Sequence[str]) -> list[int]:
@@ -229,10 +244,35 @@ class Tokenizer:
 
     def _encode_parts(self, parts: Sequence[str]) -> list[int]:
         """Tokens of a rendered conversation in which a message spells a control token."""
-        tokens: list[int] = []
-        for number, part in enumerate(parts):
-            tokens += [self._control[part]] if number % 2 else self._encode(part, False, plain=True)
+        tokens, *others = self._encode(parts[::2], False, plain=True)
+        for name, text in zip(parts[1::2], others, strict=True):
+            tokens += [self._control[name], *text]
         return tokens
+
+
+class _Mode:
+    """Whether a backend makes control tokens of their names. It does so in all threads that encode, or in none."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._plain = False
+        self._threads = 0  # that encode now
+        self._changed = Condition()
+
+    @contextmanager
+    def set(self, plain: bool) -> Iterator[None]:
+        """Encode in this mode. Waits until no thread encodes in the other one."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._plain == plain or not self._threads)
+            if self._plain != plain:
+                self._backend.encode_special_tokens = self._plain = plain
+            self._threads += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._threads -= 1
+                self._changed.notify_all()
 
 
 @contextmanager

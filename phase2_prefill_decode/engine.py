@@ -21,7 +21,7 @@ from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.generation import Completion, Delta, Prompt, make_requests
 from phase2_prefill_decode.loading.model import Model
 from phase2_prefill_decode.sampling.sampler import Sampler
-from phase2_prefill_decode.static import PagedScheduler, StaticScheduler
+from phase2_prefill_decode.scheduler import PagedScheduler, StaticScheduler
 from phase2_prefill_decode.step.runner import ModelRunner
 
 Params = SamplingParams | Sequence[SamplingParams] | None

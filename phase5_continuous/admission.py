@@ -194,4 +194,4 @@ class PrefixesInProgress:
 
 def _will_compute(sequence: SequenceState, until: int) -> bool:
     """Whether a request runs, and has not computed its first `until` tokens yet."""
-    return sequence.capacity > 0 and sequence.late is None and sequence.request.computed < until
+    return bool(sequence.capacity) and sequence.late is None and sequence.request.computed < until

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from phase0_request.checks import check_number
 from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
 
@@ -50,9 +49,6 @@ class ByPriority(Policy):
 
     seconds: float = 30.0
 
-    def __post_init__(self) -> None:
-        check_number("seconds", self.seconds, 0)
-
     # region exercise 5.7
     @property
     def bound(self) -> float:
@@ -75,9 +71,6 @@ class LongestPrefixFirst(Policy):
     """
 
     seconds: float = 30.0
-
-    def __post_init__(self) -> None:
-        check_number("seconds", self.seconds, 0)
 
     # region exercise 5.7
     @property

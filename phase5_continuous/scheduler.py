@@ -9,7 +9,7 @@ from phase0_request.checks import check_int, check_number
 from phase0_request.queue import RequestQueue, SequenceState
 from phase0_request.request import FinishReason, Request, RequestState
 from phase1_kv_pool.cache import PagedCache
-from phase2_prefill_decode.static import PagedScheduler
+from phase2_prefill_decode.scheduler import PagedScheduler
 from phase3_chunked_prefill.budget import TokenBudget
 from phase3_chunked_prefill.chunker import Chunker
 from phase5_continuous.admission import Admission

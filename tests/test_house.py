@@ -36,7 +36,8 @@ LAYERS = ["engine", "process", "api", "wings", "app"]  # of phase 6, each over t
 MOST_FILES = 16  # of a folder of a phase
 # Modules of a wing that run in the engine's process, or in those that it starts.
 ENGINE_SIDE = tuple(
-    f"structured.{name}" for name in ("isolated_grammars", "isolated_process", "grammar_process", "client_grammars")
+    f"structured.{name}"
+    for name in ("isolated_grammars", "isolated_process", "grammar_server", "grammar_process", "client_grammars")
 )
 
 # Modules of phases 0 to 5 that work with tensors. All others there schedule and manage memory, with integers only.

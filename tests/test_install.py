@@ -129,6 +129,7 @@ def empty(tmp_path: Path) -> Path:
     return tmp_path / "venv"
 
 
+@pytest.mark.slow  # installs pip
 def test_torch_system_is_the_torch_that_is_there(empty: Path) -> None:
     done = install_torch(sys.executable, empty, "system")
     assert done.returncode == 0, done.stderr

@@ -30,7 +30,7 @@ CEILINGS = {
 }
 # The result, its benchmark with options, and what makes it small.
 BENCHMARKS: dict[str, tuple[str, list[str], dict[str, object]]] = {
-    "phase0.json": ("phase0_request.lab.bench", ["-n", "200"], {"BATCH_SIZES": (32, 128)}),
+    "phase0.json": ("phase0_request.lab.bench", ["-n", "60"], {"BATCH_SIZES": (32, 128)}),
     "phase1.json": (
         "phase1_kv_pool.lab.bench",
         ["--device", "cpu"],

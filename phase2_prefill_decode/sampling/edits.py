@@ -84,8 +84,7 @@ class RequestEdits:
     def _penalize(self, edits: NDArray[np.float64], column: int, times: int) -> None:
         params = self._params
         edits[2, column] = params.repetition_penalty
-        if params.presence_penalty or params.frequency_penalty:
-            edits[3, column] = params.presence_penalty + params.frequency_penalty * times
+        edits[3, column] = params.presence_penalty + params.frequency_penalty * times
 
     def _column(self, token: int) -> int:
         """The column of a token, a new one if it has none."""

@@ -50,8 +50,9 @@ class ModelRunner:
         slices = [batch.slices[number] for number in step.drawn]
         sampling = self.sampler.pack([part.request for part in slices], [part.stop for part in slices])
         step = replace(step, sampling=sampling, prompt=prompt)
-        size = self.graphs.size_for(step) if self.graphs is not None else 0
-        return self.graphs.pad(step, size) if self.graphs is not None and size else step
+        if self.graphs is not None and (size := self.graphs.size_for(step)):
+            return self.graphs.pad(step, size)
+        return step
 
     def record(self, sizes: Sequence[int], context: int, record: Record | None = None) -> None:
         """Record decode steps of these sizes, of sequences of up to `context` tokens; by default as CUDA graphs."""

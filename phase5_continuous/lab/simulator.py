@@ -21,7 +21,7 @@ from phase2_prefill_decode.lab.cost import CostModel
 from phase2_prefill_decode.lab.roofline import DEVICES, Device, named
 from phase2_prefill_decode.lab.shapes import SHAPES
 from phase2_prefill_decode.loading.config import ModelConfig
-from phase2_prefill_decode.static import PagedScheduler, StaticScheduler
+from phase2_prefill_decode.scheduler import PagedScheduler, StaticScheduler
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.lab.stats import SLO, Outcome, Stats

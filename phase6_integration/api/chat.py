@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request, Response
 
 from phase0_request.request import FinishReason
 from phase6_integration.api.conversation import conversation, text_of
-from phase6_integration.api.errors import conflict
+from phase6_integration.api.errors import unservable
 from phase6_integration.api.formatter import Formatter
 from phase6_integration.api.logprobs import for_chat
 from phase6_integration.api.parsing import (
@@ -41,7 +41,7 @@ async def continue_chat(
     """The answer to a conversation, for every API that has them. `make` is called as ChatFormatter is."""
     check_options(server, body, 1)
     if body.top_logprobs is not None and not body.logprobs:
-        raise conflict("top_logprobs", "top_logprobs need logprobs; set logprobs to true")
+        raise unservable("top_logprobs", "top_logprobs need logprobs; set logprobs to true")
     content = server.grammars.of(body)
     context, pool = server.engine.max_model_len, server.tokenizers
     length = requested_length(body, context)

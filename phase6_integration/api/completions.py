@@ -6,7 +6,7 @@ from typing import Annotated, Any, NamedTuple, cast
 from fastapi import APIRouter, Request, Response
 
 from phase0_request.request import FinishReason
-from phase6_integration.api.errors import conflict
+from phase6_integration.api.errors import unservable
 from phase6_integration.api.formatter import Formatter
 from phase6_integration.api.logprobs import for_completion, prompt_offsets
 from phase6_integration.api.parsing import (
@@ -37,7 +37,7 @@ async def create_completion(
     given, context, pool = _split(body.prompt), server.engine.max_model_len, server.tokenizers
     check_options(server, body, len(given))
     if body.max_tokens == 0 and not body.echo:
-        raise conflict("max_tokens", "max_tokens may be 0 only with echo: there would be nothing to answer")
+        raise unservable("max_tokens", "max_tokens may be 0 only with echo: there would be nothing to answer")
     tenant, length = request.state.tenant, requested_length(body, context)
     grammar = server.grammars.of(body)
     prompts = await _tokenize(pool, tenant, given, body, context)

@@ -3,16 +3,16 @@
 import json
 from typing import Any
 
-from phase6_integration.api.errors import conflict
+from phase6_integration.api.errors import unservable
 from phase6_integration.api.schemas import AnyMessage, AssistantMessage, ConversationFields, ToolCall
 
 
-def conversation(body: ConversationFields, **variables: Any) -> bytes:
-    """The arguments of Tokenizer.chat, as JSON: an integer may be larger than msgpack's. `variables` of the template
-    are those beside the ones that every body has; null means not given."""
+def conversation(body: ConversationFields, **variables: Any) -> dict[str, Any]:
+    """The arguments of Tokenizer.chat. `variables` of the template are those beside the ones that every body has; null
+    means not given."""
     if body.continue_final_message and body.add_generation_prompt:
         message = "continue_final_message continues the last message; add_generation_prompt would begin another"
-        raise conflict("add_generation_prompt", message)
+        raise unservable("add_generation_prompt", message)
     found = {
         **variables,
         "tools": [tool.model_dump(exclude_unset=True) for tool in body.tools or ()] or None,
@@ -20,15 +20,11 @@ def conversation(body: ConversationFields, **variables: Any) -> bytes:
         "continue_final_message": body.continue_final_message or None,
         **(body.chat_template_kwargs or {}),
     }
-    arguments = {
+    return {
         "messages": list(map(_message, body.messages)),
         "add_generation_prompt": body.add_generation_prompt is not False and not body.continue_final_message,
         "variables": {name: value for name, value in found.items() if value is not None},
     }
-    try:
-        return json.dumps(arguments, ensure_ascii=False, separators=(",", ":")).encode()
-    except RecursionError:
-        raise conflict("messages", "messages: the arguments of a call are nested too deeply") from None
 
 
 def text_of(message: AnyMessage) -> str:

@@ -78,8 +78,8 @@ def bad_value(param: str | None, message: str, code: str = "invalid_value") -> R
     return RequestError(400, message, param=param, code=code)
 
 
-def conflict(param: str | None, message: str, code: str = "conflicting_values") -> RequestError:
-    """Valid fields that cannot be combined, or not with this model."""
+def unservable(param: str | None, message: str, code: str = "conflicting_values") -> RequestError:
+    """Valid fields that cannot be combined, or not with this model or server."""
     return RequestError(400, message, param=param, code=code)
 
 

@@ -10,7 +10,7 @@ from pydantic import Discriminator, Field, RootModel, Tag
 
 from phase0_request.params import MAX_TOKENS
 from phase6_integration.api.conversation import conversation
-from phase6_integration.api.errors import UNKNOWN_TOKEN, conflict
+from phase6_integration.api.errors import UNKNOWN_TOKEN, unservable
 from phase6_integration.api.schemas import ConversationFields, Name, RequestModel, Token
 from phase6_integration.api.state import Server, ServerState, json_body
 
@@ -74,7 +74,7 @@ async def detokenize(
     server.model_name(request.model)
     if max(request.tokens, default=0) >= (vocab_size := server.engine.config.vocab_size):
         message = f"tokens: token ids of this model run from 0 to {vocab_size - 1}, got {max(request.tokens)}"
-        raise conflict("tokens", message, UNKNOWN_TOKEN)
+        raise unservable("tokens", message, UNKNOWN_TOKEN)
     return {"prompt": await server.tokenizers.decode(request.tokens)}
 
 

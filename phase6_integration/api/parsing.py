@@ -7,7 +7,7 @@ from hashlib import blake2b
 from typing import Any
 
 from phase0_request.params import MAX_BAD_WORD, SamplingParams
-from phase6_integration.api.errors import conflict, unavailable
+from phase6_integration.api.errors import unavailable, unservable
 from phase6_integration.api.schemas import ChatRequest, CompletionRequest, SamplingFields
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.api.state import ServerState
@@ -28,9 +28,9 @@ def requested_length(request: CompletionRequest | ChatRequest, context: int) -> 
     for name, length in asked.items():
         if length > context:
             message = f"{name} may be at most {context}, the context of this model, got {length}"
-            raise conflict(name, message, "context_length_exceeded")
+            raise unservable(name, message, "context_length_exceeded")
     if len({*asked.values()}) > 1:
-        raise conflict("max_tokens", "max_tokens and max_completion_tokens differ; give one of them")
+        raise unservable("max_tokens", "max_tokens and max_completion_tokens differ; give one of them")
     return next(iter(asked.values()), None)
 
 
@@ -41,7 +41,7 @@ def check_lengths(texts: Iterable[str], longest: int, context: int, param: str =
     for text in texts:
         if len(text) > most:
             message = f"this model's maximum context length is {context} tokens, {most} characters at the very most, "
-            raise conflict(param, f"{message}got {len(text)}", "context_length_exceeded")
+            raise unservable(param, f"{message}got {len(text)}", "context_length_exceeded")
 
 
 def truncate(prompt: Sequence[int], request: SamplingFields, length: int, context: int) -> tuple[int, ...]:
@@ -49,7 +49,7 @@ def truncate(prompt: Sequence[int], request: SamplingFields, length: int, contex
     keep, most = request.truncate_prompt_tokens, max(context - max(length, 1), 1)
     if keep is not None and keep > most:
         message = f"truncate_prompt_tokens: with {length} for the answer, a prompt may keep {most}, got {keep}"
-        raise conflict("truncate_prompt_tokens", message, "context_length_exceeded")
+        raise unservable("truncate_prompt_tokens", message, "context_length_exceeded")
     return tuple(prompt if keep is None else prompt[max(len(prompt) - (most if keep < 0 else keep), 0) :])
 
 
@@ -61,14 +61,14 @@ def output_lengths(
     lengths = []
     for prompt in prompts:
         if not prompt:
-            raise conflict(param, f"the {param} came to no tokens; at least one is needed", "empty_prompt")
+            raise unservable(param, f"the {param} came to no tokens; at least one is needed", "empty_prompt")
         limit, left = f"this model's maximum context length is {context} tokens", context - len(prompt)
         if left < 1:
             message = f"{limit} and the prompt has {len(prompt)}; leave room for at least one more"
-            raise conflict(param, message, "context_length_exceeded")
+            raise unservable(param, message, "context_length_exceeded")
         if requested is not None and requested > left:
             message = f"{limit}; {len(prompt)} in the prompt and {requested} for the answer are too many"
-            raise conflict(param, message, "context_length_exceeded")
+            raise unservable(param, message, "context_length_exceeded")
         lengths.append(min(left, default or left) if requested is None else requested)
     return lengths
 
@@ -78,23 +78,21 @@ def check_options(server: ServerState, request: SamplingFields, prompts: int) ->
     server.model_name(request.model)
     settings, n, policy = server.settings, request.n or 1, server.engine.options.scheduling_policy
     limit = settings.max_choices
-    if prompts > limit:
-        raise conflict("prompt", f"prompt: at most {limit} are allowed, got {prompts}")
     if n * prompts > limit:
-        raise conflict("n", f"n x prompts may be at most {limit}, got {n} x {prompts}")
+        raise unservable("n" if n > 1 else "prompt", f"n x prompts may be at most {limit}, got {n} x {prompts}")
     if request.best_of not in (None, n):
-        raise conflict("best_of", f"best_of can only be as n, which is {n}, got {request.best_of}")
+        raise unservable("best_of", f"best_of can only be as n, which is {n}, got {request.best_of}")
     for name in ("logprobs", "top_logprobs", "prompt_logprobs"):
         asked = getattr(request, name, None)
         if type(asked) is int and asked > settings.max_logprobs:
-            raise conflict(name, f"{name} may be at most {settings.max_logprobs} on this server, got {asked}")
+            raise unservable(name, f"{name} may be at most {settings.max_logprobs} on this server, got {asked}")
     if request.stream_options is not None and not request.stream:
-        raise conflict("stream_options", "stream_options are for streams; set stream to true")
+        raise unservable("stream_options", "stream_options are for streams; set stream to true")
     if request.prompt_logprobs is not None and request.stream:
-        raise conflict("prompt_logprobs", "a stream has no prompt_logprobs; set stream to false")
+        raise unservable("prompt_logprobs", "a stream has no prompt_logprobs; set stream to false")
     if request.priority and policy != "priority":
         message = f"this server schedules by {policy}; priorities need --scheduling-policy priority"
-        raise conflict("priority", message)
+        raise unservable("priority", message)
     if server.engine.health is not Health.READY:
         raise unavailable(server.engine.health)
 
@@ -113,7 +111,7 @@ def prompt_alternatives(
     n, tokens = request.n or 1, sum(map(len, prompts))
     if n * tokens * (1 + most) > limit:
         message = f"a prompt may have {limit} logprobs, alternatives included, got {n} x {tokens} x {1 + most}"
-        raise conflict(next(iter(given)), message)
+        raise unservable(next(iter(given)), message)
     return most
 
 
@@ -135,7 +133,7 @@ async def bad_words(pool: TokenizerPool, request: SamplingFields, tenant: str) -
         return []
     found = dict.fromkeys(await pool.encode(texts, tenant, add_special_tokens=False))
     if not all(1 <= len(tokens) <= MAX_BAD_WORD for tokens in found):
-        raise conflict("bad_words", f"each of bad_words must be 1 to {MAX_BAD_WORD} tokens of this model")
+        raise unservable("bad_words", f"each of bad_words must be 1 to {MAX_BAD_WORD} tokens of this model")
     return list(found)
 
 
@@ -180,7 +178,7 @@ def sampling_params(
     if request.logit_bias:
         given["logit_bias"] = {int(token): bias for token, bias in request.logit_bias.items()}
     if request.min_tokens and request.min_tokens > max(length, 1):
-        raise conflict(
+        raise unservable(
             "min_tokens", f"min_tokens must be at most the {length} tokens of the answer, got {request.min_tokens}"
         )
     given |= {"max_tokens": max(length, 1), "min_tokens": request.min_tokens or 0}

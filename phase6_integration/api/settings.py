@@ -120,7 +120,6 @@ class ServerSettings:
     send_timeout: float = option(30.0, "a client may leave sent data unread", "SECONDS", positive)
     receive_timeout: float = option(60.0, "a client may take to send a request", "SECONDS", positive)
     idle_timeout: float = 65.0  # seconds a connection is kept open between two requests
-    template_timeout: float = 2.0  # seconds a chat template may take to render
     shutdown_timeout: float = option(  # all waits together stay below 30 seconds, after which Kubernetes kills
         20.0, "that running requests may take after SIGTERM", "SECONDS", partial(check_number, low=0)
     )
@@ -133,8 +132,7 @@ class ServerSettings:
     def __post_init__(self) -> None:
         check_fields(self)
         at_least(1)("max_headers", self.max_headers)
-        for name in ("idle_timeout", "template_timeout"):
-            positive(name, getattr(self, name))
+        positive("idle_timeout", self.idle_timeout)
         _names("served_model_names", self.served_model_names or ("",))
         check_keys(self.api_keys)
         self._check_origins()

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Protocol, TypeVar
 from fastapi import Depends, Request
 from pydantic import BaseModel, ValidationError
 
-from phase6_integration.api.errors import UNKNOWN, UNSUPPORTED, RequestError, bad_value, conflict, invalid, param_of
+from phase6_integration.api.errors import UNKNOWN, UNSUPPORTED, RequestError, bad_value, invalid, param_of, unservable
 from phase6_integration.api.logprobs import TokenNames
 from phase6_integration.api.schemas import ChatRequest, StructuredFields
 from phase6_integration.api.settings import ServerSettings
@@ -90,7 +90,7 @@ def plain_answers(server: "ServerState", body: ChatRequest, prompt: Sequence[int
 
 
 def _missing(param: str, what: str) -> RequestError:
-    return conflict(param, f"{param}: this server is without {what}", UNSUPPORTED)
+    return unservable(param, f"{param}: this server is without {what}", UNSUPPORTED)
 
 
 # The state of a server, and of one request.

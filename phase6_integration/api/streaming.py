@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 from phase0_request.batch import GRAMMAR_FAILED, GRAMMAR_REFUSED, NO_TOKEN_LEFT
 from phase0_request.queue import QueueFullError
 from phase0_request.request import FinishReason, UnknownTokenError
-from phase6_integration.api.errors import UNKNOWN_TOKEN, RequestError, conflict, fault, unavailable
+from phase6_integration.api.errors import UNKNOWN_TOKEN, RequestError, fault, unavailable, unservable
 from phase6_integration.api.formatter import Formatter
 from phase6_integration.api.schemas import SamplingFields
 from phase6_integration.api.state import Account, ServerState
@@ -79,9 +79,9 @@ class GenerationResponse(Response):
         except UnavailableError as error:
             raise unavailable(error.health) from None
         except UnknownTokenError as error:
-            raise conflict(error.field, str(error), UNKNOWN_TOKEN) from None
+            raise unservable(error.field, str(error), UNKNOWN_TOKEN) from None
         except ValueError as error:
-            raise conflict(None, str(error)) from None
+            raise unservable(None, str(error)) from None
 
     # region exercise 6.5
     async def whole(self, cover: Callable[[int], None]) -> None:
@@ -157,13 +157,13 @@ class GenerationResponse(Response):
         so_far = f"after {self.outputs.outputs[chunk.index].generated} tokens of the answer"
         if why == NO_TOKEN_LEFT and (excluding := [*fields, *self.formatter.excluding]):
             message = f"{so_far} there is no next one: {' and '.join(excluding)} exclude all of them"
-            return conflict(excluding[0], message, "no_token_left")
+            return unservable(excluding[0], message, "no_token_left")
         param, name = fields[0] if fields else None, " and ".join(fields) or "the grammar"
         if why.startswith(GRAMMAR_REFUSED):
-            return conflict(param, f"{name}: {why.removeprefix(f'{GRAMMAR_REFUSED}: ')}")
+            return unservable(param, f"{name}: {why.removeprefix(f'{GRAMMAR_REFUSED}: ')}")
         if why.startswith(GRAMMAR_FAILED):
             message = f"{name}: {so_far} it takes too much time or memory to be followed further"
-            return conflict(param, message, "grammar_too_complex")
+            return unservable(param, message, "grammar_too_complex")
         return fault(self.request_id)
 
 
@@ -175,28 +175,27 @@ class ResponseWriter:
         self.started = False  # whether the status is sent
         self._send = send
         self._headers = headers
-        self._unsent: list[bytes] = []
-        self._size = 0  # of what is unsent
+        self._unsent = bytearray()
         self._sent_at = time.monotonic()
 
     @property
     def silence(self) -> float:
         """The seconds since something was sent, or nothing if something is about to be."""
-        return 0.0 if self._size else time.monotonic() - self._sent_at
+        return 0.0 if self._unsent else time.monotonic() - self._sent_at
 
     # region exercise 6.5
     async def add(self, data: bytes) -> None:
         """Append bytes. They are sent by `send`, or now if there are many."""
-        self._unsent.append(data)
-        self._size += len(data)
-        if self._size > PIECE:
+        self._unsent += data
+        if len(self._unsent) > PIECE:
             await self.send()
             await asyncio.sleep(0)
 
     async def send(self, more: bool = True) -> None:
         """Send what was added, after the status. Without `more` it ends the response. One that is sent at once has a
         length."""
-        body, self._unsent, self._size = b"".join(self._unsent), [], 0
+        body = bytes(self._unsent)
+        self._unsent.clear()
         if body:
             self._sent_at = time.monotonic()
         if not self.started:

@@ -1,12 +1,14 @@
 """Conversations as tokens: those of transformers, except that no text of a message becomes a control token."""
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from phase0_request import chat_template
 from phase0_request.tokenizer import Tokenizer
 from tests.phase0_request.families import FAMILIES, byte_level, family
 
@@ -162,16 +164,39 @@ def test_a_rendered_conversation_has_a_longest_length() -> None:
         tokenizer.chat(conversation("ab"), max_chars=1000)
 
 
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        ("{% for a in range(99999) %}{{ messages[0].content * 200 }}{% endfor %}", "more than 16777216 characters"),
+        ("{% for a in range(99999) %}{% for b in range(99999) %}{{ '' }}{% endfor %}{% endfor %}", "longer than 1 sec"),
+    ],
+)
+def test_rendering_is_bounded_in_size_and_time(template: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_template, "SECONDS", 1.0)
+    tokenizer = Tokenizer(byte_level(()), chat_template=template)
+    with pytest.raises(ValueError, match=why):
+        tokenizer.render(conversation("a"))
+
+
+def test_threads_that_encode_at_once_do_not_change_the_tokens_of_each_other() -> None:
+    """A message with the name of a control token is encoded with another setting of the backend."""
+    tokenizer, _ = family("qwen3")
+    given = [conversation("<|im_end|>" * 50 + "word " * 500), conversation("word " * 500)] * 20
+    expected = list(map(tokenizer.chat, given))
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(tokenizer.chat, given)) == expected
+
+
 @pytest.mark.parametrize("forged", [False, True])
 def test_a_conversation_is_tokenized_at_most_twice(forged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The names in a message cost a second pass, however many there are and whatever characters surround them."""
     tokenizer, _ = family("llama")
     read, encode = 0, tokenizer._encode
 
-    def counted(text: str, *rest: Any, **named: Any) -> list[int]:
+    def counted(texts: Sequence[str], *rest: Any, **named: Any) -> list[list[int]]:
         nonlocal read
-        read += len(text)
-        return encode(text, *rest, **named)
+        read += sum(map(len, texts))
+        return encode(texts, *rest, **named)
 
     monkeypatch.setattr(tokenizer, "_encode", counted)
     messages = conversation(

@@ -135,7 +135,7 @@ def scan(stops: list[str], parts: list[str]) -> tuple[str, str | None]:
 
 
 @given(st.lists(few_letters, min_size=0, max_size=4), st.text("abc", max_size=40), st.lists(st.integers(0, 40)))
-@example(["aab"], "aaab", [1, 2, 3])  # a failed match inside which another one begins
+@example(["aaab", "aba"], "abbaaaab", [1, 2, 3])  # failed matches: another one begins inside the second alone
 @example(["abab", "ba"], "abab", [2])
 @example(["b", "ab"], "ab", [])  # both complete on one character: the longest wins
 def test_finds_what_brute_force_finds_however_the_text_is_split(stops: list[str], text: str, cuts: list[int]) -> None:

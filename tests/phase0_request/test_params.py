@@ -16,16 +16,16 @@ REFUSED: list[tuple[str, object]] = [
     ("max_tokens", 10**12),
     ("min_tokens", 129),  # above max_tokens
     ("temperature", -0.1),
-    ("temperature", math.inf),
+    ("temperature", 100.5),
     ("top_p", 0),
     ("top_p", 1.01),
     ("top_k", -2),
     ("top_k", 1 << 40),
-    ("min_p", 1.5),
-    ("presence_penalty", 2.5),
-    ("frequency_penalty", -2.5),
+    ("min_p", 1.01),
+    ("presence_penalty", 2.01),
+    ("frequency_penalty", -2.01),
     ("repetition_penalty", 1e-45),
-    ("repetition_penalty", 11),
+    ("repetition_penalty", 10.01),
     ("seed", 1 << 63),
     ("logprobs", 21),
     ("prompt_logprobs", -1),
@@ -43,7 +43,7 @@ REFUSED: list[tuple[str, object]] = [
     ("stop_token_ids", [1 << 31]),
     ("stop_token_ids", 3),
     ("stop_token_ids", list(range(129))),
-    ("logit_bias", {1: 101}),
+    ("logit_bias", {1: 100.5}),
     ("logit_bias", {"1": 0.0}),
     ("logit_bias", {1: 10**400}),
     ("logit_bias", [(1, 2.0, 3.0)]),
@@ -83,7 +83,7 @@ def test_the_message_says_what_is_allowed_and_what_was_given() -> None:
 def test_equivalent_forms_are_normalized() -> None:
     assert SamplingParams(stop="end").stop == ("end",)
     assert SamplingParams(stop=["a", "b"]).stop == ("a", "b")
-    assert SamplingParams(top_k=-1) == SamplingParams(top_k=0)
+    assert [SamplingParams(top_k=top_k).top_k for top_k in (-1, 0, 1)] == [0, 0, 1]
 
 
 def test_params_are_immutable_hashable_and_copy_their_lists() -> None:

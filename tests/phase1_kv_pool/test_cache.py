@@ -21,7 +21,7 @@ def cache() -> PagedCache:
 @pytest.mark.proof
 def test_a_page_table_grows_by_whole_pages(cache: PagedCache) -> None:
     a = request()
-    assert cache.attach(a) == 0
+    assert (cache.cached_tokens(a), cache.attach(a)) == (0, 0)
     for tokens, pages in ((0, 0), (1, 1), (4, 1), (5, 2), (3, 2), (9, 3)):
         cache.grow(a, tokens)
         assert len(cache.table(a)) == pages, f"grown to {tokens} tokens, in pages of 4: the table is {cache.table(a)}"

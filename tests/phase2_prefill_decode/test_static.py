@@ -5,7 +5,7 @@ import pytest
 from phase0_request import FinishReason, Request, StepOutput
 from phase0_request.queue import QueueFullError
 from phase1_kv_pool import PagedCache
-from phase2_prefill_decode.static import StaticScheduler
+from phase2_prefill_decode.scheduler import StaticScheduler
 from tests.phase5_continuous.support import request
 
 

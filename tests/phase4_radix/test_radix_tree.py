@@ -181,7 +181,7 @@ def test_a_tree_deeper_than_the_recursion_limit() -> None:
         (lambda t: t._free.append(2), "1 free"),
         (lambda t: t._nodes[1].pages.append(5), "has 2 pages for a key of 1"),
         (lambda t: setattr(t._nodes[2], "parent", 1), "is not the child that node"),
-        (lambda t: t._nodes[1].key.__setitem__(0, b"12"), "is not the child|not full"),
+        (lambda t: t._nodes[1].key.__setitem__(0, b"12"), "is not the child"),
         (lambda t: t._nodes[1].pages.__setitem__(0, 22), "twice"),
         (lambda t: setattr(t, "num_pages", 5), "counts 5 pages"),
         (lambda t: setattr(t, "num_locked", 2), "2 locked ones"),

@@ -187,6 +187,13 @@ def test_the_bundled_model_answers_as_it_does_in_the_engine_of_phase_2(chatty: M
     assert engine.core.scheduler.running_set.num_preemptions > 0
 
 
+def test_a_penalty_counts_the_token_in_flight(small: Model) -> None:
+    """It is larger than the differences between the logits of this model, so no token comes twice."""
+    params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True, presence_penalty=2)
+    (answer,) = continuous(small).generate([[5, 6, 7]], params)
+    assert len({*answer.output_tokens}) == 30
+
+
 def test_a_preemption_does_not_change_sampled_tokens(chatty: Model) -> None:
     params = [SamplingParams(temperature=1.2, top_p=0.9, max_tokens=24, seed=n, ignore_eos=True) for n in range(4)]
     roomy = continuous(chatty).generate(PROMPTS, params)

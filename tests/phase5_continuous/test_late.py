@@ -65,6 +65,19 @@ def test_when_all_wait_there_is_no_step_and_no_request_is_ended(ahead: int) -> N
     engine.run().check_the_end()
 
 
+def test_the_loop_yields_no_step_while_all_wait() -> None:
+    waits = {"a": 8}
+    engine = Engine(Scheduler(PagedCache(64, 4)), delays=lambda one: waits.pop(one.id, 0))
+
+    def clock() -> float:
+        engine.steps += 1
+        return 0.0
+
+    engine.core.clock = clock
+    engine.submit(request("a", 4, 3))
+    assert [step.batch.num_tokens for step in engine.core.run()] == [4, 1, 1, 1]
+
+
 def test_a_late_request_can_be_ended() -> None:
     engine = Engine(Scheduler(PagedCache(64, 4)), delays=lambda one: 10_000)
     engine.submit(request("a", 4, 3))

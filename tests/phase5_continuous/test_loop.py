@@ -13,7 +13,7 @@ import pytest
 from phase0_request import Batch, FinishReason, Request, StepOutput
 from phase0_request.core import EngineCore
 from phase1_kv_pool import PagedCache
-from phase2_prefill_decode.static import PagedScheduler, StaticScheduler
+from phase2_prefill_decode.scheduler import PagedScheduler, StaticScheduler
 from phase3_chunked_prefill.budget import TokenBudget
 from phase3_chunked_prefill.chunker import Chunker
 from phase4_radix.prefix_cache import PrefixCache

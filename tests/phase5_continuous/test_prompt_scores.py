@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from phase0_request import FinishReason, InvalidTransitionError, Request, SamplingParams, TokenLogprobs
+from phase0_request import FinishReason, Request, SamplingParams
 from phase0_request.core import EngineCore
 from phase1_kv_pool import PagedCache
 from phase2_prefill_decode.engine import static
@@ -91,14 +91,3 @@ def test_phase_2s_engine_gives_the_same_prompt_logprobs(oracle: Any, model: Mode
     asks = SamplingParams(max_tokens=3, temperature=0, ignore_eos=True, prompt_logprobs=2)
     for completion in static(model).generate([prompt(19), prompt(5, 1)], asks):
         check(oracle, completion.request)
-
-
-def test_prompt_logprobs_out_of_order_are_refused() -> None:
-    one = Request("one", (1, 2, 3), SamplingParams(prompt_logprobs=0))
-    with pytest.raises(InvalidTransitionError, match="0 are known"):
-        one.add_prompt_logprobs(1, [TokenLogprobs(-1.0, ())])
-    with pytest.raises(InvalidTransitionError, match="its prompt has 3 tokens"):
-        one.add_prompt_logprobs(0, [TokenLogprobs(-1.0, ())] * 3)
-    one.add_prompt_logprobs(0, [TokenLogprobs(-1.0, ())])
-    one.add_prompt_logprobs(0, [TokenLogprobs(-9.0, ()), TokenLogprobs(-2.0, ())])
-    assert [score.logprob for score in one.prompt_logprobs] == [-1.0, -2.0]

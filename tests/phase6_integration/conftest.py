@@ -1,12 +1,8 @@
-from collections.abc import Iterator
 from functools import cache
-from typing import Any
 
 import pytest
 
 from phase0_request.tokenizer import Tokenizer
-from phase6_integration.api import tokenization
-from phase6_integration.process.tokenizer_worker import TokenizerWorker
 from tests.phase6_integration.real_engine import GREEDY, PROMPTS
 
 
@@ -28,23 +24,3 @@ def one_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 _loaded = cache(Tokenizer.from_pretrained)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def shared_tokenizer_workers() -> Iterator[None]:
-    """Apps of one model and one template share their tokenizer processes."""
-    made: dict[Any, list[TokenizerWorker]] = {}
-
-    def make(*setup: Any) -> TokenizerWorker:
-        workers = made.setdefault(setup, [])
-        if len(workers) < tokenization.WORKERS:
-            workers.append(TokenizerWorker(*setup))
-            return workers[-1]
-        workers.append(workers.pop(0))
-        return workers[-1]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tokenization, "TokenizerWorker", make)
-        yield
-    for worker in (worker for workers in made.values() for worker in workers):
-        worker.close()

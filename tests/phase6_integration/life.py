@@ -219,8 +219,8 @@ def life(
 
 @contextmanager
 def scripted(*arguments: str, first: str = "", **environment: str) -> Iterator[tuple[Life, str]]:
-    """A scripted one that is READY, and its address."""
-    with life(*arguments, scripted=True, first=first, **environment) as one:
+    """A scripted one that is READY, and its address. A stream begins before its first token is there."""
+    with life("--keepalive", "0.1", *arguments, scripted=True, first=first, **environment) as one:
         url = one.listening()
         one.signal(signal.SIGUSR1)
         one.until("ready")

@@ -43,7 +43,7 @@ def speaking(settings: ServerSettings | None = None, **options: Any) -> Iterator
 
     engine = FakeEngine(script, **options)
     with (
-        served(lambda: engine, settings or ServerSettings(template_timeout=60)) as url,
+        served(lambda: engine, settings or ServerSettings()) as url,
         OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120) as client,
     ):
         speaker = Speaker(client, url, engine)

@@ -14,7 +14,6 @@ from tests.phase6_integration.fake_engine import client, events
 PATHS = ("/v1/completions", "/v1/chat/completions")
 LINE_BREAKS = "a\na\x0ba\x0ca\ra\x1ca\x1da\x1ea\x85a\u2028a\u2029a"  # all those of `str.splitlines`
 HELLO = [{"role": "user", "content": "Hello"}]
-PATIENT = ServerSettings(template_timeout=60)  # the machine may be busy
 
 
 def body(path: str, **more: Any) -> dict[str, Any]:
@@ -31,7 +30,7 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(asyncio.wait_for(test(), 60))  # a stream that never ends is a failure, not a hang
 
 
-def post(engine: AsyncEngine, path: str, settings: ServerSettings = PATIENT, **body: Any) -> httpx.Response:
+def post(engine: AsyncEngine, path: str, settings: ServerSettings | None = None, **body: Any) -> httpx.Response:
     async def send() -> httpx.Response:
         async with client(engine, settings) as http:
             response = await http.post(path, json=body)

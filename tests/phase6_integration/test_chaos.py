@@ -164,10 +164,9 @@ def test_a_client_that_hangs_up_leaves_nothing_behind(tmp_path: Path, clients: i
 CLIENTS = 500  # at a time
 SECONDS = 180.0
 SHORTAGE = 5.0  # seconds
-BOMBS = ("power", "text", "loop")
-TEMPLATE = """{% set bomb, nine = messages[0].content, 9 %}
-{%- if bomb == "power" %}{{ nine ** (nine ** nine) }}
-{%- elif bomb == "text" %}{{ bomb * 10 ** nine }}
+BOMBS = ("text", "loop")
+TEMPLATE = """{% set bomb = messages[0].content %}
+{%- if bomb == "text" %}{{ bomb * 10 ** 7 }}
 {%- elif bomb == "loop" %}{% for a in range(99999) %}{% for b in range(99999) %}x{% endfor %}{% endfor %}
 {%- endif %}{{ bomb }}"""
 UNREAD = 300  # lines of 300 bytes; a pipe holds 64 KiB
@@ -193,7 +192,7 @@ def memory_limited(server: Supervisor) -> None:
 
 
 def template_exploded(server: Supervisor) -> None:
-    """Each of these would compute, or allocate, for ever."""
+    """Each of these would render for ever, or more than any model reads."""
     for bomb in BOMBS:
         sent = {"messages": [{"role": "user", "content": bomb}]}
         response = httpx.post(f"{server.url}/v1/chat/completions", json=sent, timeout=PATIENCE)

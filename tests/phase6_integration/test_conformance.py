@@ -32,7 +32,7 @@ def get(path: str) -> Request:
 
 def ask(request: Request, engine: FakeEngine | None = None, **settings: Any) -> httpx.Response:
     headers = {"authorization": f"Bearer {KEY}", "x-request-id": "mine"}
-    return send(*request, engine, ServerSettings(template_timeout=60, **settings), headers)
+    return send(*request, engine, ServerSettings(**settings), headers)
 
 
 # Endpoints.

@@ -30,7 +30,7 @@ GREEDY: Any = {"model": "tiny_chat", "temperature": 0, "max_tokens": 24}
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
     options = EngineOptions(kv_cache_pages=256, max_num_seqs=16, threads=1)
-    settings = ServerSettings(api_keys=(KEY,), template_timeout=60)
+    settings = ServerSettings(api_keys=(KEY,))
     with served(lambda: AsyncEngine(options, factory=ENGINE), settings) as url:
         yield f"{url}/v1"
 

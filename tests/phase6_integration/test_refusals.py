@@ -68,7 +68,7 @@ REFUSED: list[tuple[str, dict[str, Any], str, list[str]]] = [  # with the field 
     ("/tokenize", {"messages": [NO_TEXT] * 5000}, "messages.0.content", []),
     ("/detokenize", {"tokens": [-1] * 5000}, "tokens.0", []),
     # Both lengths are named.
-    (COMPLETE, {"prompt": ["a"] * 9}, "prompt", ["at most 8", "got 9"]),
+    (COMPLETE, {"prompt": ["a"] * 9}, "prompt", ["at most 8", "got 1 x 9"]),
     (COMPLETE, {"prompt": []}, "prompt", ["at least 1", "got 0"]),
     (COMPLETE, {"stop": ["a"] * 17}, "stop", ["at most 16", "got 17"]),
     (COMPLETE, {"logit_bias": dict.fromkeys(map(str, range(1025)), 1)}, "logit_bias", ["at most 1024"]),

@@ -101,8 +101,8 @@ def test_a_signal_while_the_real_engine_loads_ends_both() -> None:
 
 def test_while_draining_health_is_503_and_running_requests_are_completed() -> None:
     with scripted() as (server, url), httpx.Client(timeout=PATIENCE) as http:
-        with http.stream("POST", f"{url}/v1/chat/completions", json=CHAT | {"stream": True}) as chat:
-            lines = chat.iter_lines()
+        with http.stream("POST", f"{url}/v1/completions", json=STREAM) as asked:
+            lines = asked.iter_lines()
             server.signal(signal.SIGTERM)
             server.until("draining")
             for response in (http.get(f"{url}/health"), http.post(f"{url}/v1/completions", json={"prompt": "a"})):
@@ -118,7 +118,7 @@ def test_while_draining_health_is_503_and_running_requests_are_completed() -> No
             http.get(f"{url}/health")
 
 
-CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+STREAM = {"prompt": [5, 6, 7], "max_tokens": 4, "stream": True}  # tokens: no process that tokenizes is started
 
 
 def choices(events: list[str]) -> list[dict[str, Any]]:
@@ -131,14 +131,14 @@ def test_answers_that_outlast_the_timeout_end_in_an_error_and_the_server_in_orde
     with scripted("--shutdown-timeout", "0.2") as (server, url), httpx.Client(timeout=PATIENCE) as http:
         with (
             socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=PATIENCE) as asking,
-            http.stream("POST", f"{url}/v1/chat/completions", json=CHAT | {"stream": True}) as chat,
+            http.stream("POST", f"{url}/v1/completions", json=STREAM) as asked,
         ):
-            lines = chat.iter_lines()
+            lines = asked.iter_lines()
             head = (
                 b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
                 b"content-type: application/json\r\ncontent-length: 15\r\n"
             )
-            asking.sendall(head + b'\r\n{"prompt": "a"}')
+            asking.sendall(head + b'\r\n{"prompt": [5]}')
             assert httpx.get(f"{url}/health").status_code == 200  # by now that request has been read
             server.signal(number)
             told = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
@@ -152,7 +152,7 @@ def test_answers_that_outlast_the_timeout_end_in_an_error_and_the_server_in_orde
 def test_a_second_signal_ends_it_at_once() -> None:
     with (
         scripted("--shutdown-timeout", "1000") as (server, url),
-        httpx.stream("POST", f"{url}/v1/chat/completions", json=CHAT | {"stream": True}, timeout=PATIENCE),
+        httpx.stream("POST", f"{url}/v1/completions", json=STREAM, timeout=PATIENCE),
     ):
         server.signal(signal.SIGTERM)
         server.until("draining")

@@ -21,7 +21,7 @@ from tests.phase6_integration.asgi import Call
 
 async def main():
     async with AsyncEngine(EngineOptions(kv_cache_pages=64, threads=1)) as engine:
-        app = application(engine, ServerSettings(template_timeout=60))
+        app = application(engine, ServerSettings())
         body = {"messages": [{"role": "user", "content": "What is a page?"}], "stream": True, "max_tokens": 16}
         async with Call(app, "/v1/chat/completions", body) as call:
             await call.until(lambda call: call.complete)
@@ -63,7 +63,8 @@ def test_a_chat_streams_without_wings(core: Path) -> None:
     assert refused == "response_format: this server is without structured output"
 
 
-@pytest.mark.parametrize("part", ["api", pytest.param("process", marks=pytest.mark.slow)])
+@pytest.mark.slow  # they run a second time
+@pytest.mark.parametrize("part", ["engine", "process", "api"])
 def test_the_tests_of_the_core_pass_without_wings(core: Path, part: str) -> None:
     options = ("-q", "-m", "not slow", "-p", "no:cacheprovider", "-p", "no:randomly")
     done = run(core, "-m", "pytest", *options, f"tests/{SIX}/{part}")

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from fastapi import FastAPI
 
 from phase0_request.request import FinishReason
-from phase6_integration.api.errors import RequestError, conflict
+from phase6_integration.api.errors import RequestError, unservable
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.api.state import ServerState
 from phase6_integration.process.async_engine import Observer
@@ -49,7 +49,7 @@ class Quotas(Observer):
         """A RequestError if the client may not have so many completions more now."""
         most, tokens = self._most_completions, self._tokens_per_minute
         if most is not None and completions > most:
-            raise conflict("n", f"a client may have {most} unfinished completions, got {completions} in one request")
+            raise unservable("n", f"a client may have {most} unfinished completions, got {completions} in one request")
         if most is not None and self._unfinished[tenant] + completions > most:
             raise _refused(f"at most {most} completions of a client may be unfinished; try again later", 1)
         if tokens is not None and (seconds := self._until_full(tenant) - MINUTE) >= 0:

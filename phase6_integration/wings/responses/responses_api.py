@@ -10,7 +10,7 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from pydantic import ValidationError
 
 from phase6_integration.api.chat import continue_chat
-from phase6_integration.api.errors import RequestError, conflict, invalid
+from phase6_integration.api.errors import RequestError, invalid, unservable
 from phase6_integration.api.schemas import ChatRequest, SamplingFields
 from phase6_integration.api.state import Server, json_body
 from phase6_integration.wings.responses.responses_formatter import ResponsesFormatter
@@ -96,7 +96,7 @@ def _messages(request: ResponsesRequest) -> list[dict[str, Any]]:
                 messages.append({"role": item.role, "content": _content(item.content)})
     closed = [message for message in messages if not _is_open(message)]
     if not closed:
-        raise conflict("input", "the input is reasoning alone; a message or a call is needed", "empty_prompt")
+        raise unservable("input", "the input is reasoning alone; a message or a call is needed", "empty_prompt")
     return closed
 
 
@@ -114,7 +114,7 @@ def _response_format(request: ResponsesRequest) -> dict[str, Any] | None:
     if format is None:
         return None
     if (format.type == "json_schema") != (format.schema_ is not None):
-        raise conflict("text.format.schema", "text.format: type json_schema and schema go together")
+        raise unservable("text.format.schema", "text.format: type json_schema and schema go together")
     schema = format.model_dump(by_alias=True, exclude_none=True, exclude={"type"})
     return {"type": format.type, **({} if format.schema_ is None else {"json_schema": schema})}
 

@@ -1,4 +1,4 @@
-"""The processes that follow grammars: a fork server that has the vocabulary, and a child for each client of the server.
+"""A process that follows grammars: a child of a GrammarServer, for one client of the engine.
 
 A grammar is a program that a client sends. It may take seconds to compile, gigabytes to follow, or overflow the stack
 of llguidance. So it runs in a child, which the kernel ends at a limit of memory or of processor time, and which only
@@ -13,7 +13,7 @@ import resource
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -21,12 +21,9 @@ import msgspec
 from phase0_request.batch import GRAMMAR_REFUSED, Forced
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
-from phase0_request.tokenizer import Tokenizer
 from phase2_prefill_decode.sampling.constraints import Constraint, fill_masks
 from phase2_prefill_decode.sampling.grammar import Grammars
-from phase6_integration.process.fork_server import limit_memory
 from phase6_integration.process.messages import CHUNK, Frames, frame
-from phase6_integration.wings.structured.client_grammars import ClientGrammars
 
 MEMORY = 512 << 20  # bytes that a child may allocate beyond what its parent has
 GROWN = 192 << 20  # bytes after which a child is replaced: the next one begins without what this one has kept
@@ -113,37 +110,36 @@ class Child:
 
 def serve(connection: socket.socket, child: Child) -> None:
     """The child's loop, until the engine closes the connection. The kernel ends the child in a batch that takes too
-    long."""
-    frames, begin = Frames(to_child), _resident()
-    connection.sendall(frame(Answers()))
-    while data := connection.recv(CHUNK):
-        for batch in frames.feed(data):
-            new = sum(message.params is not None for message in batch.follow)
-            signal.setitimer(signal.ITIMER_PROF, FOLLOWING + COMPILING * new + EACH * len(batch.follow))
-            before = time.process_time()
-            connection.sendall(frame(child.follow(batch)))
-            answers = child.masks()
-            signal.setitimer(signal.ITIMER_PROF, 0)
-            leaves = _resident() - begin > GROWN
-            seconds = time.process_time() - before
-            connection.sendall(frame(msgspec.structs.replace(answers, seconds=seconds, leaves=leaves)))
+    long or too much memory."""
+    os.nice(NICENESS)
+    _limit_memory()
+    frames, begin = Frames(to_child), _memory()[1]
+    with contextlib.suppress(ConnectionError):
+        connection.sendall(frame(Answers()))
+        while data := connection.recv(CHUNK):
+            for batch in frames.feed(data):
+                new = sum(message.params is not None for message in batch.follow)
+                signal.setitimer(signal.ITIMER_PROF, FOLLOWING + COMPILING * new + EACH * len(batch.follow))
+                before = time.process_time()
+                connection.sendall(frame(child.follow(batch)))
+                answers = child.masks()
+                signal.setitimer(signal.ITIMER_PROF, 0)
+                leaves = _memory()[1] - begin > GROWN
+                seconds = time.process_time() - before
+                connection.sendall(frame(msgspec.structs.replace(answers, seconds=seconds, leaves=leaves)))
 
 
-def _resident() -> int:
-    """The memory of this process, where the system tells."""
+def _limit_memory() -> None:
+    """Limit the address space, where the system can; no core is dumped."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if mapped := _memory()[0]:
+        with contextlib.suppress(ValueError):  # the limit is lower already
+            resource.setrlimit(resource.RLIMIT_AS, (mapped + MEMORY, mapped + MEMORY))
+
+
+def _memory() -> tuple[int, int]:
+    """The bytes that this process has mapped, and those that it has in memory. Zeros where there is no /proc."""
     with contextlib.suppress(OSError):
-        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-    return 0
-
-
-def load(directory: str, vocab_size: int, eos_ids: list[int]) -> Callable[[socket.socket], None]:
-    """Read the vocabulary in the fork server. Returns what a child does."""
-    grammars = ClientGrammars(Tokenizer.from_pretrained(directory), vocab_size, eos_ids)
-    assert grammars.vocabulary
-
-    def begin(connection: socket.socket) -> None:
-        os.nice(NICENESS)
-        limit_memory(MEMORY)
-        serve(connection, Child(grammars, vocab_size))
-
-    return begin
+        mapped, resident, *_ = map(int, Path("/proc/self/statm").read_text().split())
+        return mapped * resource.getpagesize(), resident * resource.getpagesize()
+    return 0, 0

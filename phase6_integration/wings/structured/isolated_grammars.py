@@ -29,8 +29,7 @@ from phase5_continuous.scheduler import Scheduler
 from phase6_integration.engine.hub import directory_of
 from phase6_integration.engine.options import EngineOptions
 from phase6_integration.process.engine_process import LoadedEngine, bundled_engine
-from phase6_integration.process.fork_server import ForkServer
-from phase6_integration.wings.structured import grammar_process
+from phase6_integration.wings.structured.grammar_server import GrammarServer
 from phase6_integration.wings.structured.isolated_process import IsolatedConstraint, IsolatedProcess
 
 TOKENS_PER_SECOND = 1000  # that a tenant is charged with for the processor time of its grammars
@@ -43,7 +42,7 @@ class IsolatedGrammars(Constraints):
 
     def __init__(self, vocab_size: int, directory: str, eos_ids: Collection[int]) -> None:
         super().__init__(vocab_size, None)
-        self.server = ForkServer(f"{grammar_process.__name__}:load", directory, vocab_size, sorted(eos_ids))
+        self.server = GrammarServer(directory, vocab_size, eos_ids)
         self._selector = selectors.DefaultSelector()
         self._processes: dict[str, IsolatedProcess] = {}  # by the tenant that each was started for
         self._keys = count()

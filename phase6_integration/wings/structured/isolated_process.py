@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from phase0_request.batch import GRAMMAR_FAILED, Forced
 from phase0_request.request import Request
-from phase6_integration.process.fork_server import ForkServer
 from phase6_integration.process.messages import Channel
 from phase6_integration.wings.structured.grammar_process import COMPILING, Answers, Batch, Follow, from_child
+from phase6_integration.wings.structured.grammar_server import GrammarServer
 
 log = logging.getLogger(__name__)
 PATIENCE = 0.01  # seconds that a step waits for masks
@@ -115,7 +115,7 @@ class IsolatedProcess:
     If a process dies, its successor knows no request, and so gets them one by one: the one that kills it fails.
     """
 
-    def __init__(self, server: ForkServer, selector: selectors.BaseSelector, poll: Callable[[float], None]) -> None:
+    def __init__(self, server: GrammarServer, selector: selectors.BaseSelector, poll: Callable[[float], None]) -> None:
         """`poll` waits for answers at `selector`, so many seconds, and has them read."""
         self.patience = PATIENCE  # 0 after masks that took longer than that
         self.failed: list[IsolatedConstraint] = []  # whose requests are to be ended

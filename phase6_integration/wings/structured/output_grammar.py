@@ -15,7 +15,7 @@ from fastapi import FastAPI
 from llguidance import LLMatcher
 from pydantic_core import from_json
 
-from phase6_integration.api.errors import conflict
+from phase6_integration.api.errors import unservable
 from phase6_integration.api.schemas import ResponseFormat, StructuredFields
 from phase6_integration.api.state import Grammars
 from phase6_integration.process.async_engine import AsyncEngine
@@ -54,23 +54,23 @@ class OutputGrammars(Grammars):
         constraints = [*_given(body)]
         if len(constraints) > 1:
             names = " and ".join(given.param for given in constraints)
-            raise conflict(constraints[1].param, f"only one constraint of the output may be given, got {names}")
+            raise unservable(constraints[1].param, f"only one constraint of the output may be given, got {names}")
         path, pattern = _whitespace(body)
         if path is not None and not (constraints and constraints[0].kind.startswith("json")):
-            raise conflict(path, f"{path} is for JSON, and no JSON schema is given")
+            raise unservable(path, f"{path} is for JSON, and no JSON schema is given")
         if path is not None and pattern is not None and not BLANK.fullmatch(pattern):
-            raise conflict(path, rf"{path}: a pattern of JSON's white space is needed, such as [ \n\t]{{0,8}}")
+            raise unservable(path, rf"{path}: a pattern of JSON's white space is needed, such as [ \n\t]{{0,8}}")
         if body.structured_outputs is not None and not constraints:
-            raise conflict("structured_outputs", f"structured_outputs: one of {', '.join(KINDS)} is needed")
+            raise unservable("structured_outputs", f"structured_outputs: one of {', '.join(KINDS)} is needed")
         return self.check(_text(constraints[0], pattern), constraints[0].param) if constraints else None
 
     def check(self, grammar: str, param: str) -> str:
         if not self._has_tokenizer:
             message = f"{param}: this model has no tokenizer, which structured output needs"
-            raise conflict(param, message, "no_tokenizer")
+            raise unservable(param, message, "no_tokenizer")
         if len(grammar) > MAX_GRAMMAR:
             message = f"a grammar may have at most {MAX_GRAMMAR} characters, this one has {len(grammar)}"
-            raise conflict(param, f"{param}: {message}")
+            raise unservable(param, f"{param}: {message}")
         return grammar
 
     def of_schema(self, schema: Mapping[str, Any]) -> str:
@@ -96,9 +96,9 @@ def _given(body: StructuredFields) -> Iterator[Given]:
 
 def _of_format(format: ResponseFormat) -> Iterator[Given]:
     if (format.type == "json_schema") != (format.json_schema is not None):
-        raise conflict("response_format.json_schema", "response_format: type json_schema and json_schema go together")
+        raise unservable("response_format.json_schema", "response_format: type json_schema and json_schema go together")
     if format.schema_ is not None and format.type != "json_object":
-        raise conflict("response_format.schema", "response_format: schema goes together with type json_object")
+        raise unservable("response_format.schema", "response_format: schema goes together with type json_object")
     if format.json_schema is not None:
         yield Given("response_format.json_schema.schema", "json", format.json_schema.schema_)
     elif format.schema_ is not None:
@@ -139,7 +139,7 @@ def _text(given: Given, whitespace: str | None) -> str:
                     raise ValueError(f"at most {MAX_CHOICES} choices are allowed, got {len(given.value)}")
                 return "start: " + " | ".join(map(json.dumps, given.value))
     except ValueError as error:
-        raise conflict(given.param, f"{given.param}: {error}") from None
+        raise unservable(given.param, f"{given.param}: {error}") from None
     return str(given.value)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import FastAPI
 
 from phase0_request.tokenizer import Tokenizer
-from phase6_integration.api.errors import conflict
+from phase6_integration.api.errors import unservable
 from phase6_integration.api.schemas import ChatRequest, ChosenTool, Function
 from phase6_integration.api.state import AnswerPlan, ServerState
 from phase6_integration.wings.tools.call_grammar import Thinking, answer_grammar, call_rules
@@ -44,14 +44,14 @@ class ToolPlan:
             try:
                 arguments = {name: self._grammars.of_schema(schema) for name, schema in self._functions.items()}
             except ValueError as error:
-                raise conflict("tools", f"tools: {error}") from None
+                raise unservable("tools", f"tools: {error}") from None
             calls = call_rules(self._format, arguments, self._several, self._tokenizer.marker)
         if calls is None and (content is None or thinking is Thinking.OVER):
             return content
         try:
             grammar = answer_grammar(thinking, calls, content, self._tokenizer.marker)
         except ValueError as error:
-            raise conflict(self._content_field, f"{self._content_field}: {error}") from None
+            raise unservable(self._content_field, f"{self._content_field}: {error}") from None
         return self._grammars.check(grammar, "tools")
 
     @property
@@ -106,22 +106,22 @@ def _callable(body: ChatRequest) -> dict[str, dict[str, Any]]:
     if isinstance(choice, ChosenTool):
         name = choice.function.name
         if name not in functions:
-            raise conflict("tool_choice", f"tool_choice names {name}, which is not one of the tools")
+            raise unservable("tool_choice", f"tool_choice names {name}, which is not one of the tools")
         return {name: functions[name]}
     if choice == "required" and body.tools is None:
-        raise conflict("tool_choice", "tool_choice is required, and there are no tools")
+        raise unservable("tool_choice", "tool_choice is required, and there are no tools")
     return {} if choice == "none" else functions
 
 
 def _format(server: ServerState, template: str, auto: bool) -> ToolFormat:
     if not uses_tools(template):
-        raise conflict("tools", "the chat template of this model does not use tools; only tool_choice none is possible")
+        raise unservable("tools", "the chat template of this model has no tools; only tool_choice none is possible")
     if auto and not server.settings.enable_auto_tool_choice:
-        raise conflict("tool_choice", "this server was started with --no-enable-auto-tool-choice")
+        raise unservable("tool_choice", "this server was started with --no-enable-auto-tool-choice")
     format = tool_format(template, server.settings.tool_call_parser)
     if format is None:
         message = "how this model writes the calls of tools is not known; start the server with --tool-call-parser"
-        raise conflict("tools", message)
+        raise unservable("tools", message)
     return format
 
 
@@ -129,7 +129,7 @@ def _schema(function: Function) -> dict[str, Any]:
     """The schema of the arguments, which are an object of the parameters that are listed."""
     schema = function.parameters or NO_PARAMETERS
     if schema.get("type", "object") != "object":
-        raise conflict("tools", f"tools: the parameters of {function.name} must be a schema of type object")
+        raise unservable("tools", f"tools: the parameters of {function.name} must be a schema of type object")
     return closed({**schema, "type": "object"})
 
 

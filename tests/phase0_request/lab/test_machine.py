@@ -30,7 +30,7 @@ def test_this_machine() -> None:
 
 
 def test_a_package_whose_distribution_has_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("phase0_request.machine.packages_distributions", lambda: {"triton": ["tokenizers"]})
+    monkeypatch.setattr("phase0_request.machine._distributions", lambda: {"triton": ["tokenizers"]})
     assert describe().versions == {"triton": version("tokenizers")}
 
 

@@ -1,10 +1,9 @@
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from phase0_request import Batch, Request, SamplingParams, Slice, reason_to_finish
-from phase0_request.lab.mock_model import MockModel, StepCost
+from phase0_request import Request, SamplingParams, reason_to_finish
+from phase0_request.lab.mock_model import MockModel
 
 EOS = 0
 
@@ -36,19 +35,3 @@ def test_unsupported_parameters_are_refused_by_name(params: dict[str, Any]) -> N
     with pytest.raises(ValueError, match=f"^{next(iter(params))}=.* is not supported by the mock"):
         model.check(SamplingParams(**params))
     model.check(SamplingParams(temperature=0, stop="x", seed=3))
-
-
-def test_step_cost_in_milliseconds(make_request: Callable[..., Request]) -> None:
-    """Prefill grows with the prompt; a decode costs nearly the same for one request as for eight."""
-    cost = StepCost(step=20, prefill_token=0.25, decode_token=0.1)
-
-    def decoding() -> Request:
-        request = make_request(prompt=1)
-        request.admit(0.0)
-        request.advance(0, 1)
-        request.append(5, 0.0)
-        return request
-
-    assert cost.of(Batch((Slice(make_request(prompt=400), 0, 400),))) == 120
-    assert cost.of(Batch(tuple(Slice(decoding(), 1, 1) for _ in range(8)))) == pytest.approx(20.8)
-    assert cost.of(Batch()) == 0

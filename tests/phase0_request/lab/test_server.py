@@ -3,12 +3,11 @@ No client may wait for ever."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from contextlib import aclosing
 from typing import Any
 
 import pytest
 
-from phase0_request import Batch, FinishReason, QueueFullError, SamplingParams, Tokenizer
+from phase0_request import Batch, FinishReason, Tokenizer
 from phase0_request.lab.mock_model import MockModel, StepCost
 from phase0_request.lab.server import MockServer, TokenStream
 from phase0_request.lab.trace import PipelineStage
@@ -90,57 +89,6 @@ def test_every_request_gets_its_own_answer_in_any_batch(tokenizer: Tokenizer) ->
     play(tokenizer, scene, batch_size=3, queue_limit=100)
 
 
-def test_a_stop_string_ends_the_request_and_frees_its_place_in_the_batch(tokenizer: Tokenizer) -> None:
-    async def scene(server: MockServer) -> None:
-        stream = server.submit("Count.", SamplingParams(stop=", four"))
-        assert await read(stream) == ("One, two, three", FinishReason.STOP)
-        assert stream.request.finish_reason is FinishReason.STOP
-        assert tokenizer.decode(stream.request.output_tokens) == "One, two, three, four"
-        assert not server.batcher.running
-        assert (await read(server.submit("Why pages?")))[1] is FinishReason.STOP
-
-    play(tokenizer, scene, batch_size=1)
-
-
-def test_refused_requests_change_nothing_for_the_others(tokenizer: Tokenizer) -> None:
-    model = gated(tokenizer)
-
-    async def scene(server: MockServer) -> None:
-        with pytest.raises(ValueError, match="prompt must be a text"):
-            server.submit("")
-        with pytest.raises(ValueError, match="top_k=3 is not supported"):
-            await anext(server.generate("Count.", SamplingParams(top_k=3)))
-        first = server.submit("Count.")
-        await model.entered.wait()
-        waiting = [server.submit("Count."), server.submit("Why pages?")]
-        with pytest.raises(QueueFullError, match="2 requests wait already"):
-            server.submit("Count.")
-        model.open.set()
-        texts = [text for text, _ in await asyncio.gather(*map(read, [first, *waiting]))]
-        assert texts == [ANSWERS["Count."], ANSWERS["Count."], ANSWERS["Why pages?"]]
-
-    play(tokenizer, scene, model, batch_size=1, queue_limit=2)
-
-
-def test_closing_the_generator_aborts_the_request_also_if_the_model_never_awaits(tokenizer: Tokenizer) -> None:
-    class Instant(MockModel):
-        async def run(self, batch: Batch) -> list[int | None]:
-            return self.step(batch)
-
-    async def scene(server: MockServer) -> None:
-        endless = SamplingParams(max_tokens=10_000, ignore_eos=True)
-        async with aclosing(server.generate("Count.", endless)) as answer:
-            for _ in range(3):
-                await anext(answer)
-            (request,) = server.batcher.running.values()
-        assert len(request.output_tokens) <= 4
-        assert request.finish_reason is FinishReason.ABORT
-        assert not server.batcher.running
-        assert await read(server.submit("Why pages?")) == (ANSWERS["Why pages?"], FinishReason.STOP)
-
-    play(tokenizer, scene, Instant(answers(tokenizer), min(tokenizer.eos_ids), FREE), batch_size=1)
-
-
 @pytest.mark.parametrize("moment", ["waiting", "in a step", "finished"])
 def test_abort_is_legal_in_every_state(tokenizer: Tokenizer, moment: str) -> None:
     model = gated(tokenizer)
@@ -183,19 +131,6 @@ def test_a_failed_step_ends_only_its_requests(tokenizer: Tokenizer) -> None:
         assert await read(waiting) == (ANSWERS["Why pages?"], FinishReason.STOP)
 
     play(tokenizer, scene, Flaky(answers(tokenizer), min(tokenizer.eos_ids), FREE), batch_size=1)
-
-
-@pytest.mark.parametrize("max_tokens", [1, 9], ids=["as its last token", "in the middle"])
-def test_an_invalid_token_ends_only_its_request(tokenizer: Tokenizer, max_tokens: int) -> None:
-    async def scene(server: MockServer) -> None:
-        failed = server.submit("Count.", SamplingParams(max_tokens=max_tokens))
-        other = server.submit("Why pages?")
-        assert (await read(failed))[1] is FinishReason.ERROR
-        assert "got -1" in (failed.request.error or "")
-        assert await read(other) == (ANSWERS["Why pages?"], FinishReason.STOP)
-
-    bad = answers(tokenizer) | {tuple(tokenizer.encode("Count.")): [-1]}
-    play(tokenizer, scene, MockModel(bad, min(tokenizer.eos_ids), FREE), batch_size=2)
 
 
 def test_stopping_the_server_aborts_unfinished_requests(tokenizer: Tokenizer) -> None:

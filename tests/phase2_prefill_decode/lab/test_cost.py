@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.nn.functional import embedding, linear
+from torch.nn.functional import linear
 from torch.utils.flop_counter import FlopCounterMode
 
 from phase0_request.batch import Batch, Slice
@@ -18,8 +18,7 @@ from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode import decoder
 from phase2_prefill_decode.kernels.attention import reference
-from phase2_prefill_decode.kernels.pointwise import add_norm_reference, rotate_store_reference, swiglu_reference
-from phase2_prefill_decode.lab.cost import Cost, CostModel, Part, seen
+from phase2_prefill_decode.lab.cost import CostModel, Part, seen
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.weights import random_weights
 from tests.phase2_prefill_decode.steps import loaded
@@ -39,7 +38,6 @@ LLAMA_8B = replace(
 
 starts, lengths = st.integers(0, 60), st.integers(1, 60)
 windows = st.none() | st.integers(1, 130)
-models = st.sampled_from([CostModel(SMALL), CostModel(WINDOWED)])
 
 
 def every_pair(start: int, length: int, window: int | None) -> list[tuple[int, int]]:
@@ -93,38 +91,6 @@ def test_attention_is_counted_number_by_number() -> None:
     assert cost.attention == Part(operations, kv_read=read, activations=moved)
     assert cost.pointwise.kv_write == cost.total.kv_write == written
     assert cost.total.kv_read == read
-
-
-@pytest.mark.parametrize("yields", [0, 2])
-def test_pointwise_moves_the_tensors_that_its_operators_take_and_give(yields: int) -> None:
-    """Runs the reference operators in the order of a forward pass, and counts the bytes of their inputs and outputs."""
-    tokens, c = 11, SMALL
-    slots, positions, angles = torch.arange(tokens), torch.arange(tokens), torch.ones(tokens, c.head_dim // 2)
-    pages = torch.zeros(2, 1, c.num_key_value_heads, 16, c.head_dim)
-    qkv = torch.ones(tokens, (c.num_attention_heads + 2 * c.num_key_value_heads) * c.head_dim)
-    norm = torch.ones(c.hidden_size)
-    moved = weights = 0
-
-    def add_norm(rows: int) -> None:
-        nonlocal moved, weights
-        x, residual = torch.ones(rows, c.hidden_size), torch.ones(rows, c.hidden_size)
-        moved += sum(t.nbytes for t in (x, residual, *add_norm_reference(x, residual, norm, 1e-6)))
-        weights += norm.nbytes if rows else 0
-
-    x = embedding(slots, torch.ones(c.vocab_size, c.hidden_size))
-    moved += x.nbytes
-    weights += x.nbytes
-    for layer in range(c.num_hidden_layers):
-        rows = tokens if layer < c.num_hidden_layers - 1 else yields
-        add_norm(tokens)
-        q = rotate_store_reference(qkv, angles, angles, positions, slots, *pages, None, 1e-6)
-        moved += qkv.nbytes + q.nbytes
-        add_norm(rows)
-        gate_up = torch.ones(rows, 2 * c.intermediate_size)
-        moved += gate_up.nbytes + swiglu_reference(gate_up).nbytes
-    add_norm(yields)
-    pointwise = CostModel(c, dtype="float32").pieces([(0, 1), (0, tokens - 1)], yields).pointwise
-    assert (pointwise.activations, pointwise.weights) == (moved, weights)
 
 
 @pytest.mark.proof
@@ -182,17 +148,6 @@ def test_the_decoder_multiplies_as_many_rows_as_the_model_counts(monkeypatch: py
         cost = CostModel(config, dtype="float32").step(batch)
         assert operations == cost.linears.operations + cost.head.operations
         assert weights == cost.linears.weights + cost.head.weights
-
-
-def test_the_cost_of_a_batch_is_that_of_its_slices() -> None:
-    done, part, answering = Request("a", (1,) * 12), Request("b", (1,) * 50), Request("c", (1,) * 9)
-    answering.output_tokens = [4, 4]
-    batch = Batch((Slice(done, 0, 12), Slice(part, 16, 20), Slice(answering, 10, 1)))
-    model = CostModel(WINDOWED)
-    assert model.step(batch) == model.pieces([(0, 12), (16, 20), (10, 1)], yields=2)
-    assert model.step(batch).head.operations == 2 * 2 * 48 * 300
-    assert model.step(Batch()) == Cost()
-    assert Cost().intensity == 0
 
 
 @pytest.mark.proof

@@ -31,17 +31,6 @@ def test_decodes_advance_with_every_chunk(stage: Stage, chunk: int, pieces: list
     assert tokens_of(stage.play(chunk)) == calm + [(piece, 3) for piece in pieces] + after
 
 
-def test_tokens_do_not_depend_on_the_chunk_size_and_all_pages_are_freed(stage: Stage) -> None:
-    answers = []
-    for chunk in (WHOLE, 64, 16):
-        _, decodes, long = stage.play(chunk)
-        assert [len(one.output_tokens) for one in (*decodes, long)] == [30, 30, 30, 1]
-        answers.append([one.output_tokens for one in (*decodes, long)])
-        assert stage.cache.usage.free == stage.cache.usage.total
-        stage.cache.check()
-    assert answers[0] == answers[1] == answers[2]
-
-
 def at(moments: list[float], arrival: float = 0.0) -> Request:
     """A request that got its tokens at these times."""
     params = SamplingParams(max_tokens=len(moments))
@@ -70,9 +59,3 @@ def test_gaps_are_counted_from_the_arrival_of_the_long_prompt_to_its_first_token
         ttft_ms=10_000.0,
         total_ms=25_000.0,
     )
-
-
-def test_a_scene_whose_decodes_end_too_early_is_refused() -> None:
-    """No decode would wait for the last chunks, which are the slowest."""
-    with pytest.raises(ValueError, match="in chunks of 16, had its token"):
-        judge(16, Played([], [at([1.0, 5.0, 30.0]), at([1.0, 5.0, 9.0])], at([20.0], arrival=2.0)))

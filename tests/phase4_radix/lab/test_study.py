@@ -29,19 +29,3 @@ def test_requests_of_one_batch_find_only_earlier_prefixes(model: Model) -> None:
     assert (cold.prefill_tokens, cold.duplicates, cold.hit_rate) == (16 * 544, 15 * 32, 0.0)
     warm = study.serve(model, **study.WAYS["on_together_warm"], answer=1)
     assert (warm.prefill_tokens, warm.duplicates, warm.hit_rate) == (16 * 32, 0, 512 / 544)
-
-
-def test_hit_rate_of_the_example_by_page_size(model: Model) -> None:
-    """Three prompts, two of which share a prefix: a hit rate of at least 60 % over eight turns."""
-    loops = [study.loop(model, page_size) for page_size in study.PAGE_SIZES]
-    assert all(one.hit_rate >= 0.6 for one in loops)
-    assert [one.hit_rate for one in loops] == sorted((one.hit_rate for one in loops), reverse=True)
-    assert {(one.queries, one.turns) for one in loops} == {(24, 8)}
-    assert {one.prompt_tokens for one in loops} == {sum(2 * (5 + 15 * t) + 3 + 13 * t for t in range(8))}
-
-
-@pytest.mark.parametrize(("common", "found"), [(0, 0), (100, 96), (512, 512)])
-def test_the_hit_rate_is_the_shared_prefix_in_whole_pages(model: Model, common: int, found: int) -> None:
-    one = study.shared(model, common, requests=2)
-    assert one.hit_rate == found / study.PROMPT
-    assert min(one.ttft_ms, one.plain_ttft_ms) > 0

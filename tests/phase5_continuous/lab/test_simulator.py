@@ -7,14 +7,12 @@ from pathlib import Path
 import pytest
 
 from phase0_request.lab.metrics import percentile
-from phase0_request.request import FinishReason, Request
+from phase0_request.request import Request
 from phase2_prefill_decode.lab.cost import Load
 from phase2_prefill_decode.lab.roofline import DEVICES
-from phase5_continuous.invariants import check
-from phase5_continuous.lab.simulator import WAYS, Setting, Simulation, launch_seconds, simulate
+from phase5_continuous.lab.simulator import Setting, Simulation, simulate
 from phase5_continuous.lab.stats import SLO
 from phase5_continuous.lab.traces import Arrival, Trace
-from phase5_continuous.scheduler import Scheduler
 
 SMALL = Setting(model="17m", device=DEVICES["L4"], pages=256, max_running=32, chunk=64, budget=128, max_tokens=64)
 TRACE = Trace(requests=120, rate=4000.0, prompt=40, answer=12, max_prompt=400, max_answer=64)
@@ -63,28 +61,6 @@ def test_schedules_are_those_made_by_hand(way: str, times: dict[str, list[float]
     assert tokens_at(arrivals, replace(setting, way=way)) == times
 
 
-@pytest.mark.parametrize("kind", ["poisson", "bursty", "chat"])
-@pytest.mark.parametrize("way", WAYS)
-def test_every_request_has_as_many_tokens_as_the_trace_says(way: str, kind: str) -> None:
-    trace = replace(TRACE, kind=kind, requests=30)
-    arrivals = list(trace.arrivals())
-    simulation, lengths = Simulation(arrivals, replace(SMALL, way=way)), dict[str, int]()
-    while simulation.going:
-        step = simulation.step()
-        if isinstance(simulation.scheduler, Scheduler):
-            check(simulation.scheduler)
-        for event in step.events if step else ():
-            if event.finish_reason is not None:
-                assert event.finish_reason is FinishReason.STOP
-                lengths[event.request.id] = len(event.request.output_tokens)
-    assert lengths == {f"r{number}": one.answer for number, one in enumerate(arrivals)}
-    assert simulation.scheduler.cache.usage.referenced == 0
-    outcome = simulation.outcome()
-    assert outcome.tokens == sum(one.answer for one in arrivals)
-    assert outcome.prompt_tokens == sum(len(one.prompt) for one in arrivals)
-    assert simulate(trace.arrivals(), replace(SMALL, way=way)) == outcome, "the same seed gives the same outcome"
-
-
 def test_a_prefix_cache_saves_most_of_a_chats_prefill() -> None:
     chat = replace(TRACE, kind="chat", rate=50.0)
     shared, plain = (simulate(chat.arrivals(), replace(SMALL, pages=4096, prefix_cache=on)) for on in (True, False))
@@ -114,17 +90,6 @@ def test_figures_match_the_requests() -> None:
     assert 0 < met < len(requests) == 120
     assert outcome.attainment == met / 120
     assert outcome.goodput == pytest.approx(met / max(request.arrival for request in requests))
-
-
-def test_launches_cost_what_was_measured_for_the_model(tmp_path: Path) -> None:
-    file = tmp_path / "host.json"
-    file.write_text(json.dumps({"figures": {"17m_mixed": {"host_ms": {"median": 250.0}}}}))
-    assert launch_seconds(file, "17m") == 0.25
-    with pytest.raises(ValueError, match="has no mixed step of '8b'"):
-        launch_seconds(file, "8b")
-    arrivals = [at(0.0, 30, 2, 7)]
-    without, slow = (simulate(arrivals, replace(SMALL, launch=launch)).ttft_p50 for launch in (0.0, 0.25))
-    assert without < 0.25 <= slow
 
 
 def test_the_command_compares_ways_on_arrivals_from_a_file_without_torch(tmp_path: Path) -> None:

@@ -1,43 +1,15 @@
-from dataclasses import replace
-
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from phase0_request import Batch, Slice
 from phase0_request.core import EngineCore
 from phase1_kv_pool import PagedCache
-from phase2_prefill_decode.lab.cost import CostModel, Load
-from phase2_prefill_decode.lab.roofline import DEVICES, Device, predict
+from phase2_prefill_decode.lab.cost import CostModel
+from phase2_prefill_decode.lab.roofline import DEVICES, predict
 from phase2_prefill_decode.lab.shapes import SHAPES
 from phase5_continuous.lab.traces import EOS, WORD
 from phase5_continuous.lab.virtual import StepTimes, VirtualClock, VirtualRunner
 from phase5_continuous.scheduler import Scheduler
 from tests.phase5_continuous.support import request
-
-MODELS = (CostModel(SHAPES["17m"]), CostModel(replace(SHAPES["596m"], sliding_windows=(128,) * 28)))
-
-
-def test_a_prefill_after_a_preemption_yields_a_token_only_with_its_last_chunk() -> None:
-    runner = VirtualRunner(StepTimes(CostModel(SHAPES["17m"]), DEVICES["L4"]), VirtualClock())
-    runner.answers = {"back": 5, "ends": 4}
-    pieces = []
-    for name in runner.answers:
-        one = request(name, 4)
-        one.output_tokens += [WORD] * 3
-        pieces += [Slice(one, 0, 6), Slice(one, 6, 1)]
-    step = runner.pack(Batch(tuple(pieces)))
-    assert (step.tokens, step.yields) == ([None, WORD, None, EOS], 2)
-
-
-@given(
-    model=st.sampled_from(MODELS),
-    device=st.sampled_from([*DEVICES.values(), Device("slow", 1e9, 1e9, 0.001)]),
-    load=st.builds(Load, st.integers(1, 20_000), st.integers(0, 10**9), st.integers(0, 10**7), st.integers(0, 1000)),
-)
-@settings(deadline=None, max_examples=200, derandomize=True)
-def test_step_times_are_what_the_roofline_predicts(model: CostModel, device: Device, load: Load) -> None:
-    assert StepTimes(model, device).seconds(load) == pytest.approx(predict(model.cost(load), device).seconds, rel=1e-9)
 
 
 def test_a_step_advances_the_clock_by_the_cost_of_its_batch() -> None:

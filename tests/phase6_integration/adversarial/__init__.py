@@ -10,7 +10,7 @@
 | bodies: numbers out of range, empty prompts, fields that reach templates, parsers, files or the network | CVE-2024-8768, CVE-2025-62426, CVE-2025-48944, CVE-2025-62164, CVE-2025-6242 (vLLM), CVE-2026-21869 (llama.cpp) | `test_requests`; `../test_schema` from /openapi.json |
 | the engine's channel: deserialization that executes, a length that allocates | CVE-2024-50050 (Meta), CVE-2026-3059 and CVE-2026-3060 (SGLang), CVE-2025-30202 (vLLM) | `test_wire` |
 | model files that execute, crash or allocate | CVE-2025-32434 (PyTorch), CVE-2026-22807 (vLLM) | `test_checkpoints`, `test_config_bombs` |
-| chat templates: injection, time, memory; control tokens from text | CVE-2024-34359 (llama-cpp-python), CVE-2026-5760 (SGLang), CVE-2024-56326 (Jinja), CVE-2026-44222 (vLLM) | `test_text`, `test_log_pipe` |
+| chat templates: injection, size, time; control tokens from text | CVE-2024-34359 (llama-cpp-python), CVE-2026-5760 (SGLang), CVE-2024-56326 (Jinja), CVE-2026-44222 (vLLM) | `test_text`, `test_log_pipe` |
 | launch: code from the working directory | class of untrusted search paths (CWE-426) | `test_launch` |
 | failure: a request or a shortage that leaves a server which answers nothing | CVE-2026-44223 (vLLM) | `test_failure`; one request's fault in `../test_failures_http` |
 | tenants: prefixes seen through the cache, one client that takes every seat | class of "leaking secrets from prefix caches" (vLLM's `cache_salt`) | `test_tenancy` |

@@ -57,7 +57,7 @@ HOSTILE: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     options = EngineOptions(kv_cache_pages=256, max_num_seqs=16, threads=1)
-    settings = ServerSettings(api_keys=KEYS, template_timeout=60)
+    settings = ServerSettings(api_keys=KEYS)
     with served(lambda: AsyncEngine(options, factory=ENGINE), settings) as url:
         yield url
 

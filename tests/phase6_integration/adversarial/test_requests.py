@@ -52,7 +52,7 @@ class Raw(Call):
 @pytest.mark.parametrize("examples", [120, pytest.param(5_000, marks=pytest.mark.slow)])
 def test_no_body_is_a_fault_of_the_server(examples: int) -> None:
     engine = FakeEngine(max_model_len=64)
-    app = create_app(engine, ServerSettings(max_choices=8, template_timeout=60))
+    app = create_app(engine, ServerSettings(max_choices=8))
     with asyncio.Runner() as runner:
 
         async def ask(path: str, body: bytes) -> Raw:

@@ -116,7 +116,7 @@ def test_logprobs(top: int | None, stream: bool) -> None:
 
 
 def test_a_template_of_the_operator_is_the_one_that_counts() -> None:
-    settings = ServerSettings(chat_template="{% for m in messages %}<{{ m.content }}>{% endfor %}", template_timeout=60)
+    settings = ServerSettings(chat_template="{% for m in messages %}<{{ m.content }}>{% endfor %}")
     engine = FakeEngine()
     assert post(engine, CHAT, settings, messages=HELLO, max_tokens=2).status_code == 200
     assert list(engine.submitted[0].prompt_tokens) == TOKENIZER.encode("<Hello>", add_special_tokens=False)
@@ -138,12 +138,12 @@ REFUSING = """\
         ("roles", "messages: roles must alternate"),
         ("undefined", ""),
         ("sandbox", ""),
-        ("python", "refused these messages"),
+        ("python", "refused the messages"),
     ],
 )
 def test_a_template_that_refuses_is_a_400_in_its_own_words(what: str, why: str) -> None:
     """Those of Python are not for a client."""
-    settings = ServerSettings(chat_template=REFUSING, template_timeout=60)
+    settings = ServerSettings(chat_template=REFUSING)
     response = post(FakeEngine(), CHAT, settings, messages=[{"role": "user", "content": what}])
     error = response.json()["error"]
     assert (response.status_code, error["param"]) == (400, "messages")

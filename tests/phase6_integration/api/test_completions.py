@@ -22,7 +22,9 @@ EMOJI = "caf\u00e9 \U0001f600 ok"
 
 
 def complete(engine: FakeEngine, **body: Any) -> httpx.Response:
-    return post(engine, "/v1/completions", ServerSettings(served_model_names=("first", "second")), **body)
+    return post(
+        engine, "/v1/completions", ServerSettings(served_model_names=("first", "second"), max_choices=6), **body
+    )
 
 
 def answer(engine: FakeEngine, **body: Any) -> Any:
@@ -41,7 +43,7 @@ def test_every_parameter_reaches_the_engine() -> None:
     engine = FakeEngine(scheduling_policy="priority")
     given: dict[str, Any] = {
         "max_tokens": 7,
-        "min_tokens": 3,
+        "min_tokens": 7,
         "temperature": 0.5,
         "top_p": 0.9,
         "top_k": 40,

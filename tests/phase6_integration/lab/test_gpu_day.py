@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from phase6_integration.lab import gpu_day
-from phase6_integration.lab.gpu.rows import Day, Rows
+from phase6_integration.lab.gpu.rows import UNFINISHED, Day, Rows
 from phase6_integration.lab.gpu.stages import CALLS, STAGES
 
 ROOT = Path(__file__).parents[3]
@@ -96,7 +96,7 @@ def test_failed_rows_are_measured_again_by_the_next_call(
     assert "steps: failed with -6" in capsys.readouterr().out
 
 
-def test_a_row_cut_while_it_was_written_is_not_there(tmp_path: Path) -> None:
+def test_a_row_cut_while_it_was_written_is_not_there_and_one_that_had_begun_says_what_cut_it(tmp_path: Path) -> None:
     rows = Rows(tmp_path)
     rows.append("steps", {"n": 1}, {"ms": 1})
     rows.append("tune", {"n": 1}, {"ms": 2})
@@ -105,6 +105,9 @@ def test_a_row_cut_while_it_was_written_is_not_there(tmp_path: Path) -> None:
     rows.append("tune", {"n": 2}, {"ms": 3})
     assert rows.of("tune") == [{"n": 1, "ms": 2}, {"n": 2, "ms": 3}]
     assert rows.of("steps") == [{"n": 1, "ms": 1}]
+    rows.append("tune", {"n": 3}, {"error": UNFINISHED})
+    rows.blame("tune", "cut after 9 s")
+    assert rows.of("tune")[2:] == [{"n": 3, "error": "cut after 9 s"}]
 
 
 def test_the_time_of_a_call_is_shared_and_what_it_keeps_for_the_next_has_its_own(
@@ -135,7 +138,7 @@ day.add(lambda: {}, n=2)
 """
 
 
-@pytest.mark.parametrize("act", ["os.kill(os.getpid(), 11)", "signal.pause()"])
+@pytest.mark.parametrize("act", ["os.kill(os.getpid(), 11)", pytest.param("signal.pause()", marks=pytest.mark.slow)])
 def test_a_row_that_ends_the_process_takes_no_other_with_it_and_one_that_is_cut_says_so(
     act: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

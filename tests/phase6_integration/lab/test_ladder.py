@@ -1,7 +1,5 @@
 """The ladder: every engine gives the tokens of transformers, and each phase shows in its figures."""
 
-from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -11,7 +9,7 @@ from chapters import charts
 from phase2_prefill_decode.lab.bench import save_random
 from phase2_prefill_decode.lab.shapes import SHAPES
 from phase6_integration.lab.gpu.rows import TINY
-from phase6_integration.lab.ladder import NAMES, REQUESTS, Trace, climb, different
+from phase6_integration.lab.ladder import NAMES, Trace, climb, different
 
 SMALL = Trace(
     requests=8, rate=1e6, system=32, question=8, answer=8, max_tokens=24, long=96, num_long=1, pages=18, seed=3
@@ -36,20 +34,3 @@ def test_every_rung_gives_the_same_tokens_and_shows_what_its_phase_adds(
     assert different(rows) == ["phase4"]
     charts.ladder(figure := Figure(), {"figures": {"rungs": rows, "mine": {"phase5": rows["phase5"]}}})
     assert len(figure.axes) == 4
-
-
-def test_the_trace_is_the_same_for_every_engine_and_has_all_that_the_phases_are_about() -> None:
-    trace = Trace()
-    requests, answers = trace.make(8192, 5.0)
-    again, _ = trace.make(8192, 5.0)
-    assert [one.prompt_tokens for one in requests] == [one.prompt_tokens for one in again]
-    long = [one for one in requests if len(one.prompt_tokens) == trace.long]
-    chats = [one for one in requests if one not in long]
-    assert len(long) == trace.num_long
-    assert len({one.prompt_tokens[: trace.system] for one in chats}) == 1
-    assert all(a.arrival < b.arrival for a, b in pairwise(requests))
-    needed = sum(-(-(len(one.prompt_tokens) + answers[one.id]) // 16) for one in requests)
-    assert needed > trace.pages
-    assert max(answers.values()) < trace.max_tokens
-    assert replace(trace, seed=1).make(8192, 5.0)[0][0].prompt_tokens != requests[0].prompt_tokens
-    assert (Trace.of(REQUESTS, trace.rate), Trace.of(24, 16.0).num_long) == (trace, 2)

@@ -11,7 +11,6 @@ from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
 from phase5_continuous.lab.virtual import VirtualClock, VirtualStep
 from phase5_continuous.scheduler import Scheduler
-from phase6_integration.lab import overlap
 from phase6_integration.lab.overlap import FakeDevice, Landing
 
 
@@ -56,12 +55,3 @@ def test_one_step_ahead_hides_the_host_unless_it_is_slower_than_the_device(
     idle = share * (wall - work) / wall  # no host before the first step, whose work is in it
     assert device.idle_share == pytest.approx(idle, abs=1e-9 if host == 0 else 0.01)
     assert all(before[1] <= after[0] for before, after in zip(device.steps, device.steps[1:], strict=False))
-
-
-def test_the_host_lane_is_when_it_does_not_wait_and_the_device_lane_when_it_runs() -> None:
-    without, ahead = (overlap.timeline(steps(n, 2.0, 6.0), 10) for n in (0, 1))
-    second = 1000
-    assert without["device"] == [[8 * n * second, (8 * n + 6) * second] for n in range(4)]
-    assert without["host"] == [[(8 * n + 6) * second, 8 * (n + 1) * second] for n in range(3)]
-    assert ahead["device"] == [[6 * n * second, 6 * (n + 1) * second] for n in range(4)]
-    assert [stop - start for start, stop in ahead["host"]] == [2 * second] * 4

@@ -107,7 +107,7 @@ def test_prompts_are_scored(on_the_engine: OnTheEngine, grammar: str | None) -> 
     on_the_engine(test)
 
 
-def test_a_fault_of_the_scheduler_ends_the_engine_and_every_request() -> None:
+def test_a_fault_of_the_scheduler_ends_the_engine_and_every_request(caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
         async with engine("light_scheduler_raises") as made:
             others = [asyncio.create_task(answer(made, PROMPTS[n], LONG, name=f"{n}")) for n in range(1, 5)]
@@ -119,6 +119,7 @@ def test_a_fault_of_the_scheduler_ends_the_engine_and_every_request() -> None:
             assert "a seat is lost" in made.reason
 
     run(test())
+    assert "the engine has failed" in caplog.text, "the records of its process are logged in this one"
 
 
 # It begins.

@@ -74,7 +74,7 @@ def test_the_token_that_ends_the_output_is_not_part_of_it() -> None:
     assert (answer.generated, answer.stop_reason) == (3, None)
     answer, chunks = answered([300, 700], FinishReason.STOP, stop_token_ids=[700])
     assert [token for chunk in chunks for token in chunk.tokens] == [300]
-    assert answer.stop_reason == 700
+    assert ("".join(chunk.text for chunk in chunks), answer.stop_reason) == (TOKENIZER.decode([300]), 700)
 
 
 def test_a_stop_token_that_is_included_is_part_of_the_output() -> None:
@@ -121,5 +121,5 @@ def test_without_a_tokenizer_an_answer_is_its_tokens() -> None:
     first, second = answer.append(5, None, None, 0.0), answer.append(6, None, FinishReason.LENGTH, 1.0)
     assert first is not None
     assert second is not None
-    assert ([*first.tokens], first.text, [*second.tokens]) == ([5], "", [6])
+    assert ([*first.tokens], [*first.offsets], first.text, [*second.tokens]) == ([5], [0], "", [6])
     assert second.finish_reason is FinishReason.LENGTH

@@ -6,15 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from phase2_prefill_decode.lab import tune
-from phase2_prefill_decode.lab.roofline import Device
 from phase2_prefill_decode.loading.weights import random_weights
 from phase6_integration.engine.options import EngineOptions
 from phase6_integration.lab.gpu import serving, steps
-from phase6_integration.lab.gpu.loads import DRY, Load, OnDemand, opened, served, steady
+from phase6_integration.lab.gpu.loads import DRY, Load, OnDemand, opened, served
 from phase6_integration.lab.gpu.rows import TINY, Day, Rows
-
-FAST = Device("fast", 1e12, 1e12)
 
 
 @pytest.fixture
@@ -41,19 +37,6 @@ def test_requests_are_as_many_as_the_pool_holds_whole(day: Day) -> None:
 def test_no_prompt_is_found_in_the_prefix_cache(day: Day) -> None:
     with engine(day) as load:
         assert [served(load, 3, 20, 2)["prefix_hits"] for _ in range(3)] == [0, 0, 0]
-
-
-@pytest.mark.parametrize("chunks", [False, True])
-def test_steady_steps_are_all_of_one_kind_and_have_the_hosts_time(day: Day, chunks: bool) -> None:
-    with engine(day) as load:
-        row = steady(load, 2, 20, 4, chunks, FAST)
-        again = steady(load, 2, 20, 4, chunks, FAST)  # after what the first has left
-    assert (row["requests"], row["steps"]) == (2, 4) == (again["requests"], again["steps"])
-    assert row["tokens"] > 2 if chunks else row["tokens"] == 2
-    assert set(row["host_ms"]) == {"plan", "pack", "launch", "commit"}
-    assert all(milliseconds > 0 for milliseconds in row["host_ms"].values())
-    assert row["ms_range"][0] <= row["ms"] <= row["ms_range"][1]
-    assert row["of_roofline"] == pytest.approx(row["roofline_ms"] / row["ms"])
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -96,8 +79,3 @@ def test_what_is_measured_is_what_ships(day: Day, monkeypatch: pytest.MonkeyPatc
     assert asked[0] == {"async_scheduling": True}
     assert set().union(*asked) == {"async_scheduling", "enforce_eager", "page_size"}
     assert EngineOptions().budget(True, 40_960).max_batched_tokens == 2048
-
-
-def test_the_tuner_has_a_row_for_each_shape(day: Day) -> None:
-    steps.tune(day)
-    assert len(Rows(day.out).of("steps")) == len(tune.SHAPES)

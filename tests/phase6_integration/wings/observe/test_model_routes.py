@@ -1,15 +1,18 @@
 """/tokenize and /detokenize: texts and conversations into tokens, and back."""
 
 import asyncio
+import threading
+from collections.abc import Sequence
 from typing import Any
 
 import httpx
 import pytest
 
 from phase0_request.tokenizer import Tokenizer
-from phase6_integration.process.tokenizer_worker import TokenizerWorker
+from phase6_integration.api.settings import ServerSettings
+from phase6_integration.api.tokenization import THREADS, TokenizerPool
 from tests.phase6_integration.fake_engine import FakeEngine, client
-from tests.phase6_integration.streams import HELLO, PATIENT, post
+from tests.phase6_integration.streams import HELLO, post
 
 TOKENIZER = Tokenizer.from_pretrained()
 TEXTS = ["Hello there", "", " leading", "caf\u00e9 \U0001f600", "line\nline\ttab", "a<|im_end|>b", "word " * 5000]
@@ -44,21 +47,40 @@ def test_a_text_or_a_conversation_but_not_both() -> None:
 
 
 def test_when_too_many_texts_wait_for_the_tokenizer_one_more_is_a_503(monkeypatch: pytest.MonkeyPatch) -> None:
-    refused, real = asyncio.Event(), TokenizerWorker.run
+    refused, encode = threading.Event(), Tokenizer.encode_batch
 
-    async def held(worker: TokenizerWorker, *job: Any) -> Any:
-        await refused.wait()
-        return await real(worker, *job)
+    def held(*text: Any) -> Any:
+        assert refused.wait(60.0)
+        return encode(*text)
 
     async def send() -> tuple[httpx.Response, httpx.Response]:
-        async with client(FakeEngine(max_num_queued_reqs=1), PATIENT) as http:
+        async with client(FakeEngine(max_num_queued_reqs=1)) as http:
             both = [asyncio.create_task(http.post("/tokenize", json={"prompt": "Hello"})) for _ in range(2)]
             (first,), (second,) = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             refused.set()
             return await first, await second
 
-    monkeypatch.setattr(TokenizerWorker, "run", held)
+    monkeypatch.setattr(Tokenizer, "encode_batch", held)
     first, second = asyncio.run(send())
     assert (first.status_code, first.json()["error"]["code"]) == (503, "tokenizer_busy")
     assert second.status_code == 200
     assert int(first.headers["retry-after"]) > 0
+
+
+def test_clients_take_turns_at_the_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of a client that sends ten texts at once waits no longer than two of those of another."""
+    encoded, encode = list[str](), Tokenizer.encode_batch
+
+    def noted(tokenizer: Tokenizer, texts: Sequence[str], *rest: Any) -> Any:
+        encoded.extend(texts)
+        return encode(tokenizer, texts, *rest)
+
+    async def send() -> None:
+        pool = TokenizerPool(FakeEngine(), ServerSettings())
+        texts = [("many", f"many {number}") for number in range(10)] + [("one", "one")]
+        await asyncio.gather(*(pool.encode([text], tenant) for tenant, text in texts))
+
+    monkeypatch.setattr(Tokenizer, "encode_batch", noted)
+    asyncio.run(send())
+    assert len(encoded) == 11
+    assert encoded.index("one") <= THREADS

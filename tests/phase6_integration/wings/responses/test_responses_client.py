@@ -28,7 +28,7 @@ TOOL = {"type": "function", "name": "weather", "description": "of a city", "para
 @pytest.fixture(scope="module")
 def client() -> Iterator[OpenAI]:
     options = EngineOptions(kv_cache_pages=256, max_num_seqs=16, threads=1)
-    settings = ServerSettings(api_keys=(KEY,), template_timeout=60)
+    settings = ServerSettings(api_keys=(KEY,))
     with (
         served(lambda: AsyncEngine(options, factory=ENGINE), settings) as url,
         OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0) as client,

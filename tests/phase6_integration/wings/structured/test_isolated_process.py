@@ -23,9 +23,11 @@ from phase5_continuous import Scheduler
 from phase6_integration.process.messages import Frames, frame
 from phase6_integration.wings.structured import isolated_grammars, isolated_process
 from phase6_integration.wings.structured.grammar_process import COMPILING, MEMORY, Answers, Batch, Child, to_child
+from phase6_integration.wings.structured.grammar_server import GrammarServer
 from phase6_integration.wings.structured.isolated_grammars import IsolatedGrammars
 from phase6_integration.wings.structured.isolated_process import IsolatedConstraint
 from tests.phase6_integration.cities import TOKENIZER, grammars
+from tests.phase6_integration.life import PATIENCE
 
 SIZE, EOS = TOKENIZER.vocab_size, TOKENIZER.eos_ids
 GRAMMARS = grammars(TOKENIZER)
@@ -464,6 +466,26 @@ def test_real_processes_follow_and_end_what_takes_too_long(real: IsolatedGrammar
         made[name].output_tokens += TOKENIZER.encode("{", False)
     until(real, lambda: same.done() and other.done())
     assert (same.error, other.error) == (None, None)
+
+
+def test_a_server_that_was_killed_is_replaced_and_costs_no_request(real: IsolatedGrammars) -> None:
+    for tenant in ("before", "after"):
+        _, (constraint,) = made = several(real, tenant)
+        until(real, constraint.done)
+        assert (len(made), constraint.error) == (2, None)
+        assert real.server._running is not None
+        real.server._running[0].kill()
+        real.server._running[0].wait()
+
+
+def test_the_server_ends_with_the_engine() -> None:
+    server = GrammarServer(str(BUNDLED), SIZE, EOS)
+    with server.connect() as connection:
+        assert connection.recv(1 << 10), "a child has begun"
+    assert server._running is not None
+    process, control = server._running
+    control.close()
+    assert process.wait(PATIENCE) == 0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not limit memory")

@@ -171,7 +171,7 @@ def test_tokenize_renders_the_same_prompt(thinker: Speaker) -> None:
 def test_reasoning_is_looked_for_where_the_template_knows_it_or_by_name() -> None:
     with speaking() as speaker:
         assert ask(speaker, ANSWER).choices[0].message.content == ANSWER
-    with speaking(ServerSettings(reasoning_parser="deepseek_r1", template_timeout=60)) as speaker:
+    with speaking(ServerSettings(reasoning_parser="deepseek_r1")) as speaker:
         assert ask(speaker, ANSWER).choices[0].message.content == "Yes, four."
 
 

@@ -59,7 +59,10 @@ ADD = call("add", '{"a": 1}')
 HERMES: list[tuple[str, Found]] = [
     ('<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>', ADD),
     ('Let me see.\n\n<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>\n', said("Let me see.") + ADD),
-    (f'<tool_call>{{"arguments": {WEATHER}, "name": "get_weather"}}</tool_call>', call("get_weather", WEATHER)),
+    (
+        f'So <tool_call>{{"arguments": {WEATHER}, "name": "get_weather"}}</tool_call>',
+        said("So") + call("get_weather", WEATHER),
+    ),
     ('<tool_call>{"arguments": {"name": "add_all"}, "name": "add"}</tool_call>', call("add", '{"name": "add_all"}')),
     (
         '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>\n'

@@ -365,7 +365,7 @@ def test_the_format_is_that_of_the_family_also_where_its_marks_are_control_token
 
 
 def test_a_template_without_tools_refuses_them_unless_they_are_not_to_be_called() -> None:
-    settings = ServerSettings(chat_template="{{ messages[0].content }}", template_timeout=60)
+    settings = ServerSettings(chat_template="{{ messages[0].content }}")
     with speaking(settings) as speaker:
         error = refusal(speaker)
         assert (error.param, "does not use tools" in error.message) == ("tools", True)
@@ -374,8 +374,8 @@ def test_a_template_without_tools_refuses_them_unless_they_are_not_to_be_called(
 
 def test_a_format_that_is_not_known_can_be_named() -> None:
     template = "{{ tools }}{{ messages[0].content }}"
-    with speaking(ServerSettings(chat_template=template, template_timeout=60)) as speaker:
+    with speaking(ServerSettings(chat_template=template)) as speaker:
         assert "--tool-call-parser" in refusal(speaker).message
-    settings = ServerSettings(chat_template=template, tool_call_parser="llama3_json", template_timeout=60)
+    settings = ServerSettings(chat_template=template, tool_call_parser="llama3_json")
     with speaking(settings) as speaker:
         assert choice(speaker, '{"name": "get_time", "parameters": {}}').message.tool_calls

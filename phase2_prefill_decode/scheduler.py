@@ -1,4 +1,4 @@
-"""StaticScheduler: static batching, the simplest scheduler over a KV cache. The server runs phase 5's."""
+"""Schedulers over a KV cache: their base, and StaticScheduler, which batches statically. The server runs phase 5's."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Sequence
