@@ -139,6 +139,11 @@ class Decoder:
         self._on_cpu = self.device.type == "cpu"
         self._forward = one_call(config, weights, attend) if self._on_cpu else None
 
+    @property
+    def linear(self) -> str:
+        """How the linear layers compute."""
+        return self.layers[0].mlp.down_proj.kernel
+
     def compile_kernels(self, *, progress: bool = False) -> None:
         """Compile the kernels of a CPU for this model, unless the cache has them. Without this each is at its first
         call, for seconds and without a message."""

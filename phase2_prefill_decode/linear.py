@@ -34,7 +34,6 @@ class LinearPath(StrEnum):
     PACKED = "oneDNN, packed weights"
     WIDENED = f"weights widened to float32 from {SEVERAL} rows on"
     PLAIN = "torch"
-    SEVERAL = "several weights"
 
 
 class Linear:
@@ -44,16 +43,20 @@ class Linear:
     the results are put side by side.
     """
 
+    kernel: str  # how it computes
+
     def __init__(self, weight: Matrix, bias: Tensor | None = None) -> None:
         if isinstance(weight, tuple):
-            self.kernel, self._product, self._transposed = LinearPath.SEVERAL, _side_by_side(weight, bias), None
-            return
-        if isinstance(weight, QuantizedWeight):
-            weight = weight.dequantize().to(weight.dtype)
-        plain: tuple[LinearPath, Product] = LinearPath.PLAIN, lambda rows: linear(rows, weight, bias)
-        of_16_bits = weight.device.type == "cpu" and weight.dtype in (torch.bfloat16, torch.float16)
-        self.kernel, self._product = _packed(weight, bias) or _widened(weight, bias) if of_16_bits else plain
-        self._transposed = weight.t() if self.kernel is LinearPath.PLAIN and bias is None else None
+            self.kernel, self._product = _side_by_side(weight, bias)
+        elif isinstance(weight, QuantizedWeight):
+            of_16_bits = Linear(weight.dequantize().to(weight.dtype), bias)
+            self.kernel, self._product = f"{weight.bits} bits, dequantized when loaded; {of_16_bits.kernel}", of_16_bits
+        elif weight.device.type == "cpu" and weight.dtype in (torch.bfloat16, torch.float16):
+            self.kernel, self._product = _packed(weight, bias) or _widened(weight, bias)
+        else:
+            self.kernel, self._product = LinearPath.PLAIN, lambda rows: linear(rows, weight, bias)
+        plain = isinstance(weight, Tensor) and self.kernel is LinearPath.PLAIN and bias is None
+        self._transposed = weight.t() if plain and isinstance(weight, Tensor) else None
 
     def __call__(self, rows: Tensor) -> Tensor:
         return self._product(rows)
@@ -63,10 +66,11 @@ class Linear:
         return out.copy_(self(rows)) if self._transposed is None else torch.mm(rows, self._transposed, out=out)
 
 
-def _side_by_side(weights: Sequence[Tensor | QuantizedWeight], bias: Tensor | None) -> Product:
+def _side_by_side(weights: Sequence[Tensor | QuantizedWeight], bias: Tensor | None) -> tuple[str, Product]:
     biases = [None] * len(weights) if bias is None else torch.split(bias, [len(weight) for weight in weights])
     products = [Linear(weight, own) for weight, own in zip(weights, biases, strict=True)]
-    return lambda rows: torch.cat([product(rows) for product in products], -1)
+    kernels = dict.fromkeys(product.kernel for product in products)
+    return " and ".join(kernels), lambda rows: torch.cat([product(rows) for product in products], -1)
 
 
 def _packed(weight: Tensor, bias: Tensor | None) -> tuple[LinearPath, Product] | None:

@@ -11,7 +11,7 @@ from phase1_kv_pool.layout import DTYPE_BYTES
 from phase2_prefill_decode.decoder import Decoder
 from phase2_prefill_decode.kernels.attention import Attend
 from phase2_prefill_decode.loading.config import ModelConfig
-from phase2_prefill_decode.loading.quantized.quantize import SCHEMES
+from phase2_prefill_decode.loading.quantized.layout import SCHEMES
 from phase2_prefill_decode.loading.weights import load_weights, random_weights
 
 

@@ -13,11 +13,11 @@ LOWEST = MIDDLE + 0.5 - torch.arange(0, 2.6, 0.25)  # of a group in 4 bits: what
 
 
 def quantize(weight: Tensor, scheme: str) -> QuantizedWeight:
-    """The weight in one of SCHEMES."""
+    """The weight in one of QUANTIZERS."""
     if weight.shape[1] % GROUP and scheme == "int4":
         raise ValueError(f"int4 needs a multiple of {GROUP} inputs, and a matrix has {weight.shape[1]}")
     step = max(ROWS // weight.shape[1], 1)
-    parts = [SCHEMES[scheme](rows.float()) for rows in torch.split(weight, step)]
+    parts = [QUANTIZERS[scheme](rows.float()) for rows in torch.split(weight, step)]
     values, scales = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
     return QuantizedWeight(values=values, scales=scales, dtype=weight.dtype)
 
@@ -47,7 +47,7 @@ def _int4(rows: Tensor) -> tuple[Tensor, Tensor]:
     return packed(numbers), scales.squeeze(2).bfloat16()
 
 
-SCHEMES: dict[str, Callable[[Tensor], tuple[Tensor, Tensor]]] = {"int8": _int8, "int4": _int4, "fp8": _fp8}
+QUANTIZERS: dict[str, Callable[[Tensor], tuple[Tensor, Tensor]]] = {"int8": _int8, "int4": _int4, "fp8": _fp8}
 
 
 def _nearest(grouped: Tensor, scales: Tensor) -> Tensor:

@@ -9,7 +9,8 @@ from torch import Tensor
 from phase0_request.checks import ConfigError
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.model import Model
-from phase2_prefill_decode.loading.quantized.quantize import SCHEMES, quantize
+from phase2_prefill_decode.loading.quantized.layout import SCHEMES
+from phase2_prefill_decode.loading.quantized.quantize import quantize
 from phase2_prefill_decode.loading.quantized.weight import QuantizedWeight
 from phase2_prefill_decode.loading.weights import load_weights
 from tests.phase2_prefill_decode.models import saved, tiny_model
@@ -27,7 +28,8 @@ def test_the_error_is_that_of_so_many_bits(scheme: str) -> None:
     weight = weights().bfloat16()
     quantized = quantize(weight, scheme)
     assert (quantized.shape, quantized.dtype) == (weight.shape, torch.bfloat16)
-    assert quantized.nbytes <= weight.numel() * {"int8": 1.02, "fp8": 1.02, "int4": 0.57}[scheme]
+    per_row = 0 if scheme == "int4" else 4 * len(weight)
+    assert quantized.nbytes == SCHEMES[scheme] * weight.numel() + per_row
     error = quantized.dequantize().float() - weight.float()
     assert float(error.norm() / weight.float().norm()) < ERRORS[scheme]
 
