@@ -5,6 +5,7 @@ from math import prod
 
 from torch import Tensor
 
+from phase0_request.checks import ConfigError
 from phase2_prefill_decode.loading.checkpoint import QUANTIZED, Checkpoint, Stored
 from phase2_prefill_decode.loading.quantized.layout import Format, Part
 from phase2_prefill_decode.loading.quantized.weight import QuantizedWeight
@@ -59,4 +60,8 @@ class QuantizedCheckpoint:
                 yield name, tensors[name]
                 continue
             shapes = {suffix: part.shape for suffix, part in self._parts[name].items()}
-            yield name, self._format.read({s: tensors[part].reshape(shapes[s]) for s, part in parts.items()})
+            try:
+                matrix = self._format.read({s: tensors[part].reshape(shapes[s]) for s, part in parts.items()})
+            except ConfigError as error:
+                raise ConfigError(f"{self.directory}: {name}: {error}") from error
+            yield name, matrix
