@@ -1,11 +1,10 @@
-"""GGUF files, written by llama.cpp's own package."""
+"""GGUF files, written by llama.cpp's own package. It is imported where it is used. Types are given by their names."""
 
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import gguf
 import numpy as np
 import torch
 from torch import Tensor
@@ -13,14 +12,18 @@ from transformers import PreTrainedModel
 
 from phase0_request.tokenizer import BUNDLED
 
+if TYPE_CHECKING:
+    import gguf
+
 LAYER = {
     "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
     "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
 }  # fmt: skip
+NORMAL, CONTROL = 1, 3  # types of tokens
 TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
-Kind = gguf.GGMLQuantizationType
+KindOf = Callable[[str], str]  # of the matrix with a name
 
 
 def gguf_name(name: str) -> str:
@@ -31,8 +34,10 @@ def gguf_name(name: str) -> str:
     return f"blk.{number}.{LAYER[part]}.{suffix}"
 
 
-def writer(file: Path, config: Any, tokenizer: bool = False) -> gguf.GGUFWriter:
+def writer(file: Path, config: Any, tokenizer: bool = False) -> "gguf.GGUFWriter":
     """A file with the metadata of a model."""
+    import gguf
+
     kind = "llama" if config.model_type == "mistral" else config.model_type
     out = gguf.GGUFWriter(str(file), kind)
     out.add_block_count(config.num_hidden_layers)
@@ -54,7 +59,7 @@ def writer(file: Path, config: Any, tokenizer: bool = False) -> gguf.GGUFWriter:
     return out
 
 
-def add_tokenizer(out: gguf.GGUFWriter, pre: str = "qwen2") -> None:
+def add_tokenizer(out: "gguf.GGUFWriter", pre: str = "qwen2") -> None:
     """The bundled model's vocabulary and chat template."""
     described = json.loads((BUNDLED / "tokenizer.json").read_text())
     vocabulary, merges = described["model"]["vocab"], described["model"]["merges"]
@@ -64,13 +69,13 @@ def add_tokenizer(out: gguf.GGUFWriter, pre: str = "qwen2") -> None:
     out.add_tokenizer_pre(pre)
     out.add_token_list(tokens)
     out.add_token_merges([" ".join(pair) for pair in merges])
-    out.add_token_types([gguf.TokenType.CONTROL if token in special else gguf.TokenType.NORMAL for token in tokens])
+    out.add_token_types([CONTROL if token in special else NORMAL for token in tokens])
     out.add_eos_token_id(vocabulary["<|im_end|>"])
     out.add_eot_token_id(vocabulary["<|endoftext|>"])
     out.add_chat_template((BUNDLED / "chat_template.jinja").read_text())
 
 
-def close(out: gguf.GGUFWriter) -> None:
+def close(out: "gguf.GGUFWriter") -> None:
     out.write_header_to_file()
     out.write_kv_data_to_file()
     out.write_tensors_to_file()
@@ -82,21 +87,18 @@ def rows_for_llama(weight: Tensor, heads: int) -> Tensor:
     return weight.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
 
 
-def saved_gguf(
-    model: PreTrainedModel, file: Path, kind_of: Callable[[str], gguf.GGMLQuantizationType], tokenizer: bool = False
-) -> PreTrainedModel:
-    """Save a model. Its weights become those that the package reads back: `kind_of` says which type each matrix has."""
+def saved_gguf(model: PreTrainedModel, file: Path, kind_of: KindOf, tokenizer: bool = False) -> PreTrainedModel:
+    """Save a model. Its weights become those that the package reads back."""
     config = model.config
     out = writer(file, config, tokenizer)
     with torch.no_grad():
         for name, weight in model.named_parameters():
             heads = config.num_attention_heads if ".q_proj." in name else config.num_key_value_heads
             turned = out.arch == "llama" and (".q_proj." in name or ".k_proj." in name)
-            content = (rows_for_llama(weight, heads) if turned else weight).float().numpy()
-            kind = kind_of(name) if weight.ndim > 1 else Kind.F32
-            blocks = encoded(content, kind)
-            out.add_tensor(gguf_name(name), blocks, raw_dtype=kind)
-            decoded = torch.from_numpy(gguf.quants.dequantize(blocks, kind).copy()).reshape(weight.shape)
+            kind = kind_of(name) if weight.ndim > 1 else "F32"
+            blocks = encoded((rows_for_llama(weight, heads) if turned else weight).float().numpy(), kind)
+            out.add_tensor(gguf_name(name), blocks, raw_dtype=number(kind))
+            decoded = dequantized(blocks, kind).reshape(weight.shape)
             if turned:
                 decoded = decoded.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
             weight.copy_(decoded)
@@ -104,21 +106,32 @@ def saved_gguf(
     return model
 
 
-def encoded(content: "np.ndarray[Any, Any]", kind: gguf.GGMLQuantizationType) -> "np.ndarray[Any, Any]":
+def number(kind: str) -> "gguf.GGMLQuantizationType":
+    import gguf
+
+    return gguf.GGMLQuantizationType[kind]
+
+
+def dequantized(blocks: "np.ndarray[Any, Any]", kind: str) -> Tensor:
+    import gguf
+
+    return torch.from_numpy(gguf.quants.dequantize(blocks, number(kind)).copy())
+
+
+def encoded(content: "np.ndarray[Any, Any]", kind: str) -> "np.ndarray[Any, Any]":
     """Blocks of a matrix; of the types that the package cannot write, blocks of random numbers."""
-    if kind in RANDOM:
-        return random_blocks(kind, *content.shape)
-    return np.asarray(gguf.quants.quantize(content, kind))
+    import gguf
 
-
-RANDOM = {Kind.Q4_K: (0, 2), Kind.Q5_K: (0, 2), Kind.Q6_K: (208,)}  # where the scales of a block are
-
-
-def random_blocks(kind: gguf.GGMLQuantizationType, out: int, inputs: int) -> "np.ndarray[Any, Any]":
-    numbers, size = gguf.GGML_QUANT_SIZES[kind]
+    if kind not in RANDOM:
+        return np.asarray(gguf.quants.quantize(content, number(kind)))
+    out, inputs = content.shape
+    numbers, size = gguf.GGML_QUANT_SIZES[number(kind)]
     draw = np.random.default_rng(out + inputs)
     blocks = draw.integers(0, 256, (out, inputs // numbers, size), np.uint8)
     for start in RANDOM[kind]:
         scales = (draw.random(blocks.shape[:2]) * 1e-3).astype(np.float16)
         blocks[..., start : start + 2] = scales[..., None].view(np.uint8)
     return blocks.reshape(out, -1)
+
+
+RANDOM = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}  # where the scales of a block are

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from phase0_request.tokenizer import BUNDLED
-from tests.gguf_files import Kind, saved_gguf
+from tests.gguf_files import saved_gguf
 from tests.phase2_prefill_decode.quantized import checkpoints as made
 from tests.phase6_integration.life import PATIENCE, life
 
@@ -30,7 +30,7 @@ def answer(*arguments: str) -> tuple[str, dict[str, Any]]:
 
 def test_a_gguf_file_answers_as_the_directory_that_it_was_made_of(tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(BUNDLED, dtype=torch.bfloat16)
-    saved_gguf(model, tmp_path / "chat.gguf", lambda name: Kind.BF16, tokenizer=True)
+    saved_gguf(model, tmp_path / "chat.gguf", lambda name: "BF16", tokenizer=True)
     text, _ = answer(str(tmp_path / "chat.gguf"))
     wanted, _ = answer(str(BUNDLED))
     assert text == wanted

@@ -1,7 +1,7 @@
 """Small checkpoints in each quantized format, and the weights that the format's own library makes of them.
 
-compressed-tensors and gguf are installed with the tests. GPTQModel and AutoAWQ are not: their layouts are written here
-number by number, as their `pack` and `unpack` have them, and their dequantization is one line.
+compressed-tensors is installed with the tests, and imported where it is used. GPTQModel and AutoAWQ are not: their
+layouts are written here number by number, as their `pack` and `unpack` have them; to dequantize is one line.
 """
 
 import json
@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from compressed_tensors.compressors import BaseCompressor
-from compressed_tensors.quantization import QuantizationArgs, QuantizationConfig, QuantizationScheme
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -69,6 +67,8 @@ SCHEMES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def compressed_config(name: str) -> dict[str, Any]:
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationConfig, QuantizationScheme
+
     format, weights = SCHEMES[name]
     scheme = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**weights), format=format)
     config = QuantizationConfig(config_groups={"group_0": scheme}, format=format, ignore=["lm_head"])
@@ -78,10 +78,13 @@ def compressed_config(name: str) -> dict[str, Any]:
 
 def compressed(name: str, scale_dtype: torch.dtype = torch.bfloat16) -> Callable[[Tensor], Made]:
     format, weights = SCHEMES[name]
-    scheme = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**weights), format=format)
-    compressor = BaseCompressor.get_value_from_registry(format)
 
     def make(weight: Tensor) -> Made:
+        from compressed_tensors.compressors import BaseCompressor
+        from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+
+        scheme = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**weights), format=format)
+        compressor = BaseCompressor.get_value_from_registry(format)
         out, inputs = weight.shape
         rows, group = {"tensor": (out, inputs), "channel": (1, inputs), "group": (1, GROUP), "block": (32, 16)}[
             weights["strategy"]

@@ -1,6 +1,7 @@
 """Quantized checkpoints: what is read equals what the format's own library makes of it, bit for bit."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +28,23 @@ def shuffled(inputs: int) -> Tensor:
     return (torch.arange(inputs) // made.GROUP)[torch.randperm(inputs, generator=torch.Generator().manual_seed(inputs))]
 
 
-FORMATS: dict[str, Case] = {
-    **{f"compressed {name}": (made.compressed(name), made.compressed_config(name)) for name in made.SCHEMES},
-    "compressed float32": (made.compressed("fp8 block", torch.float32), made.compressed_config("fp8 block")),
-    "gptq": (made.gptq(), made.gptq_config()),
-    "gptq 8 bits": (made.gptq(8), made.gptq_config(bits=8)),
-    "gptq v2": (made.gptq(version=2), made.gptq_config(checkpoint_format="gptq_v2")),
-    "gptq symmetric": (made.gptq(symmetric=True), made.gptq_config(sym=True)),
-    "gptq act-order": (made.gptq(group_of=shuffled), made.gptq_config(desc_act=True)),
-    "gptq 8 bits act-order": (made.gptq(8, 2, shuffled), made.gptq_config(bits=8, checkpoint_format="gptq_v2")),
-    "awq": (made.awq, made.AWQ_CONFIG),
+def compressed(name: str, scale_dtype: torch.dtype = torch.bfloat16) -> Case:
+    return made.compressed(name, scale_dtype), made.compressed_config(name)
+
+
+FORMATS: dict[str, Callable[[], Case]] = {
+    **{f"compressed {name}": partial(compressed, name) for name in made.SCHEMES},
+    "compressed float32": lambda: compressed("fp8 block", torch.float32),
+    "gptq": lambda: (made.gptq(), made.gptq_config()),
+    "gptq 8 bits": lambda: (made.gptq(8), made.gptq_config(bits=8)),
+    "gptq v2": lambda: (made.gptq(version=2), made.gptq_config(checkpoint_format="gptq_v2")),
+    "gptq symmetric": lambda: (made.gptq(symmetric=True), made.gptq_config(sym=True)),
+    "gptq act-order": lambda: (made.gptq(group_of=shuffled), made.gptq_config(desc_act=True)),
+    "gptq 8 bits act-order": lambda: (
+        made.gptq(8, 2, shuffled),
+        made.gptq_config(bits=8, checkpoint_format="gptq_v2"),
+    ),
+    "awq": lambda: (made.awq, made.AWQ_CONFIG),
 }
 
 
@@ -62,7 +70,7 @@ def matrices(directory: Path) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_dequantized_weights_are_those_of_the_library(name: str, tmp_path: Path) -> None:
-    make, config = FORMATS[name]
+    make, config = FORMATS[name]()
     wanted: dict[str, Tensor] = {}
 
     def noting(weight: Tensor) -> made.Made:
@@ -81,7 +89,7 @@ def test_dequantized_weights_are_those_of_the_library(name: str, tmp_path: Path)
 
 @pytest.mark.parametrize("name", ["compressed int8", "compressed int4 zeros", "gptq act-order", "awq"])
 def test_an_engine_answers_as_transformers_with_the_dequantized_weights(name: str, tmp_path: Path) -> None:
-    oracle = made.quantized(tmp_path, *FORMATS[name], family="llama")
+    oracle = made.quantized(tmp_path, *FORMATS[name](), family="llama")
     engine = static(Model.load(tmp_path, dtype="float32", device="cpu"))
     asked = prompts(307, (3, 17))
     answers = engine.generate(asked, SamplingParams(max_tokens=12, temperature=0, ignore_eos=True))
@@ -138,10 +146,10 @@ def test_a_matrix_that_was_left_in_16_bits_stays_so_beside_quantized_ones(tmp_pa
 
 
 def config_with(**changes: Any) -> dict[str, Any]:
-    config = made.compressed_config("int4")
-    weights = config["config_groups"]["group_0"]["weights"]
+    weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 16}
     weights |= {name: changes.pop(name) for name in list(changes) if name in weights}
-    return config | changes
+    config = {"quant_method": "compressed-tensors", "format": "pack-quantized"}
+    return config | {"config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}}} | changes
 
 
 @pytest.mark.parametrize(
@@ -219,7 +227,7 @@ Q = "model.layers.0.self_attn.q_proj"
 def test_tensors_that_do_not_fit_are_named(
     name: str, change: dict[str, Tensor | None], message: str, tmp_path: Path
 ) -> None:
-    made.quantized(tmp_path, *FORMATS[name])
+    made.quantized(tmp_path, *FORMATS[name]())
     tensors: dict[str, Any] = load_file(tmp_path / "model.safetensors") | change
     save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, tmp_path / "model.safetensors")
     with pytest.raises(ConfigError, match=message):

@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import gguf
 import pytest
 import torch
 
@@ -17,7 +16,7 @@ from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.model import Model
 from phase2_prefill_decode.loading.quantized.ggml import BLOCKS
 from tests import gguf_files
-from tests.gguf_files import Kind, saved_gguf
+from tests.gguf_files import KindOf, saved_gguf
 from tests.phase2_prefill_decode.models import ROPES, saved, tiny_model
 from tests.phase2_prefill_decode.test_identity import follows, prompts
 
@@ -27,27 +26,26 @@ WIDE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 256, "head_dim"
 @pytest.mark.parametrize("kind", BLOCKS)
 def test_blocks_are_dequantized_as_by_the_package(kind: int) -> None:
     torch.manual_seed(kind)
-    content = (torch.randn(6, 768) / 20).numpy()
-    blocks = gguf_files.encoded(content, Kind(kind))
     block = BLOCKS[kind]
-    assert (block.name, (block.numbers, block.bytes)) == (Kind(kind).name, gguf.GGML_QUANT_SIZES[Kind(kind)])
+    assert gguf_files.number(block.name) == kind
+    blocks = gguf_files.encoded((torch.randn(6, 768) / 20).numpy(), block.name)
     weight = block.read(torch.from_numpy(blocks.copy()).view(6, -1, block.bytes))
     assert tuple(weight.shape) == (6, 768)
-    assert torch.equal(weight.dequantize(), torch.from_numpy(gguf.quants.dequantize(blocks, Kind(kind))))
+    assert torch.equal(weight.dequantize(), gguf_files.dequantized(blocks, block.name))
 
 
-def mixed(name: str) -> gguf.GGMLQuantizationType:
+def mixed(name: str) -> str:
     """As in Q4_K_M: v and down in more bits than the rest, so q, k and v are not of one format."""
-    return Kind.Q6_K if "v_proj" in name or "down_proj" in name or "embed" in name else Kind.Q4_K
+    return "Q6_K" if "v_proj" in name or "down_proj" in name or "embed" in name else "Q4_K"
 
 
-CASES: dict[str, tuple[str, Callable[[str], gguf.GGMLQuantizationType], dict[str, Any]]] = {
-    "llama Q8_0": ("llama", lambda name: Kind.Q8_0, {"intermediate_size": 96}),
-    "llama tied Q4_0": ("llama", lambda name: Kind.Q4_0, {"intermediate_size": 96, "tie_word_embeddings": True}),
-    "llama biases F16": ("llama", lambda name: Kind.F16, {"attention_bias": True}),
-    "mistral F32": ("mistral", lambda name: Kind.F32, {}),
-    "qwen2 Q5_0": ("qwen2", lambda name: Kind.Q5_0, {"intermediate_size": 96}),
-    "qwen3 BF16": ("qwen3", lambda name: Kind.BF16, {}),
+CASES: dict[str, tuple[str, KindOf, dict[str, Any]]] = {
+    "llama Q8_0": ("llama", lambda name: "Q8_0", {"intermediate_size": 96}),
+    "llama tied Q4_0": ("llama", lambda name: "Q4_0", {"intermediate_size": 96, "tie_word_embeddings": True}),
+    "llama biases F16": ("llama", lambda name: "F16", {"attention_bias": True}),
+    "mistral F32": ("mistral", lambda name: "F32", {}),
+    "qwen2 Q5_0": ("qwen2", lambda name: "Q5_0", {"intermediate_size": 96}),
+    "qwen3 BF16": ("qwen3", lambda name: "BF16", {}),
     "qwen3 Q4_K_M": ("qwen3", mixed, WIDE),
     "llama Q4_K_M": ("llama", mixed, WIDE | {"tie_word_embeddings": True}),
 }
@@ -75,7 +73,7 @@ def test_the_config_is_that_of_the_model(rope: str, tmp_path: Path) -> None:
         plain = 1 / 500_000.0 ** (torch.arange(0, 64, 2) / 64)
         out.add_tensor("rope_freqs.weight", (plain / model.model.rotary_emb.inv_freq).numpy())
     elif rope != "default":
-        out.add_rope_scaling_type(gguf.RopeScalingType(rope))
+        out.add_string("llama.rope.scaling.type", rope)
         out.add_rope_scaling_factor(parameters["factor"])
         out.add_rope_scaling_orig_ctx_len(parameters.get("original_max_position_embeddings", 0))
     for name, weight in model.named_parameters():
@@ -96,10 +94,9 @@ def test_types_that_are_not_supported_are_named(tmp_path: Path) -> None:
     model = tiny_model("llama", **WIDE)
     out = gguf_files.writer(tmp_path / "model.gguf", model.config)
     for name, weight in model.named_parameters():
-        kind = Kind.Q2_K if weight.ndim > 1 else Kind.F32
-        numbers, size = gguf.GGML_QUANT_SIZES[kind]
-        blocks = torch.zeros(*weight.shape[:-1], weight.shape[-1] // numbers * size, dtype=torch.uint8).numpy()
-        out.add_tensor(gguf_files.gguf_name(name), blocks, raw_dtype=kind)
+        blocks = torch.zeros(len(weight), 84, dtype=torch.uint8).numpy()  # for 256 numbers of a row
+        content, kind = (blocks, "Q2_K") if weight.ndim > 1 else (weight.detach().numpy(), "F32")
+        out.add_tensor(gguf_files.gguf_name(name), content, raw_dtype=gguf_files.number(kind))
     gguf_files.close(out)
     assert (
         "token_embd.weight [307, 256] is of type Q2_K: readable are F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q8_0, Q4_K"
@@ -112,12 +109,10 @@ def test_types_that_are_not_supported_are_named(tmp_path: Path) -> None:
     [
         (lambda out: out.add_uint32("llama.expert_count", 8), "llama.expert_count is 8; supported is 0"),
         (lambda out: out.add_sliding_window(64), "llama.attention.sliding_window is not supported"),
-        (lambda out: out.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE), "rope_type must be one of .*'longrope'"),
+        (lambda out: out.add_string("llama.rope.scaling.type", "longrope"), "rope_type must be one of .*'longrope'"),
     ],
 )
-def test_what_would_be_computed_wrongly_is_refused(
-    change: Callable[[gguf.GGUFWriter], None], message: str, tmp_path: Path
-) -> None:
+def test_what_would_be_computed_wrongly_is_refused(change: Callable[[Any], None], message: str, tmp_path: Path) -> None:
     model = tiny_model("llama")
     out = gguf_files.writer(tmp_path / "model.gguf", model.config)
     change(out)
@@ -130,7 +125,7 @@ def test_what_would_be_computed_wrongly_is_refused(
 
 def test_a_file_that_was_not_copied_whole_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
-    saved_gguf(tiny_model("llama"), file, lambda name: Kind.F16)
+    saved_gguf(tiny_model("llama"), file, lambda name: "F16")
     last = max(tensor.start for tensor in read_header(file).tensors.values())
     file.write_bytes(file.read_bytes()[: last + 10])
     assert "reaches beyond the end of the file, which was not copied whole" in refusal(file)
