@@ -11,7 +11,7 @@ from phase0_request.gguf_file import GGUFHeader, GGUFTensor
 from phase2_prefill_decode.loading.checkpoint import QUANTIZED, Stored
 from phase2_prefill_decode.loading.gguf_config import ROPE_FACTORS
 from phase2_prefill_decode.loading.quantized.ggml import BLOCKS, FLOATS, OTHERS, READABLE
-from phase2_prefill_decode.loading.quantized.weight import QuantizedWeight
+from phase2_prefill_decode.loading.quantized.weight import QuantizedWeight, joined
 
 NAMES = {
     "token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head",
@@ -20,6 +20,7 @@ NAMES = {
     "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm", "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
 }  # fmt: skip
+AT_ONCE = 1 << 17  # numbers that are read: what they are made of stays small
 _NAME = re.compile(r"(?:(blk)\.(\d+)\.)?(\w+)\.(weight|bias)")
 _TURNED = re.compile(r".*\.(q|k)_proj\.(weight|bias)")
 
@@ -52,7 +53,9 @@ class GGUFCheckpoint:
                 yield name, self._turned(name, content.view(FLOATS[tensor.kind][1]).view(tensor.shape))
             else:
                 block = BLOCKS[tensor.kind]
-                yield name, block.read(self._turned(name, content.view(tensor.shape[0], -1, block.bytes)))
+                rows = self._turned(name, content.view(tensor.shape[0], -1, block.bytes))
+                step = max(AT_ONCE // tensor.shape[1], 1)
+                yield name, joined([block.read(some) for some in torch.split(rows, step)])
 
     def _turned(self, name: str, rows: Tensor) -> Tensor:
         """llama.cpp rotates neighbours of a head where transformers rotates its halves, so its converter has reordered

@@ -99,7 +99,7 @@ class EngineOptions:
         None,
         "int8, int4 or fp8: quantize the layers' matrices at load, not the embedding and lm_head (as they were saved)",
         "SCHEME",
-        partial(check_choice, allowed=tuple(SCHEMES)),
+        partial(check_choice, allowed=SCHEMES),
     )
     device: str | None = option(
         None,
