@@ -54,6 +54,8 @@ class ChatTemplate:
             json.dumps([list(map(dict, messages)), dict(variables or {})], ensure_ascii=False, default=str).encode()
         except UnicodeEncodeError:
             raise ValueError("a message holds half of a surrogate pair; it is no text") from None
+        except RecursionError:
+            raise ValueError("a message is nested too deeply") from None
         # Imported here because it takes a second and a plain prompt does not need it.
         from jinja2 import TemplateError
         from transformers.utils.chat_template_utils import _compile_jinja_template, render_jinja_template

@@ -77,12 +77,11 @@ class FairShare:
         self.virtual_time += tokens / len(self._live)
 
     def in_turn(self, queues: Mapping[str, Iterable[SequenceState]]) -> Iterator[SequenceState]:
-        """The requests of all queues, by tenant, in the order in which they are to be admitted: always the next one of
-        the tenant with the fewest tokens, with those of its requests before it counted."""
+        """The requests of the queues, of which there is at least one, in the order in which they are to be admitted:
+        always the next one of the tenant with the fewest tokens, with those of its requests before it counted."""
         heap = [(self.served[tenant], number, iter(queue)) for number, (tenant, queue) in enumerate(queues.items())]
         heapify(heap)
-        if heap:
-            self.virtual_time = max(self.virtual_time, heap[0][0])
+        self.virtual_time = max(self.virtual_time, heap[0][0])
         while heap:
             served, number, queue = heap[0]
             entry = next(queue, None)

@@ -164,23 +164,27 @@ FEWER = {
         "phases.PROMPTS, phases.BATCHES, phases.CONTEXTS, phases.SECONDS = (1, 16, 64), (1, 64), (64, 256), 0.01",
         {"(1, 2, 4, 8, 16, 32, 64, 128, 256)": "(1, 256)", "range(5)": "range(2)"},
     ),
-    "03_chunked_prefill": (f"{SHORT_CEILINGS}{SHALLOW}", {"prompt=2048, answer=96": "prompt=512, answer=40"}),
+    "03_chunked_prefill": (
+        f"{SHORT_CEILINGS}{SHALLOW}",
+        {"prompt=2048, answer=96": "prompt=256, answer=32", "range(2)": "range(1)"},
+    ),
     "04_radix": (
         f"{SHALLOW}from phase4_radix.lab import replay\n"
         "replay.CHAT_PAGES, replay.GROUP_PAGES = (192, 4096), (40, 88, 128)\n"
         "replay.chats.__defaults__, replay.pressure.__defaults__ = (replay.CHAT_PAGES,), (replay.GROUP_PAGES,)",
-        {"requests=3": "requests=1"},
+        {"requests=3": "requests=1", "(8, GREEN), (64, RED)": "(4, GREEN), (8, RED)"},
     ),
     "05_continuous": (
         f"{SHORT_CEILINGS}{SHALLOW}",
-        {"(10, 20, 40, 80, 120, 160, 240)": "(10, 40)", "seconds=2": "seconds=1"},
+        {"(10, 20, 40, 80, 120, 160, 240)": "(5, 20)", "seconds=2": "seconds=1"},
     ),
     "06_integration": (
         "",
         {
             "(1, 2, 4, 8, 16, 32, 64)": "(1, 64)",
             "max(8, 2 * clients)": "max(4, clients)",
-            "output_len=32": "output_len=16",
+            "output_len=32": "output_len=8",
+            "output_len=96": "output_len=16",
         },
     ),
     "07_fast": ("", {"(1, 8, 32, 64, 128, 256)": "(1, 256)"}),
@@ -188,7 +192,11 @@ FEWER = {
         "import sys\nsys.modules['rfc3987_syntax'] = None  # see conftest.py\n"
         "from phase5_continuous.lab import constrained\n"
         "constrained.asked.__defaults__, constrained.mask_us.__defaults__ = (1.0, 64), (1,)",
-        {"(4096, 16_384, 65_536)": "(4096, 8192)"},
+        {
+            "(4096, 16_384, 65_536)": "(4096, 8192)",
+            "params, 16) for way, params in asked().items()": "params, 4) for way, params in asked().items()",
+            "params, 16) for way, params in asked(temp": "params, 4) for way, params in asked(temp",
+        },
     ),
     "colab": (SHALLOW, {}),
 }

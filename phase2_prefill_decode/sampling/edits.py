@@ -97,11 +97,9 @@ class RequestEdits:
         return column
 
 
-def pack_edits(rows: Sequence[tuple[int, RequestEdits, int]], device: torch.device) -> Edits | None:
+def pack_edits(rows: Sequence[tuple[int, RequestEdits, int]], device: torch.device) -> Edits:
     """The edits of these rows: each with what it edits, and which output token it draws."""
     listed = [np.insert(edits.at(index), 0, row, axis=0) for row, edits, index in rows]
-    if not sum(part.size for part in listed):
-        return None
     numbers, tokens, bias, scale, minus = moved(torch.from_numpy(np.concatenate(listed, 1)), device).unbind()
     return Edits(numbers.long(), tokens.long(), bias.float(), scale.float(), minus.float())
 

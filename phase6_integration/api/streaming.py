@@ -175,7 +175,7 @@ class ResponseWriter:
         self.started = False  # whether the status is sent
         self._send = send
         self._headers = headers
-        self._unsent = bytearray()
+        self._unsent = b""
         self._sent_at = time.monotonic()
 
     @property
@@ -194,8 +194,7 @@ class ResponseWriter:
     async def send(self, more: bool = True) -> None:
         """Send what was added, after the status. Without `more` it ends the response. One that is sent at once has a
         length."""
-        body = bytes(self._unsent)
-        self._unsent.clear()
+        body, self._unsent = self._unsent, b""  # no copy: a large event is in memory once
         if body:
             self._sent_at = time.monotonic()
         if not self.started:

@@ -97,8 +97,6 @@ class TokenizerPool:
                 return await asyncio.get_running_loop().run_in_executor(self._threads, encode)
         except ValueError as error:
             raise unservable(param, f"{param}: {str(error)[:300]}") from None
-        except RecursionError:
-            raise unservable(param, f"{param}: nested too deeply") from None
         finally:
             self._unfinished -= Counter((tenant,))  # drops those with none
             if tenant not in self._unfinished:

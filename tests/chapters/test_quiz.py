@@ -33,25 +33,6 @@ def test_a_number_is_right_with_its_unit_and_within_its_tolerance() -> None:
     assert list(map(question.is_right, ("1,000 ms", "1005", "1020", "", "ms"))) == [True, True, False, False, False]
 
 
-def test_what_is_no_answer_is_asked_again() -> None:
-    prompts: list[str] = []
-
-    def answered(question: quiz.Question, *given: str) -> str:
-        lines = iter(given)
-
-        def ask(prompt: str) -> str:
-            prompts.append(prompt)
-            return next(lines)
-
-        return question.answer(ask)
-
-    choices = tuple(quiz.Choice(text, "so") for text in ("one", "two", "three"))
-    assert answered(quiz.Question("Which?", choices), "", "q", "d", "B") == "B"
-    assert answered(quiz.Question("How long?", number=3, why="so"), "x", " 7 ms") == "7 ms"
-    again = "a, b or c; Ctrl-D ends > "
-    assert prompts == ["> ", again, again, again, "> ", "a number; Ctrl-D ends > "]
-
-
 def test_in_a_terminal_it_asks_and_stores_the_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "chapters").mkdir()
     for name in ("pyproject.toml", "chapters/00_quiz.toml"):

@@ -7,13 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
-from tokenizers import Tokenizer as Backend
 
 from chapters.tiny_chat import tokenizer as tokenizing
-from chapters.tiny_chat.corpus import CorpusError, Fact, documents, read, words
-from chapters.tiny_chat.judge import Question, Verdict, examine, figures, held_out, judge, trained
+from chapters.tiny_chat.corpus import CorpusError, read, words
+from chapters.tiny_chat.judge import Verdict, held_out, judge
 from chapters.tiny_chat.lessons import IGNORED, Lesson, Lessons, batches
 from chapters.tiny_chat.train import train
 from chapters.tiny_chat.wordings import Wordings, key
@@ -23,7 +20,6 @@ from phase2_prefill_decode.loading.weights import load_weights
 
 FACTS = read()
 TOKENIZER = Tokenizer.from_pretrained()
-LIBRARY = Backend.from_file(str(BUNDLED / "tokenizer.json"))
 QUESTIONS = held_out(FACTS)
 FACT = {key(fact): fact for fact in FACTS}
 PAGE, FRANCE = FACT["page: what"], FACT["What is the capital of France?"]
@@ -60,14 +56,6 @@ def test_a_fault_is_refused_by_file_and_entry(tmp_path: Path, text: str, says: s
         read(tmp_path)
 
 
-def test_documents_state_every_fact_but_small_talk_once() -> None:
-    first = documents(FACTS, seed=1)
-    text = "\n".join(first)
-    stated = [fact for fact in FACTS if fact.topic or fact.source != "smalltalk"]
-    assert all(text.count(fact.answer) == 1 for fact in stated)
-    assert documents(FACTS, seed=1) == first != documents(FACTS, seed=2)
-
-
 # The tokenizer
 
 
@@ -75,17 +63,6 @@ def test_training_the_tokenizer_writes_the_bundled_bytes(tmp_path: Path) -> None
     tokenizing.write(tokenizing.train(tokenizing.training_texts(FACTS)), tmp_path)
     for file in tmp_path.iterdir():
         assert file.read_bytes() == (BUNDLED / file.name).read_bytes(), file.name
-
-
-@settings(derandomize=True, deadline=None, max_examples=300)
-@given(st.text())
-@example("naïve café, 你好, привет, 🙂 and 👩‍👩‍👧")
-@example("\x00 e\u0301\u200b\ufeff\ufffd\U0010ffff \t \r\n")
-@example("<|im_start|>user\nhi<|im_end|>\n")
-def test_text_comes_back_exactly(text: str) -> None:
-    ids = LIBRARY.encode(text).ids
-    assert all(0 <= token < 4096 for token in ids)
-    assert LIBRARY.decode(ids, skip_special_tokens=False) == text
 
 
 def test_transformers_renders_the_same_chat() -> None:
@@ -190,19 +167,3 @@ def test_the_exact_answer_of_every_fact_is_right() -> None:
 def test_an_answer_is_right_or_wrong_for_a_reason(text: str, why: str) -> None:
     assert judge(text, True, PAGE, FACTS).why == why
     assert judge(text, False, PAGE, FACTS).why == "did not end"
-
-
-def test_the_closer_of_two_facts_decides() -> None:
-    ours = Fact("", "x", "pair", ("a?",), "one two three four five six seven eight nine ten eleven twelve")
-    near = Fact("", "x", "pair", ("b?",), "one two three four five six seven eight nine ten eleven thirteen")
-    assert judge(near.answer, True, ours, [ours]).right  # similar enough, were there no other
-    assert judge(near.answer, True, ours, [ours, near]).why == "another fact"
-
-
-def test_figures_count_right_and_wrong_by_reason() -> None:
-    given = {"right": (PAGE.answer, True), "cut": (PAGE.answer, False), "france": (FRANCE.answer, True)}
-    questions = [Question(ask, PAGE, "trained") for ask in given]
-    graded = examine(lambda asks: [given[ask] for ask in asks], questions, FACTS)
-    wrong = {"did not end": 1, "another fact": 1}
-    assert figures(graded) == {"asked": 3, "right": 1, "share": 0.3333, "word_for_word": 1, "failures": wrong}
-    assert trained(FACTS, seed=1) == trained(FACTS, seed=1) != trained(FACTS, seed=2)

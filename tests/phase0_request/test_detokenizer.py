@@ -156,14 +156,6 @@ def test_holds_back_exactly_the_longest_possible_start_of_a_stop_string(stops: l
         assert len(held) == longest, f"after {text[:n]!r}, with stop strings {stops}, {held!r} is held back"
 
 
-def test_no_text_after_a_stop_string() -> None:
-    scanner = StopScanner(["END"])
-    shown = [scanner.push(text) for text in ("one E", "NDtwo", "three")]
-    assert shown == ["one ", "", ""], f"'one E', 'NDtwo', 'three' with stop string 'END' stream {shown}"
-    assert scanner.matched == "END"
-    assert scanner.held() == ""
-
-
 def test_a_character_costs_the_same_however_long_the_stop_strings_are() -> None:
     """Counted in instructions of Python, not seconds. The worst text: each ending of it begins the stop string."""
 

@@ -35,7 +35,6 @@ from tests.phase2_prefill_decode.models import saved, tiny_model
 VOCABULARY = 307
 ANSWER = 24
 PROMPTS = ["What is a KV cache?", "Hello!", "Why does paging matter?", "How does a radix tree work?"]
-GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 
 
 @pytest.fixture(params=["in turn", "ahead", "recorded"], autouse=True)
@@ -229,18 +228,6 @@ def test_a_step_that_raises_is_planned_again(small: Model, oracle: Any, monkeypa
         assert len(request.output_tokens) == request.params.max_tokens
         assert request.output_tokens == alone(oracle, request.prompt_tokens, request.output_tokens)
     assert cache.usage.referenced == 0
-
-
-def test_a_closed_stream_aborts_its_requests(chatty: Model) -> None:
-    engine = continuous(chatty)
-    stream = engine.stream(PROMPTS, GREEDY)
-    request = next(stream).request
-    with pytest.raises(RuntimeError, match="generating already"):
-        engine.generate(PROMPTS, GREEDY)
-    stream.close()
-    assert request.finish_reason is FinishReason.ABORT
-    assert engine.core.scheduler.cache.usage.referenced == 0
-    assert len(engine.generate(PROMPTS, GREEDY)) == 4
 
 
 class NoWaiting(TorchDispatchMode):

@@ -5,7 +5,6 @@ calling); the expectations are theirs.
 """
 
 import json
-import re
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
@@ -75,19 +74,6 @@ def test_a_completion_of_a_text_and_of_its_tokens(client: OpenAI, address: str) 
     assert back == {"prompt": "Paging is"}
 
 
-def test_bad_words_are_not_said_and_only_allowed_tokens_are(client: OpenAI) -> None:
-    text = chat(client).choices[0].message.content
-    words = [word.strip(".,") for word in text.split()[:3]]
-    said = chat(client, extra_body={"bad_words": words}).choices[0].message.content
-    assert words
-    assert said
-    assert not [word for word in words if f" {word} " in f" {said} "]
-    only = {"allowed_token_ids": [300, 301, 302], "return_token_ids": True}
-    (choice,) = chat(client, extra_body=only).choices
-    assert {*choice.token_ids} <= {300, 301, 302}
-    assert len(choice.token_ids) == 24
-
-
 def test_logprobs_of_a_chat_and_of_a_completion_with_its_prompt(client: OpenAI) -> None:
     (choice,) = chat(client, logprobs=True, top_logprobs=3).choices
     entries = choice.logprobs.content
@@ -140,29 +126,6 @@ def test_a_typed_answer_that_is_cut_off_is_the_client_s_exception(client: OpenAI
         stream.get_final_completion()
 
 
-PAIR = 'root ::= "{" pair "}"\npair ::= "\\"name\\"" ":" string\nstring ::= "\\"" [A-Za-z]{1,12} "\\""'
-FORMS: list[tuple[dict[str, Any], int, str]] = [  # what is asked for, in at most so many tokens, and what comes
-    ({"response_format": {"type": "json_object", "schema": {"const": "42"}}}, 6, '"42"'),
-    (
-        {"response_format": {"type": "json_object", "schema": {"type": "array", "prefixItems": [{"type": "integer"}]}}},
-        10,
-        r"\[.*",
-    ),
-    ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"const": "foooooo"}}}}, 10, '"foooooo"'),
-    ({"response_format": {"type": "json_object"}}, 10, r"\{.*"),
-    ({"extra_body": {"structured_outputs": {"grammar": 'root ::= "a"{5,5}'}}}, 200, "a{5}"),
-    ({"extra_body": {"guided_grammar": 'root ::= "Hello" | "Hi" | "Hey"'}}, 200, "Hello|Hi|Hey"),
-    ({"extra_body": {"structured_outputs": {"grammar": PAIR}}}, 200, r'\{"name":"[A-Za-z]+"\}'),
-]
-
-
-@pytest.mark.parametrize(("form", "tokens", "pattern"), FORMS)
-def test_a_form_is_met(client: OpenAI, form: dict[str, Any], tokens: int, pattern: str) -> None:
-    (choice,) = chat(client, **form, max_tokens=tokens, temperature=1, seed=7).choices
-    assert re.fullmatch(pattern, choice.message.content, re.DOTALL)
-    assert choice.finish_reason == "stop" or pattern.endswith(".*")
-
-
 # Tools.
 
 
@@ -191,14 +154,6 @@ def function(name: str, kind: str = "integer", **more: Any) -> Any:
     numbers = {letter: {"type": kind, "description": "A number"} for letter in "ab"}
     parameters = {"type": "object", "properties": numbers, "required": ["a", "b"]}
     return {"type": "function", "function": {"name": name, "parameters": parameters, **more}}
-
-
-def test_the_parameters_of_a_tool_that_need_not_be_called_are_only_shown(client: OpenAI) -> None:
-    """`int` is no type of JSON Schema. A model reads it; a grammar cannot."""
-    assert chat(client, tools=[function("add", "int")], max_tokens=8).choices
-    with pytest.raises(openai.BadRequestError) as refused:
-        chat(client, tools=[function("add", "int")], tool_choice="required")
-    assert refused.value.param == "tools"
 
 
 @pytest.mark.parametrize("strict", [True, False])

@@ -74,7 +74,6 @@ REFUSED: list[tuple[str, dict[str, Any], str, list[str]]] = [  # with the field 
     (COMPLETE, {"logit_bias": dict.fromkeys(map(str, range(1025)), 1)}, "logit_bias", ["at most 1024"]),
     (COMPLETE, {"prompt": ""}, "prompt", ["at least 1", "got 0"]),
     (COMPLETE, {"user": "x" * 300}, "user", ["at most 256", "got 300"]),
-    (COMPLETE, {"prompt": ["a", "b", "c"], "n": 3}, "n", ["3 x 3", "8"]),
     (CHAT, {"messages": [USER] * 4097}, "messages", ["at most 4096", "got 4097"]),
     (CHAT, {"messages": [*content(*[{"type": "text", "text": "x"}] * 1024)["messages"] * 2]}, "messages", ["1024"]),
     # Content that is no text is refused by its name.

@@ -115,7 +115,8 @@ def _callable(body: ChatRequest) -> dict[str, dict[str, Any]]:
 
 def _format(server: ServerState, template: str, auto: bool) -> ToolFormat:
     if not uses_tools(template):
-        raise unservable("tools", "the chat template of this model has no tools; only tool_choice none is possible")
+        message = "the chat template of this model does not use tools; only tool_choice none is possible"
+        raise unservable("tools", message)
     if auto and not server.settings.enable_auto_tool_choice:
         raise unservable("tool_choice", "this server was started with --no-enable-auto-tool-choice")
     format = tool_format(template, server.settings.tool_call_parser)

@@ -1,18 +1,16 @@
 """The benchmark reads what other engines print, and those run the same workloads."""
 
 import argparse
-import ast
 from pathlib import Path
 
 import pytest
 import torch
 
 from phase2_prefill_decode.lab import bench
-from phase2_prefill_decode.lab.bench import WORKLOADS, Workload, beside, peer_rates
+from phase2_prefill_decode.lab.bench import Workload, beside, peer_rates
 from phase2_prefill_decode.lab.shapes import SHAPES
 from tests.phase2_prefill_decode.tiny import TINY
 
-PEERS = Path(bench.__file__).parent / "peers"
 PRINTED = """engine version v1.2.3
 theirs requests=1 prompt=16 output=64 shared=0: 0.50 s, 128.0 output tok/s
 theirs requests=1 prompt=16 output=64 shared=5: 0.01 s, 300.0 output tok/s
@@ -30,18 +28,6 @@ def test_the_rates_of_a_peer_are_of_the_same_workloads(tmp_path: Path) -> None:
     for option in ("garbage", f"5t:x={tmp_path / 'peer.txt'}", f"17m:x={tmp_path / 'crashed.txt'}"):
         with pytest.raises(argparse.ArgumentTypeError):
             beside(option)
-
-
-@pytest.mark.parametrize("peer", ["vllm", "llama"])
-def test_a_peer_runs_the_same_workloads(peer: str) -> None:
-    source = (PEERS / f"time_{peer}.py").read_text()
-    (workloads,) = [
-        ast.literal_eval(node.value)
-        for node in ast.parse(source).body
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "WORKLOADS"
-    ]
-    assert [Workload(*one) for one in workloads] == list(WORKLOADS)
-    assert 'f"requests={requests} prompt={prompt} output={output}: {' in source
 
 
 def test_both_engines_give_the_same_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

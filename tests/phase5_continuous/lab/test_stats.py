@@ -1,5 +1,3 @@
-import pytest
-
 from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason, Request
 from phase5_continuous.lab.stats import SLO, Stats
@@ -23,15 +21,6 @@ def test_an_slo_is_met_by_ttft_and_gap_together() -> None:
     assert not slo.met(ended(0.0, [0.5, 0.6, 0.7, 1.3]))  # one long gap, however short the others are
     assert not slo.met(ended(0.0, []))
     assert not slo.met(ended(0.0, [0.5], FinishReason.TIMEOUT))
-
-
-def test_fairness_is_jains_index() -> None:
-    for rates in ([4, 4, 4], [1, 2, 6], [1, 0.001, 0.001]):
-        stats = Stats()
-        for rate in rates:
-            stats.end(ended(0.0, [1 / rate]))
-        wanted = sum(rates) ** 2 / (3 * sum(rate * rate for rate in rates))
-        assert stats.outcome(1.0, 0).fairness == pytest.approx(wanted)
 
 
 def test_goodput_is_counted_over_the_time_of_arrivals() -> None:

@@ -1,11 +1,9 @@
-import json
 import statistics
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
-from phase5_continuous.lab.traces import EOS, INSTRUCTION, KINDS, WORD, Arrival, Trace, load
+from phase5_continuous.lab.traces import EOS, INSTRUCTION, KINDS, WORD, Trace
 
 MANY = 4000
 
@@ -49,12 +47,3 @@ def test_a_turn_of_a_chat_repeats_the_earlier_questions_and_answers() -> None:
     assert going_on > 300  # most have a next turn
     questions = [one.prompt[INSTRUCTION:] for one in arrivals]
     assert len(set(questions)) == len(questions)
-
-
-def test_arrivals_are_read_from_a_file_in_the_order_of_time(tmp_path: Path) -> None:
-    file = tmp_path / "trace.json"
-    late = {"time": 2, "prompt": [9, 8, 7], "answer": 4, "priority": 1}
-    file.write_text(json.dumps([late, {"time": 0.5, "prompt": 3, "answer": 2}]))
-    first, second = load(file)
-    assert (first.time, len(first.prompt), first.answer, first.priority) == (0.5, 3, 2, 0)
-    assert second == Arrival(2.0, (9, 8, 7), 4, 1)

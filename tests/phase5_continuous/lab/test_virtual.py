@@ -1,32 +1,12 @@
 import pytest
 
 from phase0_request import Batch, Slice
-from phase0_request.core import EngineCore
-from phase1_kv_pool import PagedCache
 from phase2_prefill_decode.lab.cost import CostModel
-from phase2_prefill_decode.lab.roofline import DEVICES, predict
+from phase2_prefill_decode.lab.roofline import DEVICES
 from phase2_prefill_decode.lab.shapes import SHAPES
-from phase5_continuous.lab.traces import EOS, WORD
+from phase5_continuous.lab.traces import WORD
 from phase5_continuous.lab.virtual import StepTimes, VirtualClock, VirtualRunner
-from phase5_continuous.scheduler import Scheduler
 from tests.phase5_continuous.support import request
-
-
-def test_a_step_advances_the_clock_by_the_cost_of_its_batch() -> None:
-    model, device, clock = CostModel(SHAPES["17m"]), DEVICES["L4"], VirtualClock()
-    runner = VirtualRunner(StepTimes(model, device), clock)
-    core = EngineCore(Scheduler(PagedCache(64, 16), [EOS]), runner, clock)
-    for number in range(3):
-        one = request(f"r{number}", 300 + number, 9, ignore_eos=False)
-        runner.answers[one.id] = 3 + number
-        core.submit(one)
-    wanted = 0.0
-    while core.has_work:
-        if step := core.launch():
-            wanted += predict(model.step(step.batch), device).seconds
-            core.complete()
-        core.scheduler.drain()
-    assert clock.now == pytest.approx(wanted)
 
 
 def test_a_step_with_a_prompt_takes_the_host_its_launches_and_a_recorded_step_of_decodes_none() -> None:

@@ -89,7 +89,7 @@ def test_the_four_forms_of_a_prompt(prompt: Any, tokens: list[list[int]], n: int
     assert [list(one.prompt_tokens) for one in asked] == [tokens[i // n] for i in range(len(tokens) * n)]
     assert [choice.index for choice in done.choices] == list(range(len(tokens) * n))
     assert done.usage.prompt_tokens == sum(map(len, tokens)), "each prompt counts once"
-    assert done.usage.completion_tokens == 2 * len(asked)
+    assert done.usage.completion_tokens == 2 * len(asked) == done.usage.total_tokens - done.usage.prompt_tokens
 
 
 def test_samples_of_one_seed_have_seeds_of_their_own() -> None:

@@ -54,7 +54,7 @@ def told(answer: Completion) -> tuple[Any, ...]:
     return request.output_tokens, answer.text, answer.finish_reason, answer.logprobs, request.prompt_logprobs
 
 
-@pytest.mark.parametrize("seed", [0, 1, 3])
+@pytest.mark.parametrize("seed", [0, 1, pytest.param(3, marks=pytest.mark.slow)])
 def test_answers_do_not_depend_on_running_ahead(seed: int) -> None:
     """With penalties, min_tokens, seeds, logprobs, grammars, stop strings, preemption: each with a token in flight."""
     answers = {}

@@ -51,7 +51,7 @@ def test_a_failed_load_enables_the_collector_again() -> None:
     with pytest.raises(ValueError, match="no such model"), gc_freeze():
         raise ValueError("no such model")
     assert gc.isenabled()
-    assert gc.get_freeze_count() == frozen
+    assert gc.get_freeze_count() <= frozen, "nothing more is frozen"
 
 
 @pytest.mark.slow  # starts the bundled model

@@ -87,7 +87,7 @@ def scored_prompt(tokens: int, running: int) -> tuple[int, int]:
     return peak_bytes(step, torch.device("cpu")), largest
 
 
-@pytest.mark.parametrize(("tokens", "running"), [(200, 1), (63, 32)])
+@pytest.mark.parametrize(("tokens", "running"), [(200, 1), pytest.param(63, 32, marks=pytest.mark.slow)])
 def test_a_scored_prompt_takes_no_more_than_the_largest_step(
     tokens: int, running: int, new_process: ProcessPoolExecutor
 ) -> None:

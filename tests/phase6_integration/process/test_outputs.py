@@ -84,14 +84,6 @@ def test_a_stop_token_that_is_included_is_part_of_the_output() -> None:
     assert (list(chunks[-1].ended_by), answer.stop_reason) == ([], 700)
 
 
-def test_a_stop_string_within_min_tokens_is_text_like_any_other() -> None:
-    tokens = TOKENIZER.encode("one two one two")
-    least = len(TOKENIZER.encode("one two"))
-    answer, chunks = answered(tokens, stop="two", min_tokens=least)
-    assert "".join(chunk.text for chunk in chunks) == "one two one "
-    assert answer.stop_reason == "two"
-
-
 def test_a_character_in_pieces_comes_whole_with_all_its_tokens() -> None:
     smile = list(range(3, 259))
     pieces = [

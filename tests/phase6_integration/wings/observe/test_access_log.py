@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from phase0_request.request import FinishReason
 from phase0_request.tokenizer import Tokenizer
 from phase6_integration.api.errors import bad_value, unavailable
 from phase6_integration.process.health import Health
@@ -114,6 +115,20 @@ def test_one_line_a_request_with_its_tokens_and_times(caplog: pytest.LogCaptureF
         "user": "me",
         "request_id": "mine",
     }
+
+
+@pytest.mark.parametrize(
+    ("reason", "error"),
+    [
+        (FinishReason.ERROR, "a reason that no client may see"),
+        (FinishReason.TIMEOUT, "the request was not answered before its deadline"),
+    ],
+)
+def test_the_line_of_a_failed_answer_has_the_error(
+    caplog: pytest.LogCaptureFixture, reason: FinishReason, error: str
+) -> None:
+    post("/v1/completions", {"prompt": "Hello"}, FakeEngine(lambda _: [reason]))
+    assert [line["error"] for line in access_lines(caplog)] == [error]
 
 
 def test_a_client_that_left_is_a_499_in_the_log(caplog: pytest.LogCaptureFixture) -> None:

@@ -2,15 +2,13 @@
 
 import asyncio
 import threading
-from collections.abc import Sequence
 from typing import Any
 
 import httpx
 import pytest
 
 from phase0_request.tokenizer import Tokenizer
-from phase6_integration.api.settings import ServerSettings
-from phase6_integration.api.tokenization import THREADS, TokenizerPool
+from phase6_integration.api import tokenization
 from tests.phase6_integration.fake_engine import FakeEngine, client
 from tests.phase6_integration.streams import HELLO, post
 
@@ -46,6 +44,13 @@ def test_a_text_or_a_conversation_but_not_both() -> None:
         assert post(FakeEngine(), "/tokenize", **body).status_code == 400
 
 
+def test_a_text_of_more_tokens_than_any_request_may_have_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenization, "MAX_TOKENS", 3)
+    refused = post(FakeEngine(), "/tokenize", prompt="one two three four")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "prompt")
+    assert "more than 3 tokens" in refused.text
+
+
 def test_when_too_many_texts_wait_for_the_tokenizer_one_more_is_a_503(monkeypatch: pytest.MonkeyPatch) -> None:
     refused, encode = threading.Event(), Tokenizer.encode_batch
 
@@ -65,22 +70,3 @@ def test_when_too_many_texts_wait_for_the_tokenizer_one_more_is_a_503(monkeypatc
     assert (first.status_code, first.json()["error"]["code"]) == (503, "tokenizer_busy")
     assert second.status_code == 200
     assert int(first.headers["retry-after"]) > 0
-
-
-def test_clients_take_turns_at_the_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of a client that sends ten texts at once waits no longer than two of those of another."""
-    encoded, encode = list[str](), Tokenizer.encode_batch
-
-    def noted(tokenizer: Tokenizer, texts: Sequence[str], *rest: Any) -> Any:
-        encoded.extend(texts)
-        return encode(tokenizer, texts, *rest)
-
-    async def send() -> None:
-        pool = TokenizerPool(FakeEngine(), ServerSettings())
-        texts = [("many", f"many {number}") for number in range(10)] + [("one", "one")]
-        await asyncio.gather(*(pool.encode([text], tenant) for tenant, text in texts))
-
-    monkeypatch.setattr(Tokenizer, "encode_batch", noted)
-    asyncio.run(send())
-    assert len(encoded) == 11
-    assert encoded.index("one") <= THREADS

@@ -10,7 +10,6 @@ from phase6_integration.app import create_app
 from tests.phase6_integration.asgi import Call
 from tests.phase6_integration.fake_engine import FakeEngine, says
 from tests.phase6_integration.responses import PATH, TOOL, answer, ask, events_of, kinds, run, stream
-from tests.phase6_integration.streams import LINE_BREAKS
 
 pytestmark = pytest.mark.usefixtures("one_tokenizer")
 
@@ -148,13 +147,6 @@ def test_the_last_event_of_a_stream_is_the_whole_answer() -> None:
         found["output"][0]["id"] = found["id"] = ""
         found["created_at"] = found["completed_at"] = 0
     assert last == whole
-
-
-def test_a_line_break_of_unicode_is_escaped() -> None:
-    """Clients split a stream by `str.splitlines`, as httpx' `iter_lines` does."""
-    call = ask({"input": "Hello", "max_output_tokens": 64, "stream": True}, says(LINE_BREAKS))
-    assert call.content.decode().splitlines() == call.content.decode().removesuffix("\n").split("\n")
-    assert events_of(call)[-1]["response"]["output"][0]["content"][0]["text"] == LINE_BREAKS
 
 
 def test_a_stream_that_is_cut_ends_with_incomplete() -> None:
