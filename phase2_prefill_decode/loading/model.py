@@ -31,19 +31,23 @@ class Model:
         device: str | torch.device | None = None,
         dtype: str | None = None,
         quantization: str | None = None,
+        quantize_embeddings: bool = False,
         attend: Attend | None = None,
         progress: bool = False,
     ) -> "Model":
         """Load a model in Hugging Face layout or from a GGUF file, by default the bundled one, on the GPU if there is
-        one, in the dtype of its config. `quantization` is a scheme for the matrices of its layers, such as int8. On a
-        CPU its kernels are compiled, if they are not in the cache. `progress` shows bars."""
+        one, in the dtype of its config. `quantization` is a scheme for the matrices of its layers, such as int8, with
+        `quantize_embeddings` for the embedding and lm_head too. On a CPU its kernels are compiled, if they are not in
+        the cache. `progress` shows bars."""
         place = usable(device)
         if dtype is not None:
             check_choice("dtype", dtype, DTYPE_BYTES)
         if quantization is not None:
             check_choice("quantization", quantization, SCHEMES)
         config = ModelConfig.from_pretrained(directory, dtype)
-        weights = load_weights(directory, config, place, scheme=quantization, progress=progress)
+        weights = load_weights(
+            directory, config, place, scheme=quantization, quantize_embeddings=quantize_embeddings, progress=progress
+        )
         tokenizer = load_tokenizer(directory, config) if Tokenizer.is_in(directory) else None
         decoder = Decoder(config, weights, attend=attend)
         decoder.compile_kernels(progress=progress)

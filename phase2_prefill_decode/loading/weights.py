@@ -67,49 +67,69 @@ def load_weights(
     device: str | torch.device = "cpu",
     *,
     scheme: str | None = None,
+    quantize_embeddings: bool = False,
     progress: bool = False,
 ) -> Weights:
     """Load from a directory in Hugging Face layout or from a GGUF file, in the dtype of the configuration.
 
     Missing, unexpected or misshapen tensors raise one ConfigError that lists them, before memory is allocated. With a
-    `scheme` such as int8, the matrices of the layers are quantized. `progress` shows a bar on a terminal.
+    `scheme` such as int8 the matrices of the layers are quantized, with `quantize_embeddings` all. `progress` shows a
+    bar on a terminal.
     """
     checkpoint = open_checkpoint(directory, config)
-    layers = {name.split(".")[2] for name in checkpoint.stored if name.startswith("model.layers.")}
-    if config.num_hidden_layers > len(layers):  # first, because a layer costs memory even without data
-        raise ConfigError(f"{checkpoint.directory} has {len(layers)} of {config.num_hidden_layers} layers")
-    wanted = places(empty_weights(config, "meta"), config)  # shapes without memory
-    if faults := checkpoint.faults or _faults(wanted, checkpoint, config):
-        more = [f"and {len(faults) - MAX_FAULTS} more"] if len(faults) > MAX_FAULTS else []
-        what = f"{checkpoint.directory} does not hold the weights of its configuration:"
-        raise ConfigError("\n  ".join([what, *faults[:MAX_FAULTS], *more]))
+    _check(checkpoint, config)
     if scheme is not None and any(stored.dtype == QUANTIZED for stored in checkpoint.stored.values()):
         raise ConfigError(f"{checkpoint.directory} is quantized already; quantization={scheme} is for other models")
-    dtype, total = getattr(torch, config.dtype), sum(place.nbytes for place in wanted.values())
     hidden = None if progress else True  # None: unless the error stream is a terminal
-    with tqdm(desc="Loading weights", total=total, unit="B", unit_scale=True, leave=False, disable=hidden) as bar:
-
-        def read(*names: str) -> list[Tensor | QuantizedWeight]:
-            tensors = dict(checkpoint.read(names))
-            bar.update(sum(wanted[name].nbytes for name in names))
-            return [tensors[name] for name in names]
-
-        def layer(number: int) -> LayerWeights:
-            tensors: dict[str, Any] = {}
-            for field, (modules, inputs, bias) in config.layer.items():
-                names = [f"model.layers.{number}.{module}" for module in modules]
-                matrix = fused(read(*(f"{name}.weight" for name in names)), dtype, device)
-                if inputs and scheme and isinstance(matrix, Tensor):
-                    matrix = quantize(matrix, scheme)
-                tensors[field] = matrix
-                if bias:
-                    tensors[f"{field}_bias"] = fused(read(*(f"{name}.bias" for name in names)), dtype, device)
-            return LayerWeights(**tensors)
-
-        embed_tokens, norm = (placed(tensor, dtype, device) for tensor in read(EMBEDDING) + read(NORM))
+    layers = range(config.num_hidden_layers)
+    with tqdm(layers, desc="Loading weights", unit="layer", leave=False, disable=hidden) as bar:
+        loader = _Loader(checkpoint, config, device, scheme)
+        ends = replace(loader, scheme=scheme if quantize_embeddings else None)
+        embed_tokens = ends.one(EMBEDDING)
+        lm_head = embed_tokens if config.tie_word_embeddings else ends.one(HEAD)
+        norm = fused(loader.read(NORM), loader.dtype, device)
         assert isinstance(norm, Tensor)  # a vector: nothing quantizes one
-        lm_head = embed_tokens if config.tie_word_embeddings else fused(read(HEAD), dtype, device)
-        return Weights(embed_tokens, tuple(map(layer, range(config.num_hidden_layers))), norm, lm_head)
+        return Weights(embed_tokens, tuple(map(loader.layer, bar)), norm, lm_head)
+
+
+@dataclass(frozen=True, slots=True)
+class _Loader:
+    """Reads the tensors of a checkpoint as the decoder uses them."""
+
+    checkpoint: AnyCheckpoint
+    config: ModelConfig
+    device: str | torch.device
+    scheme: str | None  # to quantize with
+
+    @property
+    def dtype(self) -> torch.dtype:
+        dtype: torch.dtype = getattr(torch, self.config.dtype)
+        return dtype
+
+    def layer(self, number: int) -> LayerWeights:
+        tensors: dict[str, Any] = {}
+        for field, (modules, inputs, bias) in self.config.layer.items():
+            names = [f"model.layers.{number}.{module}" for module in modules]
+            matrix = fused(self.read(*(f"{name}.weight" for name in names)), self.dtype, self.device)
+            tensors[field] = self.quantized(matrix) if inputs and isinstance(matrix, Tensor) else matrix
+            if bias:
+                tensors[f"{field}_bias"] = fused(
+                    self.read(*(f"{name}.bias" for name in names)), self.dtype, self.device
+                )
+        return LayerWeights(**tensors)
+
+    def one(self, name: str) -> Tensor | QuantizedWeight:
+        """A matrix that is not fused."""
+        (stored,) = self.read(name)
+        matrix = placed(stored, self.dtype, self.device)
+        return self.quantized(matrix) if isinstance(matrix, Tensor) else matrix
+
+    def quantized(self, matrix: Tensor) -> Tensor | QuantizedWeight:
+        return matrix if self.scheme is None else quantize(matrix, self.scheme)
+
+    def read(self, *names: str) -> list[Tensor | QuantizedWeight]:
+        tensors = dict(self.checkpoint.read(names))
+        return [tensors[name] for name in names]
 
 
 def open_checkpoint(directory: str | Path, config: ModelConfig) -> AnyCheckpoint:
@@ -194,6 +214,18 @@ def places(weights: Weights, config: ModelConfig) -> dict[str, Tensor]:
                     tensors |= zip(names, tensor.split(list(modules.values())), strict=True)
     tensors[NORM] = weights.norm
     return tensors if config.tie_word_embeddings else tensors | {HEAD: weights.lm_head}
+
+
+def _check(checkpoint: AnyCheckpoint, config: ModelConfig) -> None:
+    """ConfigError if a checkpoint does not hold the tensors of a configuration, and no others."""
+    layers = {name.split(".")[2] for name in checkpoint.stored if name.startswith("model.layers.")}
+    if config.num_hidden_layers > len(layers):  # first, because a layer costs memory even without data
+        raise ConfigError(f"{checkpoint.directory} has {len(layers)} of {config.num_hidden_layers} layers")
+    wanted = places(empty_weights(config, "meta"), config)  # shapes without memory
+    if faults := checkpoint.faults or _faults(wanted, checkpoint, config):
+        more = [f"and {len(faults) - MAX_FAULTS} more"] if len(faults) > MAX_FAULTS else []
+        what = f"{checkpoint.directory} does not hold the weights of its configuration:"
+        raise ConfigError("\n  ".join([what, *faults[:MAX_FAULTS], *more]))
 
 
 def _faults(wanted: dict[str, Tensor], checkpoint: AnyCheckpoint, config: ModelConfig) -> list[str]:

@@ -97,10 +97,11 @@ class EngineOptions:
     )
     quantization: str | None = option(
         None,
-        "int8, int4 or fp8: quantize the layers' matrices at load, not the embedding and lm_head (as they were saved)",
+        "int8, int4 or fp8: quantize the matrices of the layers when they are loaded (as they were saved)",
         "SCHEME",
         partial(check_choice, allowed=SCHEMES),
     )
+    quantize_embeddings: bool = option(False, "with --quantization: the embedding and lm_head too", check=check_bool)
     device: str | None = option(
         None,
         "cpu, cuda or cuda:N; auto: a GPU if there is one (auto)",
@@ -165,6 +166,8 @@ class EngineOptions:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.quantize_embeddings and self.quantization is None:
+            raise ConfigError("quantize_embeddings is for quantization, which is not set")
         if not self.enable_chunked_prefill and self.max_chunk_size is not None:
             raise ConfigError("max_chunk_size is for chunked prefill, which enable_chunked_prefill=False turns off")
 

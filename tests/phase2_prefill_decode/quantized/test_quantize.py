@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from phase0_request.checks import ConfigError
+from phase0_request.params import SamplingParams
+from phase2_prefill_decode.engine import static
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.model import Model
 from phase2_prefill_decode.loading.quantized.layout import SCHEMES
@@ -85,3 +87,16 @@ def test_a_scheme_that_does_not_exist_or_does_not_fit_is_refused(tmp_path: Path)
         Model.load(tmp_path, quantization="int2", device="cpu")
     with pytest.raises(ValueError, match="int4 needs a multiple of 32 inputs, and a matrix has 80"):
         Model.load(tmp_path, quantization="int4", device="cpu")
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_embeddings_are_quantized_if_asked(scheme: str, tied: bool, tmp_path: Path) -> None:
+    """The embedding of a token is then a dequantized row; a tied head is the same weight."""
+    saved(tiny_model("qwen3", intermediate_size=96, tie_word_embeddings=tied), tmp_path)
+    model = Model.load(tmp_path, quantization=scheme, quantize_embeddings=True, device="cpu")
+    table, tokens = model.decoder.embed_tokens, torch.tensor([3, 0, 306, 3])
+    assert isinstance(table, QuantizedWeight)
+    assert torch.equal(table.rows(tokens), table.dequantize()[tokens].to(model.decoder.dtype))
+    (answer,) = static(model).generate([[5, 6, 7]], SamplingParams(max_tokens=2, temperature=0, ignore_eos=True))
+    assert len(answer.output_tokens) == 2
