@@ -53,7 +53,7 @@ class Attention:
         self.scale = config.head_dim**-0.5
         self.window = window
         self.attend = attend
-        self._rotate_store = ROTATE_STORE.on(weights.qkv_proj.device)
+        self._rotate_store = ROTATE_STORE.on(weights.input_layernorm.device)
 
     def __call__(
         self,
@@ -80,7 +80,7 @@ class MLP:
     def __init__(self, weights: LayerWeights) -> None:
         self.gate_up_proj = Linear(weights.gate_up_proj, weights.gate_up_proj_bias)
         self.down_proj = Linear(weights.down_proj, weights.down_proj_bias)
-        self._swiglu = SWIGLU.on(weights.down_proj.device)
+        self._swiglu = SWIGLU.on(weights.input_layernorm.device)
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.down_proj(self._swiglu(self.gate_up_proj(x)))
@@ -125,8 +125,8 @@ class Decoder:
 
     def __init__(self, config: ModelConfig, weights: Weights, *, attend: Attend | None = None) -> None:
         self.config = config
-        self.device = weights.embed_tokens.device
-        self.dtype = weights.embed_tokens.dtype
+        self.device = weights.norm.device
+        self.dtype = weights.norm.dtype
         attend = attend or ATTEND.on(self.device)
         self.embed_tokens = weights.embed_tokens
         self.layers = [
@@ -139,13 +139,21 @@ class Decoder:
         self._on_cpu = self.device.type == "cpu"
         self._forward = self._one_call(weights, attend) if self._on_cpu else None
 
+    @property
+    def linear(self) -> str:
+        """How the linear layers compute."""
+        return self.layers[0].mlp.down_proj.kernel
+
     def compile_kernels(self, *, progress: bool = False) -> None:
         """Compile the kernels of a CPU for this model, unless the cache has them. Without this each is at its first
         call, for seconds and without a message."""
         if self._on_cpu:
             from phase2_prefill_decode.kernels.cpu.compilation import compile_kernels, kernels_of
 
-            compile_kernels(kernels_of(self.dtype, forward=self._forward is not None), progress=progress)
+            forward = None if self._forward is None else self._forward.stored
+            packed = [linear.packed for layer in self._linears() for linear in (*layer, self.lm_head)]
+            stored = {weight.dtype for weight in packed if weight is not None}
+            compile_kernels(kernels_of(self.dtype, forward, stored), progress=progress)
 
     # region exercise 2.5
     def rope(self, positions: int) -> tuple[Tensor, Tensor]:
@@ -178,15 +186,20 @@ class Decoder:
 
     def _inputs(self, step: StepTensors) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """The embeddings of a step's tokens, and tables of cos and sin that reach to its last position."""
-        return embedding(step.tokens, self.embed_tokens), self.rope(step.metadata.max_seqlen_k)
+        table = self.embed_tokens
+        x = embedding(step.tokens, table) if isinstance(table, Tensor) else table.rows(step.tokens)
+        return x, self.rope(step.metadata.max_seqlen_k)
 
     def _one_call(self, weights: Weights, attend: Attend) -> "Forward | None":
         """All layers and lm_head as one kernel, for the CPU and its attention."""
         from phase2_prefill_decode.kernels.cpu.forward import Forward  # here: a GPU does not need numba
 
-        linears = [
+        linears = self._linears()
+        serves = attend is ATTEND.load("cpu") and Forward.serves(self.config, linears, self.lm_head)
+        return Forward(self.config, weights, linears, self.lm_head) if serves else None
+
+    def _linears(self) -> list[list[Linear]]:
+        return [
             [layer.self_attn.qkv_proj, layer.self_attn.o_proj, layer.mlp.gate_up_proj, layer.mlp.down_proj]
             for layer in self.layers
         ]
-        serves = attend is ATTEND.load("cpu") and Forward.serves(self.config, linears, self.lm_head)
-        return Forward(self.config, weights, linears, self.lm_head) if serves else None

@@ -19,6 +19,7 @@ from phase2_prefill_decode.kernels.cpu import openmp
 from phase2_prefill_decode.kernels.cpu.microkernel import SET
 from phase2_prefill_decode.kernels.cpu.product import ROWS
 from phase2_prefill_decode.linear import Linear
+from phase2_prefill_decode.loading.quantized.weight import QuantizedWeight
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 ULP = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}  # half a last place, relatively
@@ -77,6 +78,40 @@ def test_a_row_is_the_same_alone_and_in_any_batch(
     others = torch.full_like(rows, torch.nan)
     others[row] = rows[row]
     assert torch.equal(product(others)[row], whole[row])
+
+
+# [out, in], inputs of a group, and what the weight has besides scales. Inputs are taken in pairs: 3 do not fit.
+QUANTIZED = [((100, 128), 32, ""), ((100, 128), 128, "zeros"), ((70, 96), 2, "offsets"), ((65, 512), 256, "order"),
+             ((65, 96), 3, "")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("shape", "group", "besides"), QUANTIZED)
+@pytest.mark.parametrize("stored", [torch.int8, torch.uint8, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_quantized_weight_is_multiplied_as_it_is(
+    dtype: torch.dtype, stored: torch.dtype, shape: tuple[int, int], group: int, besides: str
+) -> None:
+    """Its product is that of the float64 that its numbers, scales and zeros stand for; and a row's is the same alone."""
+    torch.manual_seed(0)
+    (out, width), groups = shape, shape[1] // group
+    of_4_bits = torch.randint(0, 256, (out, width // 2), dtype=torch.uint8)
+    values = of_4_bits if stored == torch.uint8 else (torch.randn(out, width) * 50).clamp(-128, 127).to(stored)
+    others = {
+        "zeros": torch.randint(0, 16, (out, groups)).to(dtype),
+        "offsets": torch.rand(out, groups).to(dtype),
+        "order": torch.randperm(width),
+    }
+    scales, given = (torch.rand(out, groups) / 10).to(dtype), {besides: others[besides]} if besides else {}
+    weight = QuantizedWeight(values=values, scales=scales, dtype=dtype, **given)
+    exact = {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in given.items()}
+    wide = QuantizedWeight(values=values, scales=scales.double(), dtype=torch.float64, **exact).dequantize()
+    bias, rows = torch.randn(out).to(dtype), torch.randn(ROWS + 5, width).to(dtype)
+    product = Linear(weight, bias)
+    found, wanted = product(rows), linear(rows.double(), wide, bias.double())
+    assert (found.double() - wanted).norm() < (2 * ULP[dtype] + 1e-6) * wanted.norm()
+    assert torch.equal(torch.cat([product(row[None]) for row in rows]), found)
+    kept = {torch.uint8: "4 bits"}.get(stored, str(stored).removeprefix("torch."))
+    assert product.kernel.startswith(kept) == (group % 2 == 0)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

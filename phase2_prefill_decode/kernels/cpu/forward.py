@@ -20,7 +20,6 @@ from torch import Tensor
 
 from phase2_prefill_decode.kernels.attention import check_shapes
 from phase2_prefill_decode.kernels.cpu.attention import write
-from phase2_prefill_decode.kernels.cpu.decode import FEW, attend_few, room_for_few
 from phase2_prefill_decode.kernels.cpu.intrinsics import TAGS, array, compiled, kernel, narrow, widen
 from phase2_prefill_decode.kernels.cpu.microkernel import BLOCK
 from phase2_prefill_decode.kernels.cpu.openmp import OPENMP, USLEEP, call, on_each_thread, peek, spread, take
@@ -35,7 +34,7 @@ from phase2_prefill_decode.kernels.cpu.product import (
     scratch,
     store,
 )
-from phase2_prefill_decode.kernels.cpu.tiles import TILE
+from phase2_prefill_decode.kernels.cpu.tiles import TILE, attend_tile, room_for
 from phase2_prefill_decode.linear import Linear
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.weights import Weights
@@ -57,7 +56,7 @@ class Forward:
 
     def __init__(self, config: ModelConfig, weights: Weights, linears: Linears, lm_head: Linear) -> None:
         layers, self._lm_head = [_packed(layer) for layer in linears], _packed([lm_head])[0]
-        self.config, self._layers = config, layers
+        self.config, self.stored = config, layers[0][0].dtype
         self._norm, self._others = weights.norm, [[getattr(layer, name) for name in OTHERS] for layer in weights.layers]
         self._table = np.array(
             [
@@ -80,9 +79,8 @@ class Forward:
         layers, head = [_packed(layer) for layer in linears], _packed([lm_head])
         stored = {matrix.dtype for matrices in layers for matrix in matrices}
         complete = head and all(map(len, layers)) and len(stored) == 1 and head[0].dtype == torch.bfloat16
-        group = config.num_attention_heads // config.num_key_value_heads
         whole = config.intermediate_size % BLOCK == 0  # a block of gate and one of up have the same columns
-        return bool(complete) and config.dtype == "bfloat16" and group <= FEW and whole
+        return bool(complete) and config.dtype == "bfloat16" and whole
 
     @staticmethod
     def takes(step: StepTensors) -> bool:
@@ -104,7 +102,7 @@ class Forward:
             for row, k, v in zip(self._table, keys, values, strict=True):
                 row[-2], row[-1] = k.data_ptr(), v.data_ptr()
             forward_kernel(
-                forward_body(self._layers[0][0].dtype),
+                forward_body(self.stored),
                 (x.data_ptr(), rope[0].data_ptr(), rope[1].data_ptr(), step.positions.data_ptr(),
                  step.slots.data_ptr()),
                 (metadata.seq_lens.data_ptr(), metadata.page_table.data_ptr(), logits.data_ptr()),
@@ -121,8 +119,8 @@ class Forward:
 
 
 def _packed(linears: Sequence[Linear]) -> list[PackedWeight]:
-    """Their packed weights; none if one is not packed."""
-    packed = [linear.packed for linear in linears if linear.packed is not None]
+    """Their packed weights; none if one is not packed, or its inputs have another order."""
+    packed = [linear.packed for linear in linears if linear.packed is not None and linear.packed.order is None]
     return packed if len(packed) == len(linears) else []
 
 
@@ -171,7 +169,7 @@ def forward_body(stored: torch.dtype) -> int:
         left = array(work, (1,), operand_like)  # of that type
         left = np.empty(tokens * (max(hidden, inner, heads * head_dim) + SPARE), left.dtype)
         memory = scratch(tokens, groups)
-        room = np.empty(room_for_few(head_dim), np.float32)
+        room = np.empty(room_for(heads // kv_heads, head_dim), np.float32)
         residual[:] = 0
         for layer in range(layers):
             row = table[layer]
@@ -321,9 +319,9 @@ def attention(
             values[page, head, offset] = qkv[token, heads + kv_heads + head]
         tile, length = tiles[0], np.int64(seq_lens[token])
         tile.sequence, tile.first, tile.tokens, tile.position, tile.split = token, token, 1, length - 1, -1
-        tile.begin, tile.end = max(length - window, 0), length
-        state = attend_few(tile, head, q, (keys, values, page_table), window, scale, room)
-        write(tile, head, group, state, attended)
+        tile.head, tile.heads, tile.begin, tile.end = head, 1, max(length - window, 0), length
+        state = attend_tile(tile, q, (keys, values, page_table), window, scale, room)
+        write(tile, group, state, attended)
         take(counters + 64)
         item = take(counters)
     finish(counters + 64, tokens * kv_heads, usleep)

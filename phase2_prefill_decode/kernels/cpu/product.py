@@ -49,10 +49,15 @@ FORMATS = {**TAGS, torch.int8: np.int8(0), torch.uint8: np.uint8(0), torch.float
 
 class PackedWeight:
     """A weight [outputs, inputs] in blocks. It is a copy: later writes to the original have no effect. uint8 holds two
-    numbers of 4 bits. Scales and offsets are [outputs, groups]."""
+    numbers of 4 bits. Scales and offsets are [outputs, groups]; `order` is that of the inputs."""
 
     def __init__(
-        self, weight: Tensor, bias: Tensor | None = None, scales: Tensor | None = None, offsets: Tensor | None = None
+        self,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        scales: Tensor | None = None,
+        offsets: Tensor | None = None,
+        order: Tensor | None = None,
     ) -> None:
         self.dtype, self.outputs = weight.dtype, len(weight)
         self.inputs = weight.shape[1] * (2 if weight.dtype == torch.uint8 else 1)
@@ -61,8 +66,12 @@ class PackedWeight:
         if scales is not None:
             offsets = torch.zeros_like(scales) if offsets is None else offsets
             self.tensors += [in_blocks(scales.float()), in_blocks(offsets.float())]
-        self.pairs = -(-self.inputs // 2)
+        self.order, self.pairs = order, -(-self.inputs // 2)
         self.group = self.pairs if scales is None else self.pairs // scales.shape[1]
+
+    @property
+    def format(self) -> str:
+        return "4 bits" if self.dtype == torch.uint8 else str(self.dtype).removeprefix("torch.")
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -72,9 +81,11 @@ class PackedWeight:
 
     def __call__(self, rows: Tensor, result: Tensor | None = None) -> Tensor:
         if rows.shape[1] != self.inputs:
-            raise ValueError(f"rows of {rows.shape[1]} numbers cannot be multiplied with a weight of {self.inputs} inputs")
+            raise ValueError(
+                f"rows of {rows.shape[1]} numbers cannot be multiplied with a weight of {self.inputs} inputs"
+            )
         result = rows.new_empty(len(rows), self.outputs) if result is None else result
-        left = operand(rows)
+        left = operand(rows if self.order is None else rows[:, self.order])
         microseconds = self.tensors[0].nbytes / 20e3 + self.outputs * self.inputs * len(rows) / 60e3
         launch(
             product_body(rows.dtype, self.dtype),
