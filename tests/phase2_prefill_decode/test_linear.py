@@ -91,7 +91,7 @@ QUANTIZED = [((100, 128), 32, ""), ((100, 128), 128, "zeros"), ((70, 96), 2, "of
 def test_a_quantized_weight_is_multiplied_as_it_is(
     dtype: torch.dtype, stored: torch.dtype, shape: tuple[int, int], group: int, besides: str
 ) -> None:
-    """Its product is that of the float64 that its numbers, scales and zeros stand for; and a row's is the same alone."""
+    """Its product is that of the float64 that its numbers and scales stand for, and a row has the same alone."""
     torch.manual_seed(0)
     (out, width), groups = shape, shape[1] // group
     of_4_bits = torch.randint(0, 256, (out, width // 2), dtype=torch.uint8)
