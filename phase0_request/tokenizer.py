@@ -19,8 +19,10 @@ from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
-from phase0_request import model_files
+from phase0_request import gguf_tokenizer, model_files
 from phase0_request.chat_template import ChatTemplate, Messages
+from phase0_request.checks import ConfigError
+from phase0_request.gguf_file import GGUFHeader, is_gguf, read_header
 
 BUNDLED = Path(__file__).parent / "tiny_chat"
 
@@ -64,9 +66,11 @@ class Tokenizer:
 
     @classmethod
     def from_pretrained(cls, directory: str | Path = BUNDLED, chat_template: str | None = None) -> "Tokenizer":
-        """Load from a model directory in Hugging Face layout; the default is the bundled tiny_chat. `chat_template`
-        replaces the model's own."""
+        """Load from a model directory in Hugging Face layout or from a GGUF file; the default is the bundled tiny_chat.
+        `chat_template` replaces the model's own."""
         directory = Path(directory)
+        if is_gguf(directory):
+            return cls._from_gguf(read_header(directory), chat_template)
         file = directory / "tokenizer.json"
         if not file.is_file():
             raise FileNotFoundError(
@@ -82,6 +86,28 @@ class Tokenizer:
         template = chat_template if chat_template is not None else model_files.chat_template(directory)
         with model_files.naming(file):
             return cls(backend, ends, template, model_files.named_tokens(directory))
+
+    @classmethod
+    def _from_gguf(cls, header: GGUFHeader, chat_template: str | None) -> "Tokenizer":
+        try:
+            with _panics_raised():
+                backend = gguf_tokenizer.backend_of(header)
+        except ConfigError:
+            raise
+        except Exception as error:  # tokenizers raises plain Exception
+            raise ValueError(f"{header.file} holds no tokenizer that can be read: {error}") from error
+        if chat_template is None:
+            chat_template = header.get("tokenizer.chat_template", str, "") or None
+        with model_files.naming(header.file):
+            return cls(backend, header.eos_ids, chat_template, gguf_tokenizer.named_tokens(header))
+
+    @staticmethod
+    def is_in(directory: str | Path) -> bool:
+        """Whether a model has a tokenizer: one without takes and gives token ids."""
+        directory = Path(directory)
+        if is_gguf(directory):
+            return gguf_tokenizer.has_tokenizer(read_header(directory))
+        return (directory / "tokenizer.json").is_file()
 
     def with_chat_template(self, source: str) -> "Tokenizer":
         """The same tokenizer with another chat template."""

@@ -53,7 +53,7 @@ class Attention:
         self.scale = config.head_dim**-0.5
         self.window = window
         self.attend = attend
-        self._rotate_store = ROTATE_STORE.on(weights.qkv_proj.device)
+        self._rotate_store = ROTATE_STORE.on(weights.input_layernorm.device)
 
     def __call__(
         self,
@@ -80,7 +80,7 @@ class MLP:
     def __init__(self, weights: LayerWeights) -> None:
         self.gate_up_proj = Linear(weights.gate_up_proj, weights.gate_up_proj_bias)
         self.down_proj = Linear(weights.down_proj, weights.down_proj_bias)
-        self._swiglu = SWIGLU.on(weights.down_proj.device)
+        self._swiglu = SWIGLU.on(weights.input_layernorm.device)
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.down_proj(self._swiglu(self.gate_up_proj(x)))
@@ -125,8 +125,8 @@ class Decoder:
 
     def __init__(self, config: ModelConfig, weights: Weights, *, attend: Attend | None = None) -> None:
         self.config = config
-        self.device = weights.embed_tokens.device
-        self.dtype = weights.embed_tokens.dtype
+        self.device = weights.norm.device
+        self.dtype = weights.norm.dtype
         attend = attend or ATTEND.on(self.device)
         self.embed_tokens = weights.embed_tokens
         self.layers = [
@@ -138,6 +138,11 @@ class Decoder:
         self._rope = tables(config.rope_parameters, config.head_dim, 0, self.device)
         self._on_cpu = self.device.type == "cpu"
         self._forward = one_call(config, weights, attend) if self._on_cpu else None
+
+    @property
+    def linear(self) -> str:
+        """How the linear layers compute."""
+        return self.layers[0].mlp.down_proj.kernel
 
     def compile_kernels(self, *, progress: bool = False) -> None:
         """Compile the kernels of a CPU for this model, unless the cache has them. Without this each is at its first
@@ -178,7 +183,9 @@ class Decoder:
 
     def _inputs(self, step: StepTensors) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """The embeddings of a step's tokens, and tables of cos and sin that reach to its last position."""
-        return embedding(step.tokens, self.embed_tokens), self.rope(step.metadata.max_seqlen_k)
+        table = self.embed_tokens
+        x = embedding(step.tokens, table) if isinstance(table, Tensor) else table.rows(step.tokens)
+        return x, self.rope(step.metadata.max_seqlen_k)
 
 
 def one_call(config: ModelConfig, weights: Weights, attend: Attend) -> "Forward | None":

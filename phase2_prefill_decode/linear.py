@@ -13,12 +13,14 @@ A row of the result depends on that row of the input, and on how many rows there
 add in an order of their own. It never depends on what the other rows hold.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
+
+from phase2_prefill_decode.loading.quantized.weight import Matrix, QuantizedWeight
 
 SEVERAL = 6  # rows: from here on a widened weight is faster
 PANEL = 4 << 20  # bytes of a panel in float32: it stays in the processor's cache between widening and product
@@ -37,14 +39,24 @@ class LinearPath(StrEnum):
 class Linear:
     """rows @ weight.T + bias. rows: [tokens, in]; weight: [out, in]; result: [tokens, out].
 
-    A packed weight is a copy: the original is not kept alive, and later writes to it have no effect.
+    A packed weight is a copy: the original is not kept alive, and later writes to it have no effect. Of several weights
+    the results are put side by side.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        plain: tuple[LinearPath, Product] = LinearPath.PLAIN, lambda rows: linear(rows, weight, bias)
-        of_16_bits = weight.device.type == "cpu" and weight.dtype in (torch.bfloat16, torch.float16)
-        self.kernel, self._product = _packed(weight, bias) or _widened(weight, bias) if of_16_bits else plain
-        self._transposed = weight.t() if self.kernel is LinearPath.PLAIN and bias is None else None
+    kernel: str  # how it computes
+
+    def __init__(self, weight: Matrix, bias: Tensor | None = None) -> None:
+        if isinstance(weight, tuple):
+            self.kernel, self._product = _side_by_side(weight, bias)
+        elif isinstance(weight, QuantizedWeight):
+            of_16_bits = Linear(weight.dequantize().to(weight.dtype), bias)
+            self.kernel, self._product = f"{weight.bits} bits, dequantized when loaded; {of_16_bits.kernel}", of_16_bits
+        elif weight.device.type == "cpu" and weight.dtype in (torch.bfloat16, torch.float16):
+            self.kernel, self._product = _packed(weight, bias) or _widened(weight, bias)
+        else:
+            self.kernel, self._product = LinearPath.PLAIN, lambda rows: linear(rows, weight, bias)
+        plain = isinstance(weight, Tensor) and self.kernel is LinearPath.PLAIN and bias is None
+        self._transposed = weight.t() if plain and isinstance(weight, Tensor) else None
 
     def __call__(self, rows: Tensor) -> Tensor:
         return self._product(rows)
@@ -52,6 +64,13 @@ class Linear:
     def into(self, out: Tensor, rows: Tensor) -> Tensor:
         """Write the result to `out`. Where torch multiplies, without a bias, nothing is copied."""
         return out.copy_(self(rows)) if self._transposed is None else torch.mm(rows, self._transposed, out=out)
+
+
+def _side_by_side(weights: Sequence[Tensor | QuantizedWeight], bias: Tensor | None) -> tuple[str, Product]:
+    biases = [None] * len(weights) if bias is None else torch.split(bias, [len(weight) for weight in weights])
+    products = [Linear(weight, own) for weight, own in zip(weights, biases, strict=True)]
+    kernels = dict.fromkeys(product.kernel for product in products)
+    return " and ".join(kernels), lambda rows: torch.cat([product(rows) for product in products], -1)
 
 
 def _packed(weight: Tensor, bias: Tensor | None) -> tuple[LinearPath, Product] | None:

@@ -18,6 +18,7 @@ from phase0_request.model_files import read_object
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 MAX_TENSORS = 1 << 17  # of all files
+QUANTIZED = "quantized"  # in place of a dtype
 MAX_HEADER = 4 << 20  # bytes that list the tensors of a file: 75,000 at the very most, read in half a second
 
 
@@ -27,7 +28,7 @@ class Stored:
 
     file: Path
     shape: tuple[int, ...]
-    dtype: str  # safetensors' name: BF16
+    dtype: str  # safetensors' name, such as BF16; or QUANTIZED
 
 
 class Checkpoint:
@@ -35,6 +36,7 @@ class Checkpoint:
 
     def __init__(self, directory: str | Path) -> None:
         self.directory = Path(directory)
+        self.faults: list[str] = []  # what makes its tensors unusable; none are known here
         self.stored: dict[str, Stored] = {}
         for file in self._files():
             contents = _contents(file)

@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from phase0_request.checks import ConfigError, check_bool, check_choice, check_int, check_number
+from phase0_request.gguf_file import is_gguf, read_header
 from phase0_request.model_files import model_eos_ids, naming, read_object
 from phase1_kv_pool.layout import DTYPE_BYTES, KVLayout
+from phase2_prefill_decode.loading import gguf_config
 from phase2_prefill_decode.loading.families import FAMILIES, MAX_LENGTH, read
+from phase2_prefill_decode.loading.quantized.layout import Format
 
 MAX_VOCABULARY = 1 << 31  # token ids are int32
 MAX_SIZE = 1 << 24  # of any other dimension
@@ -112,7 +115,8 @@ class ModelConfig:
     tie_word_embeddings: bool = False  # lm_head is embed_tokens
     sliding_windows: tuple[int | None, ...] = ()  # of each layer: tokens that a query sees, its own included; None: all
     eos_token_id: tuple[int, ...] = ()
-    dtype: str = "bfloat16"  # of the weights
+    dtype: str = "bfloat16"  # of the weights, and of the products with quantized ones
+    quantization: Format | None = None  # of the checkpoint
     model_type: str = "llama"
 
     def __post_init__(self) -> None:
@@ -168,10 +172,13 @@ class ModelConfig:
 
     @classmethod
     def from_pretrained(cls, directory: str | Path, dtype: str | None = None) -> "ModelConfig":
-        """From a model directory. End-of-sequence tokens of config.json and of generation_config.json both count.
-        `dtype` replaces the one of the file."""
-        file = Path(directory) / "config.json"
-        config, ends = read_object(file), model_eos_ids(Path(directory))
+        """From a model directory, or a GGUF file. End-of-sequence tokens of config.json and of generation_config.json
+        both count. `dtype` replaces the one of the file."""
+        file = Path(directory) if is_gguf(directory) else Path(directory) / "config.json"
+        if is_gguf(directory):
+            config, ends = gguf_config.config_of(read_header(file)), []
+        else:
+            config, ends = read_object(file), model_eos_ids(file.parent)
         replaced = {"dtype": dtype, "eos_token_id": ends or None}
         with naming(file):
             return cls.from_dict(config | {name: value for name, value in replaced.items() if value is not None})

@@ -9,6 +9,7 @@ from typing import Any
 
 from phase0_request.checks import ConfigError, check_bool, check_choice, check_int
 from phase0_request.model_files import eos_ids_in
+from phase2_prefill_decode.loading.quantized.formats import format_of
 
 MAX_LENGTH = 1 << 24  # tokens; longer than any context in use
 
@@ -57,7 +58,6 @@ _ABSENT = {  # of all families
 # Keys that change the computation, and the values that are supported.
 _ONLY: dict[str, tuple[Any, ...]] = {
     "hidden_act": (None, "silu", "swish"),
-    "quantization_config": (None,),
     "partial_rotary_factor": (None, 1),
     "is_causal": (None, True),
     "add_cross_attention": (None, False),
@@ -88,6 +88,7 @@ def read(config: Mapping[str, Any]) -> dict[str, Any]:
         "qk_norm": family.qk_norm,
         "sliding_windows": _windows(config),
         "eos_token_id": tuple(dict.fromkeys(eos_ids_in(config))),
+        "quantization": format_of(config.get("quantization_config")),
         "dtype": str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch."),
     }
 

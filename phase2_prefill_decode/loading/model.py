@@ -11,6 +11,7 @@ from phase1_kv_pool.layout import DTYPE_BYTES
 from phase2_prefill_decode.decoder import Decoder
 from phase2_prefill_decode.kernels.attention import Attend
 from phase2_prefill_decode.loading.config import ModelConfig
+from phase2_prefill_decode.loading.quantized.layout import SCHEMES
 from phase2_prefill_decode.loading.weights import load_weights, random_weights
 
 
@@ -29,17 +30,25 @@ class Model:
         *,
         device: str | torch.device | None = None,
         dtype: str | None = None,
+        quantization: str | None = None,
+        quantize_embeddings: bool = False,
         attend: Attend | None = None,
         progress: bool = False,
     ) -> "Model":
-        """Load a model in Hugging Face layout, by default the bundled one, on the GPU if there is one, in the dtype of
-        its config. On a CPU its kernels are compiled, if they are not in the cache. `progress` shows bars."""
+        """Load a model in Hugging Face layout or from a GGUF file, by default the bundled one, on the GPU if there is
+        one, in the dtype of its config. `quantization` is a scheme for the matrices of its layers, such as int8, with
+        `quantize_embeddings` for the embedding and lm_head too. On a CPU its kernels are compiled, if they are not in
+        the cache. `progress` shows bars."""
         place = usable(device)
         if dtype is not None:
             check_choice("dtype", dtype, DTYPE_BYTES)
+        if quantization is not None:
+            check_choice("quantization", quantization, SCHEMES)
         config = ModelConfig.from_pretrained(directory, dtype)
-        weights = load_weights(directory, config, place, progress=progress)
-        tokenizer = load_tokenizer(directory, config) if (Path(directory) / "tokenizer.json").exists() else None
+        weights = load_weights(
+            directory, config, place, scheme=quantization, quantize_embeddings=quantize_embeddings, progress=progress
+        )
+        tokenizer = load_tokenizer(directory, config) if Tokenizer.is_in(directory) else None
         decoder = Decoder(config, weights, attend=attend)
         decoder.compile_kernels(progress=progress)
         return cls(config, decoder, tokenizer)

@@ -3,24 +3,34 @@
     qkv_proj      [(num_attention_heads + 2 * num_key_value_heads) * head_dim, hidden_size]   q, then k, then v
     gate_up_proj  [2 * intermediate_size, hidden_size]                                        gate, then up
 
-A checkpoint has them apart. Each of its tensors is copied directly into its rows of the fused matrix.
+A checkpoint has them apart. Each of its tensors is copied directly into its rows of the fused matrix. It is read layer
+by layer, so that the files are never in memory beside the whole model.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
 from phase0_request.checks import ConfigError
-from phase2_prefill_decode.loading.checkpoint import Checkpoint
+from phase0_request.gguf_file import is_gguf, read_header
+from phase2_prefill_decode.loading.checkpoint import QUANTIZED, Checkpoint
 from phase2_prefill_decode.loading.config import ModelConfig
+from phase2_prefill_decode.loading.gguf import GGUFCheckpoint
+from phase2_prefill_decode.loading.quantized.checkpoint import QuantizedCheckpoint
+from phase2_prefill_decode.loading.quantized.quantize import quantize
+from phase2_prefill_decode.loading.quantized.weight import Matrix, QuantizedWeight, joined
 
 READABLE = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")  # plain numbers; other formats need a scale
 HARMLESS = ("rotary_emb.inv_freq",)  # saved by earlier versions of transformers, and not needed
 MAX_FAULTS = 20  # that one error lists
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+
+AnyCheckpoint = Checkpoint | QuantizedCheckpoint | GGUFCheckpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,16 +38,16 @@ class LayerWeights:
     """The tensors of one layer. A bias or a norm that the model does not have is None."""
 
     input_layernorm: Tensor  # [hidden_size]
-    qkv_proj: Tensor
+    qkv_proj: Matrix
     qkv_proj_bias: Tensor | None = None
     q_norm: Tensor | None = None  # [head_dim]
     k_norm: Tensor | None = None
-    o_proj: Tensor  # [hidden_size, num_attention_heads * head_dim]
+    o_proj: Matrix  # [hidden_size, num_attention_heads * head_dim]
     o_proj_bias: Tensor | None = None
     post_attention_layernorm: Tensor  # [hidden_size]
-    gate_up_proj: Tensor
+    gate_up_proj: Matrix
     gate_up_proj_bias: Tensor | None = None
-    down_proj: Tensor  # [hidden_size, intermediate_size]
+    down_proj: Matrix  # [hidden_size, intermediate_size]
     down_proj_bias: Tensor | None = None
 
 
@@ -45,10 +55,10 @@ class LayerWeights:
 class Weights:
     """The tensors of a whole model, as its decoder uses them."""
 
-    embed_tokens: Tensor  # [vocab_size, hidden_size]
+    embed_tokens: Tensor | QuantizedWeight  # [vocab_size, hidden_size]
     layers: tuple[LayerWeights, ...]
     norm: Tensor  # [hidden_size]
-    lm_head: Tensor  # [vocab_size, hidden_size]; of a tied model, embed_tokens itself
+    lm_head: Matrix  # [vocab_size, hidden_size]; of a tied model, embed_tokens itself
 
 
 def load_weights(
@@ -56,31 +66,105 @@ def load_weights(
     config: ModelConfig,
     device: str | torch.device = "cpu",
     *,
+    scheme: str | None = None,
+    quantize_embeddings: bool = False,
     progress: bool = False,
 ) -> Weights:
-    """Load from a directory in Hugging Face layout, in the dtype of the configuration.
+    """Load from a directory in Hugging Face layout or from a GGUF file, in the dtype of the configuration.
 
-    Missing, unexpected or misshapen tensors raise one ConfigError that lists them, before memory is allocated.
-    `progress` shows a bar on a terminal.
+    Missing, unexpected or misshapen tensors raise one ConfigError that lists them, before memory is allocated. With a
+    `scheme` such as int8 the matrices of the layers are quantized, with `quantize_embeddings` all. `progress` shows a
+    bar on a terminal.
     """
-    checkpoint = Checkpoint(directory)
-    layers = {name.split(".")[2] for name in checkpoint.stored if name.startswith("model.layers.")}
-    if config.num_hidden_layers > len(layers):  # first, because a layer costs memory even without data
-        raise ConfigError(f"{checkpoint.directory} has {len(layers)} of {config.num_hidden_layers} layers")
-    wanted = places(empty_weights(config, "meta"), config)  # shapes without memory
-    if faults := _faults(wanted, checkpoint, config):
-        more = [f"and {len(faults) - MAX_FAULTS} more"] if len(faults) > MAX_FAULTS else []
-        what = f"{checkpoint.directory} does not hold the weights of its configuration:"
-        raise ConfigError("\n  ".join([what, *faults[:MAX_FAULTS], *more]))
-    weights = empty_weights(config, device)
-    into = places(weights, config)
-    total = sum(place.nbytes for place in into.values())
+    checkpoint = open_checkpoint(directory, config)
+    _check(checkpoint, config)
+    if scheme is not None and any(stored.dtype == QUANTIZED for stored in checkpoint.stored.values()):
+        raise ConfigError(f"{checkpoint.directory} is quantized already; quantization={scheme} is for other models")
     hidden = None if progress else True  # None: unless the error stream is a terminal
-    with tqdm(desc="Loading weights", total=total, unit="B", unit_scale=True, leave=False, disable=hidden) as bar:
-        for name, tensor in checkpoint.read(into):
-            into[name].copy_(tensor)
-            bar.update(into[name].nbytes)
-    return weights
+    layers = range(config.num_hidden_layers)
+    with tqdm(layers, desc="Loading weights", unit="layer", leave=False, disable=hidden) as bar:
+        loader = _Loader(checkpoint, config, device, scheme)
+        ends = replace(loader, scheme=scheme if quantize_embeddings else None)
+        embed_tokens = ends.one(EMBEDDING)
+        lm_head = embed_tokens if config.tie_word_embeddings else ends.one(HEAD)
+        norm = fused(loader.read(NORM), loader.dtype, device)
+        assert isinstance(norm, Tensor)  # a vector: nothing quantizes one
+        return Weights(embed_tokens, tuple(map(loader.layer, bar)), norm, lm_head)
+
+
+@dataclass(frozen=True, slots=True)
+class _Loader:
+    """Reads the tensors of a checkpoint as the decoder uses them."""
+
+    checkpoint: AnyCheckpoint
+    config: ModelConfig
+    device: str | torch.device
+    scheme: str | None  # to quantize with
+
+    @property
+    def dtype(self) -> torch.dtype:
+        dtype: torch.dtype = getattr(torch, self.config.dtype)
+        return dtype
+
+    def layer(self, number: int) -> LayerWeights:
+        tensors: dict[str, Any] = {}
+        for field, (modules, inputs, bias) in self.config.layer.items():
+            names = [f"model.layers.{number}.{module}" for module in modules]
+            matrix = fused(self.read(*(f"{name}.weight" for name in names)), self.dtype, self.device)
+            tensors[field] = self.quantized(matrix) if inputs and isinstance(matrix, Tensor) else matrix
+            if bias:
+                tensors[f"{field}_bias"] = fused(
+                    self.read(*(f"{name}.bias" for name in names)), self.dtype, self.device
+                )
+        return LayerWeights(**tensors)
+
+    def one(self, name: str) -> Tensor | QuantizedWeight:
+        """A matrix that is not fused."""
+        (stored,) = self.read(name)
+        matrix = placed(stored, self.dtype, self.device)
+        return self.quantized(matrix) if isinstance(matrix, Tensor) else matrix
+
+    def quantized(self, matrix: Tensor) -> Tensor | QuantizedWeight:
+        return matrix if self.scheme is None else quantize(matrix, self.scheme)
+
+    def read(self, *names: str) -> list[Tensor | QuantizedWeight]:
+        tensors = dict(self.checkpoint.read(names))
+        return [tensors[name] for name in names]
+
+
+def open_checkpoint(directory: str | Path, config: ModelConfig) -> AnyCheckpoint:
+    if is_gguf(directory):
+        return GGUFCheckpoint(read_header(directory))
+    checkpoint = Checkpoint(directory)
+    return checkpoint if config.quantization is None else QuantizedCheckpoint(checkpoint, config.quantization)
+
+
+def placed(
+    tensor: Tensor | QuantizedWeight, dtype: torch.dtype, device: str | torch.device
+) -> Tensor | QuantizedWeight:
+    """A tensor of a file on the device, in this dtype unless it is quantized."""
+    if isinstance(tensor, QuantizedWeight):
+        return replace(tensor, dtype=dtype).to(device)
+    return torch.empty(tensor.shape, dtype=dtype, device=device).copy_(tensor)
+
+
+def fused(parts: Sequence[Tensor | QuantizedWeight], dtype: torch.dtype, device: str | torch.device) -> Matrix:
+    """The rows of all parts in one matrix, in this dtype or quantized. Where one is quantized in another way than its
+    neighbour, they stay several."""
+    tensors = [part for part in parts if isinstance(part, Tensor)]
+    if len(tensors) == len(parts):  # copied once, from the file to its place
+        whole = torch.empty((sum(map(len, parts)), *tensors[0].shape[1:]), dtype=dtype, device=device)
+        for place, tensor in zip(torch.split(whole, [len(part) for part in parts]), tensors, strict=True):
+            place.copy_(tensor)
+        return whole
+    matrices: list[Tensor | QuantizedWeight] = []
+    for part in (placed(part, dtype, device) for part in parts):
+        last = matrices[-1] if matrices else None
+        if isinstance(part, QuantizedWeight) and isinstance(last, QuantizedWeight) and last.joins(part):
+            matrices[-1] = joined([last, part])
+        else:
+            matrices.append(part)
+    return matrices[0] if len(matrices) == 1 else tuple(matrices)
 
 
 def random_weights(config: ModelConfig, device: str | torch.device = "cpu", seed: int = 0) -> Weights:
@@ -119,19 +203,32 @@ def empty_weights(config: ModelConfig, device: str | torch.device) -> Weights:
 
 
 def places(weights: Weights, config: ModelConfig) -> dict[str, Tensor]:
-    """Where each tensor of a checkpoint is copied to, by its name there: a whole tensor, or rows of a fused one."""
-    tensors = {EMBEDDING: weights.embed_tokens}
+    """The tensors of a checkpoint, by their names there, in weights that are not quantized: a tensor, or rows of a
+    fused one."""
+    tensors: dict[str, Any] = {EMBEDDING: weights.embed_tokens}
     for number, layer in enumerate(weights.layers):
         for field, (modules, _, _) in config.layer.items():
             for kind, tensor in (("weight", getattr(layer, field)), ("bias", getattr(layer, f"{field}_bias", None))):
                 if tensor is not None:
                     names = [f"model.layers.{number}.{module}.{kind}" for module in modules]
                     tensors |= zip(names, tensor.split(list(modules.values())), strict=True)
-    tensors["model.norm.weight"] = weights.norm
+    tensors[NORM] = weights.norm
     return tensors if config.tie_word_embeddings else tensors | {HEAD: weights.lm_head}
 
 
-def _faults(wanted: dict[str, Tensor], checkpoint: Checkpoint, config: ModelConfig) -> list[str]:
+def _check(checkpoint: AnyCheckpoint, config: ModelConfig) -> None:
+    """ConfigError if a checkpoint does not hold the tensors of a configuration, and no others."""
+    layers = {name.split(".")[2] for name in checkpoint.stored if name.startswith("model.layers.")}
+    if config.num_hidden_layers > len(layers):  # first, because a layer costs memory even without data
+        raise ConfigError(f"{checkpoint.directory} has {len(layers)} of {config.num_hidden_layers} layers")
+    wanted = places(empty_weights(config, "meta"), config)  # shapes without memory
+    if faults := checkpoint.faults or _faults(wanted, checkpoint, config):
+        more = [f"and {len(faults) - MAX_FAULTS} more"] if len(faults) > MAX_FAULTS else []
+        what = f"{checkpoint.directory} does not hold the weights of its configuration:"
+        raise ConfigError("\n  ".join([what, *faults[:MAX_FAULTS], *more]))
+
+
+def _faults(wanted: dict[str, Tensor], checkpoint: AnyCheckpoint, config: ModelConfig) -> list[str]:
     """List what keeps a checkpoint from being loaded, one line for each tensor."""
     stored, faults = checkpoint.stored, []
     for name, place in wanted.items():
@@ -139,7 +236,7 @@ def _faults(wanted: dict[str, Tensor], checkpoint: Checkpoint, config: ModelConf
             faults.append(f"{name} is missing: wanted {list(place.shape)}")
         elif stored[name].shape != tuple(place.shape):
             faults.append(f"{name} is misshapen: wanted {list(place.shape)}, found {list(stored[name].shape)}")
-        elif stored[name].dtype not in READABLE:
+        elif stored[name].dtype not in (*READABLE, QUANTIZED):
             faults.append(f"{name} holds {stored[name].dtype}: readable are {', '.join(READABLE)}")
     for name, tensor in stored.items():
         tied_head = config.tie_word_embeddings and name == HEAD
@@ -147,6 +244,6 @@ def _faults(wanted: dict[str, Tensor], checkpoint: Checkpoint, config: ModelConf
             faults.append(f"{name} is unexpected: found {list(tensor.shape)}")
     if config.tie_word_embeddings and HEAD in stored and not faults:
         head, embedding = (dict(checkpoint.read([HEAD, EMBEDDING]))[name] for name in (HEAD, EMBEDDING))
-        if not torch.equal(head, embedding):
+        if not isinstance(head, Tensor) or not isinstance(embedding, Tensor) or not torch.equal(head, embedding):
             faults.append(f"{HEAD} differs from {EMBEDDING}, and the configuration says tie_word_embeddings")
     return faults

@@ -6,10 +6,10 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 from urllib.parse import urlsplit
 
+from phase0_request.tokenizer import Tokenizer
 from phase6_integration.engine.flags import add_fields, values_of, whole_number
 from phase6_integration.engine.options import EngineOptions
 from phase6_integration.engine.progress import reported
@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 API_KEYS = ("NANOSERVE_API_KEY", "VLLM_API_KEY")  # environment variables
 # Engine options of a local model.
-LOCAL = ("revision", "download_dir", "tokenizer", "dtype", "device", "max_model_len", "kv_cache_pages", "threads")
+LOCAL = (
+    "revision", "download_dir", "tokenizer", "dtype", "quantization", "device", "max_model_len", "kv_cache_pages",
+    "threads",
+)  # fmt: skip
 SAMPLING = {
     "max_tokens": ("N", "most tokens of an answer"),
     "temperature": ("T", "0: always the most likely token"),
@@ -81,8 +84,8 @@ def open_engine(options: EngineOptions) -> "NanoServingEngine":
     from phase6_integration.engine.hub import located
 
     options, _ = located(options)
-    if options.tokenizer is None and not Path(options.model, "tokenizer.json").is_file():
-        raise ValueError(f"{options.model} has no tokenizer.json, so it takes no text; --tokenizer names another")
+    if options.tokenizer is None and not Tokenizer.is_in(options.model):
+        raise ValueError(f"{options.model} has no tokenizer, so it takes no text; --tokenizer names another")
     with loading():
         from phase6_integration.engine.engine import NanoServingEngine  # loads torch
 

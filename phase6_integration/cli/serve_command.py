@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from phase0_request.gguf_file import is_gguf
 from phase6_integration.api.settings import ServerSettings, default_hosts
 from phase6_integration.cli.common import API_KEYS, engine_options
 from phase6_integration.engine.flags import Parser, add_fields, values_of
@@ -18,7 +19,9 @@ VISIBLE = f"every user of this machine can see --api-key in ps; use --api-key-fi
 
 def add_flags(parser: Parser) -> None:
     parser.usage = "nanoserve serve [MODEL] [flags]"
-    parser.add_argument("model", nargs="?", help="a directory or a name on the Hugging Face hub (tiny_chat)")
+    parser.add_argument(
+        "model", nargs="?", help="a directory, a GGUF file or a name on the Hugging Face hub (tiny_chat)"
+    )
     engine, server = parser.add_argument_group("engine"), parser.add_argument_group("server")
     add_fields(engine, EngineOptions)
     add_fields(server, ServerSettings)
@@ -69,7 +72,9 @@ def server_settings(given: Mapping[str, Any], environment: Mapping[str, str]) ->
 
 
 def _model_name(model: str) -> str:
-    """The name of a directory without its path, which clients need not know."""
+    """The name of a directory or file without its path, which clients need not know."""
+    if is_gguf(model):
+        return Path(model).stem
     return Path(model).resolve().name if Path(model).is_dir() else model
 
 

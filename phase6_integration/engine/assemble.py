@@ -95,7 +95,13 @@ def assemble(options: EngineOptions, loaded: Model | None = None, stats: Stats |
 def load_model(options: EngineOptions) -> Model:
     device = default_device() if options.device is None else torch.device(options.device)
     directory = directory_of(options.model, options.revision, options.download_dir)
-    model = Model.load(directory, device=device, dtype=options.dtype)
+    model = Model.load(
+        directory,
+        device=device,
+        dtype=options.dtype,
+        quantization=options.quantization,
+        quantize_embeddings=options.quantize_embeddings,
+    )
     if options.tokenizer is None:
         return model
     named = directory_of(options.tokenizer, None, options.download_dir, "tokenizer")

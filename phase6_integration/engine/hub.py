@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from phase0_request.checks import ConfigError
+from phase0_request.gguf_file import is_gguf
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.threads import threads_for
 from phase6_integration.engine.options import EngineOptions
@@ -14,19 +15,18 @@ PATTERNS = ["*.json", "*.safetensors", "*.jinja"]  # no code, no pickles
 
 
 def directory_of(model: str, revision: str | None = None, download_dir: str | None = None, what: str = "model") -> Path:
-    """The directory of a model, or of its tokenizer, given as a directory or as the name of a repository on the hub. A
-    directory of that name takes precedence. The log says which of the two was chosen, and the commit. `download_dir`
+    """The directory or GGUF file of a model, or of its tokenizer, given as such or as the name of a repository on the
+    hub. What is here takes precedence. The log says which of the two was chosen, and the commit. `download_dir`
     replaces the hub's own cache."""
     directory = Path(model)
-    if directory.is_dir():
+    if directory.is_dir() or (is_gguf(directory) and directory.is_file()):
+        kind = "directory" if directory.is_dir() else "file"
         if revision is not None:
-            raise ConfigError(f"revision is for a repository on the hub, and {model} is a directory here")
-        log.info(
-            "the %s is a directory; the hub is not asked", what, extra={"fields": {"directory": directory.resolve()}}
-        )
+            raise ConfigError(f"revision is for a repository on the hub, and {model} is a {kind} here")
+        log.info("the %s is a %s; the hub is not asked", what, kind, extra={"fields": {kind: directory.resolve()}})
         return directory
-    if directory.is_absolute() or model.startswith(".") or model.count("/") > 1:
-        raise ConfigError(f"there is no directory {model}")
+    if directory.is_absolute() or model.startswith(".") or model.count("/") > 1 or is_gguf(directory):
+        raise ConfigError(f"there is no {'file' if is_gguf(directory) else 'directory'} {model}")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 

@@ -13,6 +13,7 @@ from typing import Any
 from phase0_request.checks import ConfigError, check_bool, check_choice, check_int, check_number, invalid
 from phase0_request.tokenizer import BUNDLED
 from phase1_kv_pool.layout import DTYPE_BYTES
+from phase2_prefill_decode.loading.quantized.layout import SCHEMES
 from phase2_prefill_decode.threads import cores
 from phase3_chunked_prefill.budget import TokenBudget
 from phase5_continuous.policies import POLICIES
@@ -70,14 +71,14 @@ def at_least(low: int) -> Check:
 
 
 positive: Check = partial(check_number, low=0, above=True)
-_model = text("a directory or the name of a repository")
+_model = text("a directory, a GGUF file or the name of a repository")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
     """The settings of an engine. None means: chosen from the model and the machine."""
 
-    model: str = field(default=str(BUNDLED), metadata={"check": _model})  # a directory, or a repository on the hub
+    model: str = field(default=str(BUNDLED), metadata={"check": _model})  # a directory, a GGUF file, a repository
     revision: str | None = option(
         None, "branch, tag or commit of a repository on the hub (main)", "REVISION", text("a branch, a tag or a commit")
     )
@@ -94,6 +95,13 @@ class EngineOptions:
         partial(check_choice, allowed=tuple(DTYPE_BYTES)),
         words=AUTO | {"half": "float16", "float": "float32"},
     )
+    quantization: str | None = option(
+        None,
+        "int8, int4 or fp8: quantize the matrices of the layers when they are loaded (as they were saved)",
+        "SCHEME",
+        partial(check_choice, allowed=SCHEMES),
+    )
+    quantize_embeddings: bool = option(False, "with --quantization: the embedding and lm_head too", check=check_bool)
     device: str | None = option(
         None,
         "cpu, cuda or cuda:N; auto: a GPU if there is one (auto)",
@@ -158,6 +166,8 @@ class EngineOptions:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.quantize_embeddings and self.quantization is None:
+            raise ConfigError("quantize_embeddings is for quantization, which is not set")
         if not self.enable_chunked_prefill and self.max_chunk_size is not None:
             raise ConfigError("max_chunk_size is for chunked prefill, which enable_chunked_prefill=False turns off")
 

@@ -54,7 +54,7 @@ class AsyncEngine:
         self.options, self.config = located(options or EngineOptions())
         directory = Path(self.options.tokenizer or self.options.model)
         self.tokenizer: Tokenizer | None = None  # of a model without one, clients send and get token ids
-        if self.options.tokenizer is not None or (directory / "tokenizer.json").exists():
+        if self.options.tokenizer is not None or Tokenizer.is_in(directory):
             self.tokenizer = Tokenizer.from_pretrained(directory)
         claimed = self.config.max_position_embeddings
         self.max_model_len = min(claimed, self.options.context(claimed))

@@ -169,7 +169,7 @@ def bundled_engine(
         grammars = grammar_work(parts.sampler, options)
     decoder, cache = parts.model.decoder, parts.scheduler.cache
     context, dtype = parts.model.config.max_position_embeddings, str(decoder.dtype).removeprefix("torch.")
-    ready = Ready(context, cache.usage.total, cache.page_size, str(decoder.device), dtype, decoder.lm_head.kernel)
+    ready = Ready(context, cache.usage.total, cache.page_size, str(decoder.device), dtype, decoder.linear)
     return LoadedEngine(parts.core, ready, grammars)
 
 

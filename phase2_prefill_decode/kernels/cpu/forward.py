@@ -70,7 +70,8 @@ class Forward:
         on_cpu = weights.norm.device.type == "cpu" and weights.norm.dtype == torch.bfloat16
         small = on_cpu and config.bytes <= BYTES and group <= FEW and config.intermediate_size % TILE == 0
         biases = (getattr(layer, f"{name}_bias") for layer in weights.layers for name in MATRICES)
-        return small and all(map(fits, _matrices(weights))) and all(bias is None for bias in biases)
+        plain = all(isinstance(matrix, Tensor) for matrix in _matrices(weights))
+        return small and plain and all(map(fits, _matrices(weights))) and all(bias is None for bias in biases)
 
     @staticmethod
     def takes(step: StepTensors) -> bool:

@@ -55,6 +55,17 @@ def test_a_directory_wins_over_the_hub_and_the_log_says_so(
     assert asked == []
 
 
+def test_a_gguf_file_wins_over_the_hub_and_must_be_there(
+    asked: list[Any], caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=r"there is no file model.gguf"):
+        directory_of("model.gguf")
+    (tmp_path / "model.gguf").touch()
+    assert directory_of("model.gguf") == Path("model.gguf")
+    assert said(caplog) == {"file": tmp_path / "model.gguf"}
+    assert asked == []
+
+
 def test_a_revision_that_the_hub_does_not_have_is_named(asked: list[Any]) -> None:
     with pytest.raises(ValueError, match="the hub did not give org/other in revision v2"):
         directory_of("org/other", "v2")

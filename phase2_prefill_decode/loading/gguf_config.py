@@ -1,0 +1,89 @@
+"""The metadata of a GGUF file as a config.json."""
+
+import math
+import struct
+from typing import Any
+
+from phase0_request.checks import ConfigError, check_choice
+from phase0_request.gguf_file import GGUFHeader
+
+ARCHITECTURES = "llama", "qwen2", "qwen3"  # Mistral's models are llama
+ROPE_FACTORS = "rope_freqs.weight"
+
+
+def config_of(header: GGUFHeader) -> dict[str, Any]:
+    """What a config.json of this model says."""
+    tensors, kind = header.tensors, str(header.metadata.get("general.architecture"))
+    check_choice(f"{header.file}: general.architecture", kind, ARCHITECTURES)
+
+    def get(name: str, default: float | None = None) -> Any:
+        return header.get(f"{kind}.{name}", (int, float), default)
+
+    if "token_embd.weight" not in tensors:
+        raise ConfigError(f"{header.file} lacks token_embd.weight")
+    heads, size = get("attention.head_count"), get("embedding_length")
+    head_dim = get("attention.key_length", size // heads if isinstance(heads, int) and heads else 0)
+    unlike = {"attention.value_length": head_dim, "rope.dimension_count": head_dim, "expert_count": 0}
+    for name, only in unlike.items():
+        if get(name, only) != only:
+            raise ConfigError(f"{header.file}: {kind}.{name} is {get(name)}; supported is {only}")
+    context = get("context_length")
+    if 0 < get("attention.sliding_window", 0) < context:
+        raise ConfigError(f"{header.file}: {kind}.attention.sliding_window is not supported")
+    return {
+        "model_type": kind,
+        "vocab_size": tensors["token_embd.weight"].shape[0],
+        "hidden_size": size,
+        "intermediate_size": get("feed_forward_length"),
+        "num_hidden_layers": get("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": get("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "max_position_embeddings": context,
+        "rms_norm_eps": get("attention.layer_norm_rms_epsilon"),
+        "rope_parameters": _rope(header, kind, head_dim),
+        "attention_bias": "blk.0.attn_q.bias" in tensors,
+        "mlp_bias": "blk.0.ffn_gate.bias" in tensors,
+        "tie_word_embeddings": "output.weight" not in tensors,
+        "eos_token_id": list(header.eos_ids),
+        "dtype": _dtype(header),
+    }
+
+
+def _rope(header: GGUFHeader, kind: str, head_dim: int) -> dict[str, Any]:
+    prefix = f"{kind}.rope.scaling"
+    rope: dict[str, Any] = {"rope_theta": header.get(f"{kind}.rope.freq_base", (int, float), 10_000.0)}
+    scaling = header.metadata.get(f"{prefix}.type", "none")
+    if scaling != "none":
+        rope |= {"rope_type": scaling, "factor": header.metadata.get(f"{prefix}.factor")}
+        rope["original_max_position_embeddings"] = header.metadata.get(f"{prefix}.original_context_length")
+    if ROPE_FACTORS not in header.tensors:
+        return rope
+    # Llama 3 has a factor for each pair, computed from one. The other constants are those of all its versions.
+    factors = _floats(header, ROPE_FACTORS, head_dim // 2)
+    llama3 = {
+        "rope_type": "llama3", "factor": max(factors), "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }  # fmt: skip
+    for pair, factor in enumerate(factors):
+        turns = 8192 / (2 * math.pi * rope["rope_theta"] ** (2 * pair / head_dim))
+        kept = min(max((turns - 1) / 3, 0), 1)
+        if not math.isclose(factor, 1 / (kept + (1 - kept) / max(factors)), rel_tol=1e-4):
+            raise ConfigError(f"{header.file}: {ROPE_FACTORS} is not that of Llama 3, and no other is supported")
+    return rope | llama3
+
+
+def _floats(header: GGUFHeader, name: str, count: int) -> tuple[float, ...]:
+    tensor = header.tensors[name]
+    with header.file.open("rb") as source:
+        source.seek(tensor.start)
+        content = source.read(4 * count)
+    if tensor.kind != 0 or tensor.shape != (count,) or not count or len(content) < 4 * count:
+        raise ConfigError(f"{header.file} must hold {count} numbers in float32 as {name}")
+    return struct.unpack(f"<{count}f", content)
+
+
+def _dtype(header: GGUFHeader) -> str:
+    """The dtype to compute in: that of the matrices, if all are of one."""
+    kinds = {tensor.kind for name, tensor in header.tensors.items() if len(tensor.shape) > 1}
+    return {frozenset({0}): "float32", frozenset({1}): "float16"}.get(frozenset(kinds), "bfloat16")

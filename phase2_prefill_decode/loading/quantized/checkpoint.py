@@ -1,0 +1,67 @@
+"""QuantizedCheckpoint: a checkpoint whose quantized matrices look like single tensors, whatever they are made of."""
+
+from collections.abc import Collection, Iterator, Mapping
+from math import prod
+
+from torch import Tensor
+
+from phase0_request.checks import ConfigError
+from phase2_prefill_decode.loading.checkpoint import QUANTIZED, Checkpoint, Stored
+from phase2_prefill_decode.loading.quantized.layout import Format, Part
+from phase2_prefill_decode.loading.quantized.weight import QuantizedWeight
+
+
+class QuantizedCheckpoint:
+    """Each quantized matrix is stored under the name of its weight, with its own shape."""
+
+    def __init__(self, source: Checkpoint, format: Format) -> None:
+        self.directory = source.directory
+        self.faults: list[str] = []
+        self.stored = dict(source.stored)
+        self._source, self._format = source, format
+        self._parts: dict[str, dict[str, Part]] = {}  # of each matrix, by the name of its weight
+        for name in source.stored:
+            module, _, suffix = name.rpartition(".")
+            if suffix == format.mark:
+                self._add(module, source.stored)
+            elif suffix in format.unused:
+                self.stored.pop(name, None)
+
+    def _add(self, module: str, stored: Mapping[str, Stored]) -> None:
+        """Put the matrix in the place of its tensors, or say what is wrong with them."""
+        main = f"{module}.{self._format.main}"
+        if main not in stored:
+            self.faults.append(f"{main} is missing")
+            return
+        try:
+            shape = self._format.size(stored[main].shape)
+            parts = self._format.parts(*shape)
+        except ValueError as error:
+            self.faults.append(f"{main} {list(stored[main].shape)} cannot be read: {error}")
+            return
+        parts = {suffix: part for suffix, part in parts.items() if f"{module}.{suffix}" in stored or not part.optional}
+        for suffix, part in parts.items():
+            found = stored.get(f"{module}.{suffix}")
+            if found is None or prod(found.shape) != prod(part.shape) or found.dtype not in part.dtypes:
+                what = "nothing" if found is None else f"{found.dtype} {list(found.shape)}"
+                wanted = f"{' or '.join(part.dtypes)} {list(part.shape)}"
+                self.faults.append(f"{module}.{suffix} does not fit: wanted {wanted}, found {what}")
+            self.stored.pop(f"{module}.{suffix}", None)
+        self._parts[f"{module}.weight"] = parts
+        self.stored[f"{module}.weight"] = Stored(stored[main].file, shape, QUANTIZED)
+
+    def read(self, names: Collection[str]) -> Iterator[tuple[str, Tensor | QuantizedWeight]]:
+        """Read these tensors, in no particular order."""
+        of = {name: {s: f"{name.removesuffix('weight')}{s}" for s in self._parts.get(name, ())} for name in names}
+        plain = [name for name, parts in of.items() if not parts]
+        tensors = dict(self._source.read([*plain, *(part for parts in of.values() for part in parts.values())]))
+        for name, parts in of.items():
+            if not parts:
+                yield name, tensors[name]
+                continue
+            shapes = {suffix: part.shape for suffix, part in self._parts[name].items()}
+            try:
+                matrix = self._format.read({s: tensors[part].reshape(shapes[s]) for s, part in parts.items()})
+            except ConfigError as error:
+                raise ConfigError(f"{self.directory}: {name}: {error}") from error
+            yield name, matrix

@@ -1,0 +1,118 @@
+"""QuantizedWeight: a matrix in 8 or 4 bits a number, with scales. Every format is brought into this one.
+
+weight[o, i] = (values[o, i] - zeros[o, i // group]) * scales[o, i // group]
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+MIDDLE = 8  # the number that stands for 0 in 4 bits, where there are no zeros
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizedWeight:
+    """A weight [out, in]. The group, the number of inputs that share a scale, is the whole row for scales [out, 1]."""
+
+    values: Tensor  # int8 or float8_e4m3fn [out, in]; or uint8 [out, in / 2]: 4 bits, the low ones first, 0 to 15
+    scales: Tensor  # [out, in / group]
+    zeros: Tensor | None = None  # [out, in / group], whole numbers in the dtype of the scales
+    offsets: Tensor | None = None  # [out, in / group], without zeros: weight = values * scales - offsets
+    order: Tensor | None = None  # int64 [in]: column i belongs to input order[i], so a product takes rows[:, order]
+    dtype: torch.dtype = torch.bfloat16  # of the products
+
+    @property
+    def bits(self) -> int:
+        return 4 if self.values.dtype == torch.uint8 else 8
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((len(self.values), self.values.shape[1] * 8 // self.bits))
+
+    @property
+    def group(self) -> int:
+        return self.shape[1] // self.scales.shape[1]
+
+    @property
+    def device(self) -> torch.device:
+        return self.values.device
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self._tensors().values())
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def to(self, device: str | torch.device) -> "QuantizedWeight":
+        moved = self._of_each(lambda tensor: tensor.to(device))
+        return moved if self.order is None else replace(moved, order=self.order.to(device))
+
+    def dequantize(self) -> Tensor:
+        """The weight in the dtype of its scales: each number is computed in it, as the format's own library does."""
+        values = self.values if self.bits == 8 else unpacked(self.values)
+        grouped = values.to(self.scales.dtype).view(*self.scales.shape, self.group)
+        if self.zeros is not None:
+            grouped -= self.zeros[..., None]
+        elif self.bits == 4 and self.offsets is None:
+            grouped -= MIDDLE
+        grouped *= self.scales[..., None]
+        if self.offsets is not None:
+            grouped -= self.offsets[..., None]
+        ordered = grouped.flatten(1)
+        if self.order is None:
+            return ordered
+        weight = torch.empty_like(ordered)
+        weight[:, self.order] = ordered
+        return weight
+
+    def rows(self, tokens: Tensor) -> Tensor:
+        """These rows, dequantized, as of an embedding."""
+        return self._of_each(lambda tensor: tensor[tokens]).dequantize().to(self.dtype)
+
+    def in_order(self, order: Tensor | None) -> "QuantizedWeight":
+        """The same weight, whose groups are of inputs in this order; None: they already are."""
+        if order is None:
+            return self
+        values = self.values[:, order] if self.bits == 8 else packed(unpacked(self.values)[:, order])
+        return replace(self, values=values, order=order)
+
+    def joins(self, other: "QuantizedWeight") -> bool:
+        """Whether the rows of the two can be those of one weight."""
+        ours, theirs = self._tensors(), other._tensors()
+        if ours.keys() != theirs.keys() or (self.order is not None and not torch.equal(self.order, theirs["order"])):
+            return False
+        kinds = [(ours[name].dtype, ours[name].shape[1:], theirs[name].dtype, theirs[name].shape[1:]) for name in ours]
+        return self.dtype == other.dtype and all(kind[:2] == kind[2:] for kind in kinds)
+
+    def _of_each(self, function: Callable[[Tensor], Tensor]) -> "QuantizedWeight":
+        """With other tensors, except for the order."""
+        changed: dict[str, Any] = {name: function(t) for name, t in self._tensors().items() if name != "order"}
+        return replace(self, **changed)
+
+    def _tensors(self) -> dict[str, Tensor]:
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+
+
+Matrix = Tensor | QuantizedWeight | tuple[Tensor | QuantizedWeight, ...]  # several: their rows, one after the other
+
+
+def joined(parts: Sequence[QuantizedWeight]) -> QuantizedWeight:
+    """One weight of the rows of several that join."""
+    names = [name for name in parts[0]._tensors() if name != "order"]
+    together: dict[str, Any] = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
+    return replace(parts[0], **together)
+
+
+def packed(numbers: Tensor) -> Tensor:
+    """uint8 [out, in] from 0 to 15, two to a byte."""
+    return numbers[:, ::2] | (numbers[:, 1::2] << 4)
+
+
+def unpacked(values: Tensor) -> Tensor:
+    """The numbers of `packed`."""
+    return torch.stack((values & 15, values >> 4), 2).flatten(1)

@@ -1,0 +1,137 @@
+"""GGUF files, written by llama.cpp's own package. It is imported where it is used. Types are given by their names."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from phase0_request.tokenizer import BUNDLED
+
+if TYPE_CHECKING:
+    import gguf
+
+LAYER = {
+    "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+}  # fmt: skip
+NORMAL, CONTROL = 1, 3  # types of tokens
+TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+KindOf = Callable[[str], str]  # of the matrix with a name
+
+
+def gguf_name(name: str) -> str:
+    module, _, suffix = name.rpartition(".")
+    if module in TOP:
+        return f"{TOP[module]}.{suffix}"
+    _, _, number, part = module.split(".", 3)
+    return f"blk.{number}.{LAYER[part]}.{suffix}"
+
+
+def writer(file: Path, config: Any, tokenizer: bool = False) -> "gguf.GGUFWriter":
+    """A file with the metadata of a model."""
+    import gguf
+
+    kind = "llama" if config.model_type == "mistral" else config.model_type
+    out = gguf.GGUFWriter(str(file), kind)
+    out.add_block_count(config.num_hidden_layers)
+    out.add_context_length(config.max_position_embeddings)
+    out.add_embedding_length(config.hidden_size)
+    out.add_feed_forward_length(config.intermediate_size)
+    out.add_head_count(config.num_attention_heads)
+    out.add_head_count_kv(config.num_key_value_heads)
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    out.add_key_length(head_dim)
+    out.add_value_length(head_dim)
+    out.add_rope_dimension_count(head_dim)
+    out.add_layer_norm_rms_eps(config.rms_norm_eps)
+    out.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    if tokenizer:
+        add_tokenizer(out)
+    else:
+        out.add_tokenizer_model("none")
+    return out
+
+
+def add_tokenizer(out: "gguf.GGUFWriter", pre: str = "qwen2") -> None:
+    """The bundled model's vocabulary and chat template."""
+    described = json.loads((BUNDLED / "tokenizer.json").read_text())
+    vocabulary, merges = described["model"]["vocab"], described["model"]["merges"]
+    special = {token["content"] for token in described["added_tokens"]}
+    tokens = sorted(vocabulary, key=vocabulary.__getitem__)
+    out.add_tokenizer_model("gpt2")
+    out.add_tokenizer_pre(pre)
+    out.add_token_list(tokens)
+    out.add_token_merges([" ".join(pair) for pair in merges])
+    out.add_token_types([CONTROL if token in special else NORMAL for token in tokens])
+    out.add_eos_token_id(vocabulary["<|im_end|>"])
+    out.add_eot_token_id(vocabulary["<|endoftext|>"])
+    out.add_chat_template((BUNDLED / "chat_template.jinja").read_text())
+
+
+def close(out: "gguf.GGUFWriter") -> None:
+    out.write_header_to_file()
+    out.write_kv_data_to_file()
+    out.write_tensors_to_file()
+    out.close()
+
+
+def rows_for_llama(weight: Tensor, heads: int) -> Tensor:
+    """llama.cpp's order of the rows of q and k: halves of a head become neighbours."""
+    return weight.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
+
+
+def saved_gguf(model: PreTrainedModel, file: Path, kind_of: KindOf, tokenizer: bool = False) -> PreTrainedModel:
+    """Save a model. Its weights become those that the package reads back."""
+    config = model.config
+    out = writer(file, config, tokenizer)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            heads = config.num_attention_heads if ".q_proj." in name else config.num_key_value_heads
+            turned = out.arch == "llama" and (".q_proj." in name or ".k_proj." in name)
+            kind = kind_of(name) if weight.ndim > 1 else "F32"
+            blocks = encoded((rows_for_llama(weight, heads) if turned else weight).float().numpy(), kind)
+            out.add_tensor(gguf_name(name), blocks, raw_dtype=number(kind))
+            decoded = dequantized(blocks, kind).reshape(weight.shape)
+            if turned:
+                decoded = decoded.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+            weight.copy_(decoded)
+    close(out)
+    return model
+
+
+def number(kind: str) -> "gguf.GGMLQuantizationType":
+    import gguf
+
+    return gguf.GGMLQuantizationType[kind]
+
+
+def dequantized(blocks: "np.ndarray[Any, Any]", kind: str) -> Tensor:
+    import gguf
+
+    return torch.from_numpy(gguf.quants.dequantize(blocks, number(kind)).copy())
+
+
+def encoded(content: "np.ndarray[Any, Any]", kind: str) -> "np.ndarray[Any, Any]":
+    """Blocks of a matrix; of the types that the package cannot write, blocks of random numbers."""
+    import gguf
+
+    if kind not in RANDOM:
+        return np.asarray(gguf.quants.quantize(content, number(kind)))
+    out, inputs = content.shape
+    numbers, size = gguf.GGML_QUANT_SIZES[number(kind)]
+    draw = np.random.default_rng(out + inputs)
+    blocks = draw.integers(0, 256, (out, inputs // numbers, size), np.uint8)
+    for start in RANDOM[kind]:
+        scales = (draw.random(blocks.shape[:2]) * 1e-3).astype(np.float16)
+        blocks[..., start : start + 2] = scales[..., None].view(np.uint8)
+    return blocks.reshape(out, -1)
+
+
+RANDOM = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}  # where the scales of a block are

@@ -1,0 +1,174 @@
+"""GGUF files: metadata and tensors where llama.cpp's package has written them, and transformers' tokens of a text."""
+
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, trainers
+from transformers import AutoTokenizer
+
+from phase0_request.checks import ConfigError
+from phase0_request.gguf_file import read_header
+from phase0_request.tokenizer import Tokenizer
+from tests import gguf_files
+
+ROOT = Path(__file__).parents[2]
+TEXTS = [
+    "Hello, world! It's what I've said: we'll see.",
+    "déjà vu, 12345 and ½ of \u0130 \u5b57\u7b26",
+    "def f(x):\n\treturn  x / 2  # half\n\n\n    done  \n",
+    "<|im_start|>user\nHi<|im_end|>",
+    (ROOT / "chapters/00_request.md").read_text("utf-8")[:4000],
+]
+
+
+def written(file: Path, add: Callable[[Any], object]) -> Path:
+    import gguf
+
+    out = gguf.GGUFWriter(str(file), "qwen2")
+    out.add_block_count(1)
+    add(out)
+    gguf_files.close(out)
+    return file
+
+
+def test_the_header_is_what_the_package_wrote(tmp_path: Path) -> None:
+    numbers = np.arange(24, dtype=np.float32).reshape(4, 6)
+    values: dict[str, Any] = {"u8": 200, "i16": -5, "u64": 1 << 40, "f64": 0.1, "flag": True, "name": "ü"}
+
+    def add(out: Any) -> None:
+        for name, kind in zip(values, ("uint8", "int16", "uint64", "float64", "bool", "string"), strict=True):
+            getattr(out, f"add_{kind}")(name, values[name])
+        out.add_array("list", [1, 2, 3])
+        out.add_array("words", ["a", "", "bc"])
+        out.add_tensor("first", np.zeros(5, np.float16))
+        out.add_tensor("second", numbers)
+
+    header = read_header(written(tmp_path / "x.gguf", add))
+    assert header.metadata == values | {
+        "general.architecture": "qwen2", "qwen2.block_count": 1, "list": [1, 2, 3], "words": ["a", "", "bc"]
+    }  # fmt: skip
+    assert [(name, tensor.kind, tensor.shape) for name, tensor in header.tensors.items()] == [
+        ("first", 1, (5,)),
+        ("second", 0, (4, 6)),
+    ]
+    content = header.file.read_bytes()[header.tensors["second"].start :][: numbers.nbytes]
+    assert np.array_equal(np.frombuffer(content, np.float32).reshape(4, 6), numbers)
+
+
+@pytest.mark.parametrize("pre", ["qwen2", "gpt-2", "llama-bpe", "tekken"])
+def test_a_byte_level_vocabulary_has_the_tokens_of_transformers(pre: str, tmp_path: Path) -> None:
+    written(tmp_path / "x.gguf", lambda out: gguf_files.add_tokenizer(out, pre))
+    assert_same_tokens(tmp_path / "x.gguf")
+
+
+def test_qwen_composes_accents_as_its_tokenizer_json_does(tmp_path: Path) -> None:
+    """Neither llama.cpp nor transformers does with a GGUF file."""
+    tokenizer = Tokenizer.from_pretrained(written(tmp_path / "x.gguf", gguf_files.add_tokenizer))
+    assert tokenizer.encode("e\u0301") == tokenizer.encode("\u00e9")
+
+
+def test_a_sentencepiece_vocabulary_has_the_tokens_of_transformers(tmp_path: Path) -> None:
+    """Its merges follow from the scores of its tokens."""
+    backend = Backend(models.BPE())
+    backend.decoder = decoders.ByteLevel()
+    corpus = [text.replace(" ", "\u2581") for text in TEXTS]
+    backend.train_from_iterator(corpus, trainers.BpeTrainer(vocab_size=600, show_progress=False))
+    learned = backend.get_vocab()
+    pieces = sorted(learned, key=learned.__getitem__)
+    octets = [f"<0x{octet:02X}>" for octet in range(256)]
+    tokens = ["<unk>", "<s>", "</s>", *octets, *pieces]
+    kinds = [2, 3, 3, *[6] * 256, *[1] * len(pieces)]
+
+    def add(out: Any) -> None:
+        out.add_tokenizer_model("llama")
+        out.add_token_list(tokens)
+        out.add_token_scores([0.0] * 259 + [-float(rank) for rank in range(len(pieces))])
+        out.add_token_types(kinds)
+        out.add_bos_token_id(1)
+        out.add_eos_token_id(2)
+        out.add_unk_token_id(0)
+
+    file = written(tmp_path / "x.gguf", add)
+    assert_same_tokens(file, [text for text in TEXTS if not text.startswith("<|")])
+    tokenizer = Tokenizer.from_pretrained(file)
+    assert tokenizer.encode("Hello")[0] == 1
+    assert tokenizer.decode(tokenizer.encode("Hello, \u5b57\u7b26 \U0001f600")) == "Hello, \u5b57\u7b26 \U0001f600"
+
+
+def assert_same_tokens(file: Path, texts: list[str] = TEXTS) -> None:
+    ours = Tokenizer.from_pretrained(file)
+    theirs = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    for text in texts:
+        assert ours.encode(text, add_special_tokens=False) == theirs.encode(text, add_special_tokens=False), text
+        assert ours.decode(ours.encode(text, add_special_tokens=False), skip_special_tokens=False) == text
+
+
+def test_conversations_are_those_of_the_directory_that_the_file_was_made_of(tmp_path: Path) -> None:
+    bundled, ours = (
+        Tokenizer.from_pretrained(),
+        Tokenizer.from_pretrained(written(tmp_path / "x.gguf", gguf_files.add_tokenizer)),
+    )
+    chat = [{"role": "user", "content": "Hi <|im_end|>"}, {"role": "assistant", "content": "Hello!"}]
+    assert ours.chat(chat) == bundled.chat(chat)
+    assert (ours.eos_ids, ours.vocab_size) == (bundled.eos_ids, bundled.vocab_size)
+
+
+def test_tokens_that_pad_the_vocabulary_are_no_tokens(tmp_path: Path) -> None:
+    def add(out: Any) -> None:
+        out.add_tokenizer_model("gpt2")
+        out.add_tokenizer_pre("qwen2")
+        out.add_token_list(["a", "b", "ab", "[PAD3]"])
+        out.add_token_types([1, 1, 1, 5])
+        out.add_token_merges(["a b"])
+
+    tokenizer = Tokenizer.from_pretrained(written(tmp_path / "x.gguf", add))
+    assert (tokenizer.vocab_size, tokenizer.encode("aab"), tokenizer.name(3)) == (3, [0, 2], None)
+
+
+@pytest.mark.parametrize(
+    ("model", "pre", "message"),
+    [
+        ("bert", "qwen2", r"its tokenizer is 'bert'; known are gpt2, llama; --tokenizer names another"),
+        ("gpt2", "dbrx", r"its pre-tokenizer is 'dbrx'; known are gpt-2, qwen2, .*; --tokenizer names another"),
+    ],
+)
+def test_a_tokenizer_that_is_not_known_is_named(model: str, pre: str, message: str, tmp_path: Path) -> None:
+    def add(out: Any) -> None:
+        out.add_tokenizer_model(model)
+        out.add_tokenizer_pre(pre)
+        out.add_token_list(["a"])
+
+    with pytest.raises(ConfigError, match=message):
+        Tokenizer.from_pretrained(written(tmp_path / "x.gguf", add))
+
+
+COUNTS = struct.pack("<QQ", 1, 1)
+NAME = struct.pack("<Q", 1) + b"k"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "no GGUF file that can be read"),
+        (b"PK\3\4" + bytes(40), "it does not begin with GGUF"),
+        (b"GGUF" + struct.pack("<I", 1) + COUNTS, "its version is 1; supported are 2 and 3"),
+        (b"GGUF" + struct.pack("<I", 3) + COUNTS + struct.pack("<Q", 1 << 60), "where 1152921504606846976 more must"),
+        (b"GGUF" + struct.pack("<I", 3) + COUNTS + NAME + struct.pack("<I", 77), "a value is of the unknown type 77"),
+        (
+            b"GGUF" + struct.pack("<I", 3) + COUNTS + NAME + struct.pack("<IIQ", 9, 9, 1 << 40),
+            "array is of the unknown",
+        ),
+        (b"GGUF" + struct.pack("<I", 3) + COUNTS + NAME + struct.pack("<IIQ", 9, 12, 1 << 60), "more must follow"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + NAME + struct.pack("<I", 1 << 31), "at most 4 are possible"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 2) + 2 * (NAME + struct.pack("<IB", 0, 0)), "it holds 'k' twice"),
+    ],
+)
+def test_a_damaged_header_is_refused(content: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / "x.gguf").write_bytes(content)
+    with pytest.raises(ConfigError, match=message):
+        read_header(tmp_path / "x.gguf")

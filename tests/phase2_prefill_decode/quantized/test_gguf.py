@@ -1,0 +1,131 @@
+"""GGUF files as models. The oracles are llama.cpp's package, which writes and dequantizes them, and transformers."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from phase0_request.checks import ConfigError
+from phase0_request.gguf_file import read_header
+from phase0_request.params import SamplingParams
+from phase2_prefill_decode.engine import static
+from phase2_prefill_decode.loading.config import ModelConfig
+from phase2_prefill_decode.loading.model import Model
+from phase2_prefill_decode.loading.quantized.ggml import BLOCKS
+from tests import gguf_files
+from tests.gguf_files import KindOf, saved_gguf
+from tests.phase2_prefill_decode.models import ROPES, saved, tiny_model
+from tests.phase2_prefill_decode.test_identity import follows, prompts
+
+WIDE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64, "num_hidden_layers": 2}
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_blocks_are_dequantized_as_by_the_package(kind: int) -> None:
+    torch.manual_seed(kind)
+    block = BLOCKS[kind]
+    assert gguf_files.number(block.name) == kind
+    blocks = gguf_files.encoded((torch.randn(6, 768) / 20).numpy(), block.name)
+    weight = block.read(torch.from_numpy(blocks.copy()).view(6, -1, block.bytes))
+    assert tuple(weight.shape) == (6, 768)
+    assert torch.equal(weight.dequantize(), gguf_files.dequantized(blocks, block.name))
+
+
+def mixed(name: str) -> str:
+    """As in Q4_K_M: v and down in more bits than the rest, so q, k and v are not of one format."""
+    return "Q6_K" if "v_proj" in name or "down_proj" in name or "embed" in name else "Q4_K"
+
+
+CASES: dict[str, tuple[str, KindOf, dict[str, Any]]] = {
+    "llama Q8_0": ("llama", lambda name: "Q8_0", {"intermediate_size": 96}),
+    "llama tied Q4_0": ("llama", lambda name: "Q4_0", {"intermediate_size": 96, "tie_word_embeddings": True}),
+    "llama biases F16": ("llama", lambda name: "F16", {"attention_bias": True}),
+    "mistral F32": ("mistral", lambda name: "F32", {}),
+    "qwen2 Q5_0": ("qwen2", lambda name: "Q5_0", {"intermediate_size": 96}),
+    "qwen3 BF16": ("qwen3", lambda name: "BF16", {}),
+    "qwen3 Q4_K_M": ("qwen3", mixed, WIDE),
+    "llama Q4_K_M": ("llama", mixed, WIDE | {"tie_word_embeddings": True}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_engine_answers_as_transformers_with_the_dequantized_weights(name: str, tmp_path: Path) -> None:
+    family, kind_of, options = CASES[name]
+    file = tmp_path / "model.gguf"
+    oracle = saved_gguf(tiny_model(family, **options), file, kind_of)
+    engine = static(Model.load(file, dtype="float32", device="cpu"))
+    asked = prompts(307, (3, 17))
+    answers = engine.generate(asked, SamplingParams(max_tokens=12, temperature=0, ignore_eos=True))
+    assert all(follows(oracle, prompt, answer.output_tokens) for prompt, answer in zip(asked, answers, strict=True))
+
+
+@pytest.mark.parametrize("rope", ROPES)
+def test_the_config_is_that_of_the_model(rope: str, tmp_path: Path) -> None:
+    parameters: dict[str, Any] = ROPES[rope]
+    if rope == "llama3":
+        parameters = parameters | {"rope_theta": 500_000.0, "original_max_position_embeddings": 8192}
+    model = tiny_model("llama", rope_parameters=dict(parameters), head_dim=64)
+    out = gguf_files.writer(tmp_path / "model.gguf", model.config)
+    if rope == "llama3":
+        plain = 1 / 500_000.0 ** (torch.arange(0, 64, 2) / 64)
+        out.add_tensor("rope_freqs.weight", (plain / model.model.rotary_emb.inv_freq).numpy())
+    elif rope != "default":
+        out.add_string("llama.rope.scaling.type", rope)
+        out.add_rope_scaling_factor(parameters["factor"])
+        out.add_rope_scaling_orig_ctx_len(parameters.get("original_max_position_embeddings", 0))
+    for name, weight in model.named_parameters():
+        out.add_tensor(gguf_files.gguf_name(name), weight.detach().float().numpy())
+    gguf_files.close(out)
+    wanted = ModelConfig.from_pretrained(saved(model, tmp_path))
+    wanted = replace(wanted, rms_norm_eps=float(torch.tensor(wanted.rms_norm_eps)))  # the file has it in float32
+    assert ModelConfig.from_pretrained(tmp_path / "model.gguf") == wanted
+
+
+def refusal(file: Path) -> str:
+    with pytest.raises(ConfigError) as caught:
+        Model.load(file, device="cpu")
+    return str(caught.value)
+
+
+def test_types_that_are_not_supported_are_named(tmp_path: Path) -> None:
+    model = tiny_model("llama", **WIDE)
+    out = gguf_files.writer(tmp_path / "model.gguf", model.config)
+    for name, weight in model.named_parameters():
+        blocks = torch.zeros(len(weight), 84, dtype=torch.uint8).numpy()  # for 256 numbers of a row
+        content, kind = (blocks, "Q2_K") if weight.ndim > 1 else (weight.detach().numpy(), "F32")
+        out.add_tensor(gguf_files.gguf_name(name), content, raw_dtype=gguf_files.number(kind))
+    gguf_files.close(out)
+    assert (
+        "token_embd.weight [307, 256] is of type Q2_K: readable are F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q8_0, Q4_K"
+        in (refusal(tmp_path / "model.gguf"))
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda out: out.add_uint32("llama.expert_count", 8), "llama.expert_count is 8; supported is 0"),
+        (lambda out: out.add_sliding_window(64), "llama.attention.sliding_window is not supported"),
+        (lambda out: out.add_string("llama.rope.scaling.type", "longrope"), "rope_type must be one of .*'longrope'"),
+    ],
+)
+def test_what_would_be_computed_wrongly_is_refused(change: Callable[[Any], None], message: str, tmp_path: Path) -> None:
+    model = tiny_model("llama")
+    out = gguf_files.writer(tmp_path / "model.gguf", model.config)
+    change(out)
+    for name, weight in model.named_parameters():
+        out.add_tensor(gguf_files.gguf_name(name), weight.detach().numpy())
+    gguf_files.close(out)
+    with pytest.raises(ValueError, match=message):
+        ModelConfig.from_pretrained(tmp_path / "model.gguf")
+
+
+def test_a_file_that_was_not_copied_whole_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    saved_gguf(tiny_model("llama"), file, lambda name: "F16")
+    last = max(tensor.start for tensor in read_header(file).tensors.values())
+    file.write_bytes(file.read_bytes()[: last + 10])
+    assert "reaches beyond the end of the file, which was not copied whole" in refusal(file)

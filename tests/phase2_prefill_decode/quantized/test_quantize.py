@@ -1,0 +1,102 @@
+"""Quantization at load: numbers near the weight's, and a model that answers nearly as before."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from phase0_request.checks import ConfigError
+from phase0_request.params import SamplingParams
+from phase2_prefill_decode.engine import static
+from phase2_prefill_decode.loading.config import ModelConfig
+from phase2_prefill_decode.loading.model import Model
+from phase2_prefill_decode.loading.quantized.layout import SCHEMES
+from phase2_prefill_decode.loading.quantized.quantize import quantize
+from phase2_prefill_decode.loading.quantized.weight import QuantizedWeight
+from phase2_prefill_decode.loading.weights import load_weights
+from tests.phase2_prefill_decode.models import saved, tiny_model
+from tests.phase2_prefill_decode.quantized import checkpoints as made
+
+ERRORS = {"int8": 0.01, "fp8": 0.03, "int4": 0.09}  # of normal numbers, relative
+
+
+def weights(out: int = 96, inputs: int = 256) -> Tensor:
+    return torch.randn(out, inputs, generator=torch.Generator().manual_seed(0)) / 30
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_error_is_that_of_so_many_bits(scheme: str) -> None:
+    weight = weights().bfloat16()
+    quantized = quantize(weight, scheme)
+    assert (quantized.shape, quantized.dtype) == (weight.shape, torch.bfloat16)
+    assert quantized.nbytes == {"int4": weight.numel() * 18 // 32}.get(scheme, weight.numel() + 4 * len(weight))
+    error = quantized.dequantize().float() - weight.float()
+    assert float(error.norm() / weight.float().norm()) < ERRORS[scheme]
+
+
+def test_int8_is_the_nearest_number_of_each_row() -> None:
+    """The largest is 127, and none is half a step away."""
+    weight = weights()
+    quantized = quantize(weight, "int8")
+    assert bool((quantized.values.abs().amax(1) == 127).all())
+    assert bool(((quantized.dequantize() - weight).abs() <= quantized.scales * 0.5001).all())
+
+
+def test_int4_searches_for_a_scale_with_a_smaller_error_than_the_largest_number_gives() -> None:
+    weight = weights()
+    grouped = weight.unflatten(1, (-1, 32))
+    scales = grouped.abs().amax(2, keepdim=True) / 7
+    nearest = ((grouped / scales).round().clamp(-8, 7) * scales).flatten(1)
+    found = quantize(weight, "int4").dequantize().float()
+    assert float((found - weight).square().sum()) < 0.8 * float((nearest - weight).square().sum())
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("special", [0.0, 1e-30, 3e4])
+def test_rows_of_zeros_and_of_extreme_numbers_stay_finite(scheme: str, special: float) -> None:
+    weight = weights(4, 64)
+    weight[1] = special
+    dequantized = quantize(weight, scheme).dequantize().float()
+    assert bool(dequantized.isfinite().all())
+    torch.testing.assert_close(dequantized[1], weight[1], rtol=0.02, atol=1e-30)
+
+
+def test_matrices_of_layers_are_quantized_and_nothing_else(tmp_path: Path) -> None:
+    saved(tiny_model("qwen3", intermediate_size=96), tmp_path)
+    config = ModelConfig.from_pretrained(tmp_path)
+    plain, weights = load_weights(tmp_path, config), load_weights(tmp_path, config, scheme="int8")
+    for name in ("embed_tokens", "norm", "lm_head"):
+        assert torch.equal(getattr(weights, name), getattr(plain, name))
+    for layer, before in zip(weights.layers, plain.layers, strict=True):
+        for field, (_, inputs, _) in config.layer.items():
+            found, wanted = getattr(layer, field), getattr(before, field)
+            assert isinstance(found, QuantizedWeight) == bool(inputs)
+            assert torch.equal(found.values, quantize(wanted, "int8").values) if inputs else torch.equal(found, wanted)
+
+
+def test_a_quantized_checkpoint_is_not_quantized_again(tmp_path: Path) -> None:
+    made.quantized(tmp_path, made.awq, made.AWQ_CONFIG)
+    with pytest.raises(ConfigError, match="is quantized already; quantization=int8 is for other models"):
+        Model.load(tmp_path, quantization="int8", device="cpu")
+
+
+def test_a_scheme_that_does_not_exist_or_does_not_fit_is_refused(tmp_path: Path) -> None:
+    saved(tiny_model("llama"), tmp_path)  # its intermediate size is 80
+    with pytest.raises(ValueError, match="quantization must be one of int8, int4, fp8, got 'int2'"):
+        Model.load(tmp_path, quantization="int2", device="cpu")
+    with pytest.raises(ValueError, match="int4 needs a multiple of 32 inputs, and a matrix has 80"):
+        Model.load(tmp_path, quantization="int4", device="cpu")
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_embeddings_are_quantized_if_asked(scheme: str, tied: bool, tmp_path: Path) -> None:
+    """The embedding of a token is then a dequantized row; a tied head is the same weight."""
+    saved(tiny_model("qwen3", intermediate_size=96, tie_word_embeddings=tied), tmp_path)
+    model = Model.load(tmp_path, quantization=scheme, quantize_embeddings=True, device="cpu")
+    table, tokens = model.decoder.embed_tokens, torch.tensor([3, 0, 306, 3])
+    assert isinstance(table, QuantizedWeight)
+    assert torch.equal(table.rows(tokens), table.dequantize()[tokens].to(model.decoder.dtype))
+    (answer,) = static(model).generate([[5, 6, 7]], SamplingParams(max_tokens=2, temperature=0, ignore_eos=True))
+    assert len(answer.output_tokens) == 2
