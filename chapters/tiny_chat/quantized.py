@@ -72,7 +72,7 @@ SCHEMES: dict[str, Callable[[Tensor], Rounded]] = {
 
 
 def rounded(scheme: Callable[[Tensor], Rounded] | None = None) -> tuple[Model, float, float]:
-    """The bundled model with its layers' matrices rounded; the bits of a number, and the error of the weights, relative."""
+    """The bundled model with its layers' matrices rounded; the bits of a number; the relative error of the weights."""
     model = Model.load(dtype="float32", device="cpu")
     weights = load_weights(BUNDLED, model.config)
     if scheme is None:
@@ -111,7 +111,7 @@ def logits_of(model: Model, texts: Sequence[tuple[list[int], list[int]]]) -> Ten
 
 
 def compared(logits: Tensor, wanted: Tensor) -> dict[str, float]:
-    """The error of logits, relative; the KL divergence, in thousandths of a nat a token; how often one token is best."""
+    """The relative error of logits; the KL divergence, in thousandths of a nat; how often the best token is the same."""
     before, after = wanted.log_softmax(1), logits.log_softmax(1)
     return {
         "logits": float((logits - wanted).norm() / (wanted - wanted.mean(1, keepdim=True)).norm()),

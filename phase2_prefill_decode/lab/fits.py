@@ -1,6 +1,6 @@
 """`python -m phase2_prefill_decode.lab fits`: the bytes of a model in each format, and what a memory holds beside them.
 
-Quantization at load leaves the embedding and lm_head in bfloat16, and so are they counted here.
+The embedding and lm_head stay in bfloat16, as `--quantization` leaves them.
 """
 
 from dataclasses import replace
@@ -11,7 +11,7 @@ from rich.console import Console
 from phase0_request.lab.report import finish, parser, table
 from phase2_prefill_decode.lab.shapes import SHAPES
 from phase2_prefill_decode.loading.config import ModelConfig
-from phase2_prefill_decode.loading.quantized.layout import SCHEMES
+from phase2_prefill_decode.loading.quantized.quantize import GROUP
 
 MODELS = {
     "Qwen3-0.6B": SHAPES["596m"],
@@ -24,7 +24,7 @@ MODELS = {
         num_attention_heads=64, num_key_value_heads=8, head_dim=128, qk_norm=True,
     ),
 }  # fmt: skip
-FORMATS = {"bfloat16": 2.0, **SCHEMES}  # bytes of a number
+FORMATS = {"bfloat16": 2.0, "int8": 1.0, "int4": 0.5 + 2 / GROUP}  # bytes of a number, with its share of the scales
 MEMORIES = 8, 16, 24, 80  # GB
 CONTEXT = 8192  # tokens of a request
 
@@ -40,7 +40,10 @@ def fits(config: ModelConfig, scheme: str) -> dict[str, Any]:
     """The weights in GB, and for each memory how many requests of CONTEXT tokens fit beside them."""
     size, layout = weight_bytes(config, scheme), replace(config, dtype="bfloat16").kv_layout()
     requests = {f"memory_{memory}": layout.requests_in(memory * 10**9 - size, CONTEXT) for memory in MEMORIES}
-    return {"gigabytes": size / 1e9, "fits": {f"memory_{memory}": size < memory * 10**9 for memory in MEMORIES}} | requests
+    return {
+        "gigabytes": size / 1e9,
+        "fits": {f"memory_{memory}": size < memory * 10**9 for memory in MEMORIES},
+    } | requests
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -48,11 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = p.parse_args(arguments)
     figures = {name: {scheme: fits(config, scheme) for scheme in FORMATS} for name, config in MODELS.items()}
     rows = [
-        (
-            f"{name}, {scheme}",
-            row["gigabytes"],
-            *(row[f"memory_{memory}"] if row["fits"][f"memory_{memory}"] else "no" for memory in MEMORIES),
-        )
+        (f"{name}, {scheme}", row["gigabytes"], *(row[f"memory_{memory}"] for memory in MEMORIES))
         for name, schemes in figures.items()
         for scheme, row in schemes.items()
     ]

@@ -1,4 +1,4 @@
-"""`python -m phase2_prefill_decode.lab rows`: the time of one product, by the format of the weight and the number of rows.
+"""`python -m phase2_prefill_decode.lab rows`: the time of one product, by the format of its weight and its rows.
 
 The weight is in no cache. With few rows its bytes decide, with many the arithmetic: the line between them is the
 machine's own.
