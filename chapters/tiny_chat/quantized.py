@@ -52,7 +52,7 @@ def by_engine(weight: Tensor, scheme: str) -> Rounded:
 
 def to_nearest(weight: Tensor, bits: int, group: int) -> Rounded:
     """The largest number of each group decides its scale, of 16 bits; a group of 0 is the row."""
-    grouped = weight.float().unflatten(1, (-1, group or weight.shape[1]))
+    grouped = weight.float().view(len(weight), -1, group or weight.shape[1])
     largest = 2 ** (bits - 1) - 1
     scales = (grouped.abs().amax(2, keepdim=True) / largest).bfloat16().float().clamp(min=1e-30)
     rounded = (grouped / scales).round().clamp(-largest - 1, largest) * scales
@@ -111,7 +111,7 @@ def logits_of(model: Model, texts: Sequence[tuple[list[int], list[int]]]) -> Ten
 
 
 def compared(logits: Tensor, wanted: Tensor) -> dict[str, float]:
-    """The relative error of logits; the KL divergence, in thousandths of a nat; how often the best token is the same."""
+    """The relative error of logits; the KL divergence, in thousandths of a nat; how often one token is the best."""
     before, after = wanted.log_softmax(1), logits.log_softmax(1)
     return {
         "logits": float((logits - wanted).norm() / (wanted - wanted.mean(1, keepdim=True)).norm()),
