@@ -18,6 +18,7 @@ from phase2_prefill_decode.loading.model import Model
 from phase2_prefill_decode.loading.weights import Weights
 from phase5_continuous.scheduler import Scheduler
 from phase6_integration.engine.assemble import Assembled, assemble
+from phase6_integration.engine.hub import located
 from phase6_integration.engine.options import EngineOptions
 from phase6_integration.engine.stats import Gauges, Stats
 
@@ -42,7 +43,7 @@ class NanoServingEngine:
     def from_pretrained(cls, model: str | Path = BUNDLED, **options: Any) -> "NanoServingEngine":
         """From a directory in Hugging Face layout or a repository on the hub; by default the bundled model."""
         engine = cls.__new__(cls)
-        engine._open(EngineOptions(model=str(model), **options))
+        engine._open(located(EngineOptions(model=str(model), **options))[0])
         return engine
 
     def _open(self, options: EngineOptions, model: Model | None = None) -> None:

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 import uvloop
 from rich.console import Console
 from rich.progress import track
@@ -45,13 +44,12 @@ class Bench:
 
     def offline(self) -> float:
         """Tokens per second of the engine alone; the best of the runs."""
-        torch.set_num_threads(self.threads)
         works = list(self.workload(self.requests).works())
         prompts = [work.prompt for work in works]
         params = [SamplingParams(max_tokens=work.max_tokens, temperature=0, ignore_eos=True) for work in works]
         best = 0.0
         with NanoServingEngine.from_pretrained(
-            self.model, max_num_seqs=self.running, enable_prefix_caching=False
+            self.model, max_num_seqs=self.running, enable_prefix_caching=False, threads=self.threads
         ) as engine:
             engine.generate(prompts[: self.running], params[: self.running], progress=False)
             for _ in range(self.runs):

@@ -158,6 +158,7 @@ def test_the_pool_is_sized_to_free_memory_and_limits_the_context(monkeypatch: py
         ({"enforce_eager": 1}, "enforce_eager must be true or false"),
         ({"async_scheduling": "on"}, "async_scheduling must be true or false"),
         ({"enable_chunked_prefill": False, "max_chunk_size": 8}, "max_chunk_size is for chunked prefill"),
+        ({"quantize_embeddings": True}, "quantize_embeddings is for quantization, which is not set"),
         ({"enable_chunked_prefill": False, "max_num_batched_tokens": 64}, "at least max_model_len"),
         ({"max_model_len": 4096}, "max_model_len must be at most 2048"),
         ({"model": "/no/such/model"}, "there is no directory /no/such/model"),
