@@ -112,6 +112,10 @@ def words(numbers: Tensor, bits: int, places: tuple[int, ...] | None = None) -> 
     return torch.where(made >= 1 << 31, made - (1 << 32), made).int()
 
 
+def random_scales(*shape: int) -> Tensor:
+    return (torch.rand(shape) * 0.04 + 0.01).half()
+
+
 ONES = {4: 0x11111111, 8: 0x01010101}
 
 
@@ -132,7 +136,7 @@ def gptq(
         zeros = torch.randint(0, 1 << bits, (groups, out))
         if symmetric:
             zeros.fill_(1 << (bits - 1))
-        scales = (torch.rand(groups, out) * 0.04 / (1 << (bits - 4)) + 0.01 / (1 << (bits - 4))).half()
+        scales = random_scales(groups, out) / (1 << (bits - 4))
         parts = {
             "qweight": words(numbers.t(), bits).t(),
             "qzeros": words(zeros, bits) - (2 - version) * ONES[bits],  # a zero of 0 borrows from the next
@@ -151,7 +155,7 @@ AWQ_CONFIG = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point
 def awq(weight: Tensor) -> Made:
     out, inputs = weight.shape
     numbers, zeros = torch.randint(0, 16, (inputs, out)), torch.randint(0, 16, (inputs // GROUP, out))
-    scales = (torch.rand(inputs // GROUP, out) * 0.04 + 0.01).half()
+    scales = random_scales(inputs // GROUP, out)
     parts = {"qweight": words(numbers, 4, AWQ_PLACES), "qzeros": words(zeros, 4, AWQ_PLACES), "scales": scales}
     spread = [tensor.repeat_interleave(GROUP, 0) for tensor in (zeros, scales)]
     return parts, ((numbers - spread[0]) * spread[1]).t()
