@@ -151,7 +151,7 @@ def main(arguments: list[str] | None = None) -> int:
     asked = [*held_out(facts), *trained(facts)][: options.questions]
     rows = measure(asked, SCHEMES)
     section(Console(highlight=False), f"The bundled model, {len(asked)} questions", rows, 4, SHOWN)
-    finish(p, options, arguments, rows)
+    finish(p, options, ["--questions", f"{options.questions}"], rows)
     return 0
 
 
