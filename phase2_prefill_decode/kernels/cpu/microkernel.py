@@ -98,7 +98,8 @@ def add_tile(context, rows, vectors, kind, left_kind, sums, left, down, weight, 
         step, held = builder.phi(BYTES), [builder.phi(NUMBERS) for _ in tile]
         source = builder.add(weight, builder.mul(step, BYTES(PAIR[kind])))
         own = builder.add(left, builder.mul(step, BYTES(4 if dots else 8)))
-        for v in range(width):
+        streams = width == VECTORS and count <= 2  # in the order of memory: the processor itself fetches what is next
+        for v in range(0 if streams else width):
             wanted = at(builder, builder.add(source, ahead), v * LINE, ir.IntType(8))
             call(builder, "llvm.prefetch.p0", NOTHING, wanted, INT(0), INT(2), INT(1))  # into the L2 cache
         totals = dict(zip(tile, held, strict=True))

@@ -40,7 +40,11 @@ from phase2_prefill_decode.kernels.cpu.openmp import OPENMP, launch, on_each_thr
 
 ROWS = 96  # of an item of work: many enough to unpack a weight for, few enough for the L2 cache
 CHUNK = 128 if DOTS else 64  # pairs of inputs: 512 bytes of a row
-MOST, SPAN = 6, VECTORS if WIDE else 1  # rows and vectors of the largest tile
+MOST, SPAN, SPAN_OF_TWO = (
+    6,
+    VECTORS if WIDE else 1,
+    VECTORS if WIDE else 2,
+)  # rows of the largest tile; vectors of tiles
 FLOAT32, INT64 = np.dtype(np.float32), np.dtype(np.int64)
 NO_TENSOR = 0
 SPARE = 16  # numbers behind a row
@@ -213,8 +217,8 @@ def add_rows(kind, left_kind, sums, left, down, weight, steps, ahead):
                 add_tile(4, SPAN, kind, left_kind, at + v * 64, own, down, vector(kind, weight, v), steps, ahead)
             row += 4
         elif rest >= 2:
-            for v in range(0, VECTORS, 2):
-                add_tile(2, 2, kind, left_kind, at + v * 64, own, down, vector(kind, weight, v), steps, ahead)
+            for v in range(0, VECTORS, SPAN_OF_TWO):
+                add_tile(2, SPAN_OF_TWO, kind, left_kind, at + v * 64, own, down, vector(kind, weight, v), steps, ahead)
             row += 2
         else:
             add_tile(1, VECTORS, kind, left_kind, at, own, down, weight, steps, ahead)
