@@ -1,7 +1,7 @@
 """`python -m phase2_prefill_decode.lab rows`: the time of one product, by the format of its weight and its rows.
 
 The weight is in no cache. With few rows its bytes decide, with many the arithmetic: the line between them is the
-machine's own.
+machine's own. One thread by default: beside other programs, several would wait for each other.
 """
 
 from collections.abc import Callable
@@ -76,7 +76,9 @@ def measure(rounds: int = 1) -> dict[str, Any]:
 def main(arguments: list[str] | None = None) -> int:
     p = parser("phase2_prefill_decode.lab rows", __doc__)
     p.add_argument("--rounds", type=int, default=10, help="of which the best is taken (%(default)s)")
+    p.add_argument("--threads", type=int, default=1, help="of a product (%(default)s)")
     options, console = p.parse_args(arguments), Console(highlight=False)
+    torch.set_num_threads(options.threads)
     with console.status("measuring"):
         figures = measure(options.rounds)
     console.print(f"{OUTPUTS} x {INPUTS}, {figures['bfloat16']['kernel']}, {torch.get_num_threads()} threads")
@@ -84,5 +86,5 @@ def main(arguments: list[str] | None = None) -> int:
     for unit in ("ms", "gb_per_second", "gflops"):
         shown = [(name, *(figures[name][f"rows_{rows}"][unit] for rows in ROWS)) for name in WEIGHTS]
         console.print(table((unit.replace("_per_", "/").replace("_", " "), *map(str, ROWS)), shown))
-    finish(p, options, ["--rounds", f"{options.rounds}"], figures)
+    finish(p, options, ["--rounds", f"{options.rounds}", "--threads", f"{options.threads}"], figures)
     return 0
