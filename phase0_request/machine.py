@@ -76,7 +76,7 @@ def _cpu() -> str:
 
 
 def vectors(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
-    """The widest vector instructions of the processor, and the limit that oneDNN has been given."""
+    """The widest vector instructions of the processor, and the processor that numba is told to compile for."""
     text = cpuinfo.read_text() if cpuinfo.exists() else ""
     line = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
     flags = set(line[1].split()) if line else set()
@@ -84,7 +84,7 @@ def vectors(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
     if widest is None:
         return None
     words = f"{widest} {'with' if flags & _BFLOAT16 else 'without'} bfloat16"
-    limit = os.environ.get("ONEDNN_MAX_CPU_ISA")
+    limit = os.environ.get("NUMBA_CPU_NAME")
     return f"{words}, held to {limit}" if limit else words
 
 
