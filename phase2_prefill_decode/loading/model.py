@@ -88,8 +88,8 @@ def check_memory(config: ModelConfig, device: torch.device, scheme: str | None) 
     if free is not None and size > free:
         others = ", ".join(f"{config.bytes_in(name) / 1e9:.1f} in {name}" for name in SCHEMES)
         raise ConfigError(
-            f"the model does not fit: its weights take {size / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free; quantized "
-            f"when loaded (quantization), they take {others}"
+            f"the model does not fit: its weights take {size / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free; with "
+            f"quantization they take {others}"
         )
 
 
