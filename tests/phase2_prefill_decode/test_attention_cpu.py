@@ -1,23 +1,30 @@
-"""The CPU's attention around the switch between its two kernels, and the matrix product that it uses."""
+"""The CPU's attention around its tiles, blocks and splits; the bits of a row in any step; and what it does in
+registers."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
 
-from phase2_prefill_decode.kernels.attention import ATTEND
-from phase2_prefill_decode.kernels.cpu.decode import FEW
-from phase2_prefill_decode.kernels.cpu.intrinsics import kernel
-from phase2_prefill_decode.kernels.cpu.matmul import COLUMNS, add_product
-from phase2_prefill_decode.kernels.cpu.prefill import KEYS, ROWS
-from tests.phase2_prefill_decode.attention_cases import TOLERANCE, Case, prompts
+from phase2_prefill_decode.kernels.attention import ATTEND, AttentionMetadata
+from phase2_prefill_decode.kernels.cpu.attention import ROWS
+from phase2_prefill_decode.kernels.cpu.intrinsics import TAGS, kernel
+from phase2_prefill_decode.kernels.cpu.matmul import COLUMNS, KEYS, LANES, add_product, transpose
+from phase2_prefill_decode.kernels.cpu.tiles import SPLIT
+from tests.phase1_kv_pool.support import bits
+from tests.phase2_prefill_decode.attention_cases import TOLERANCE, Case, Inputs, prompts
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 GROUP = 2  # the default of a Case
 
 CASES = {
-    **{f"{new}_new": Case([90, 90 + new, new], [new, new, new]) for new in (FEW // GROUP, FEW // GROUP + 1, 8, 9)},
+    **{f"{new}_new": Case([90, 90 + new, new], [new, new, new]) for new in (2, 4, 5, 8, 9)},
     **{f"tile_{n:+}": prompts(ROWS // GROUP + n, 2 * ROWS // GROUP + n) for n in (-1, 0, 1)},
     **{f"keys_{n:+}": Case([KEYS + n, 4 * KEYS + n], [30, 30]) for n in (-1, 0, 1)},
     "split": Case([1100, 530, 513], [20, 32, 7]),
@@ -38,22 +45,92 @@ def test_slices_of_few_and_of_many_rows_match_the_oracle(case: Case, dtype: torc
     torch.testing.assert_close(found.double(), case.oracle(inputs), atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
+Part = tuple[int, int, int]  # of a sequence: its number, and the tokens that are new, from `start` to `end`
+
+
+def step(case: Case, inputs: Inputs, parts: Sequence[Part]) -> Tensor:
+    """The result of a step that has these parts of the sequences of `inputs`, each a prompt."""
+    queries, new = inputs.query.split(case.new), [end - start for _, start, end in parts]
+    metadata = AttentionMetadata(
+        torch.tensor([0, *new], dtype=torch.int32).cumsum(0, dtype=torch.int32),
+        torch.tensor([end for _, _, end in parts], dtype=torch.int32),
+        inputs.metadata.page_table[[number for number, _, _ in parts]],
+        max(new),
+        max(end for _, _, end in parts),
+    )
+    query = torch.cat([queries[number][start:end] for number, start, end in parts])
+    return case.run(ATTEND.load("cpu"), replace(inputs, query=query, metadata=metadata))
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> tuple[Case, list[list[Part]]]:
+    """Prompts, and steps that compute them in chunks of any size or token by token, some beside others."""
+    shape = {
+        "heads": draw(st.sampled_from([2, 6, 16])),
+        "kv_heads": draw(st.sampled_from([1, 2])),
+        "head_dim": draw(st.sampled_from([16, 20, 64])),
+        "page_size": draw(st.sampled_from([1, 5, 16, 64])),
+        "window": draw(st.none() | st.integers(1, 700)),
+    }
+    lengths = draw(st.lists(st.integers(1, 140) | st.integers(SPLIT - 3, 2 * SPLIT + 90), min_size=1, max_size=3))
+    made: list[list[Part]] = [[] for _ in range(draw(st.integers(1, 12)))]
+    for number, length in enumerate(lengths):
+        for parts in made:
+            start = draw(st.integers(0, length - 1))
+            parts.append((number, start, draw(st.just(start + 1) | st.integers(start + 1, length))))
+    return prompts(*lengths, **shape), [draw(st.permutations(parts)) for parts in made]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@settings(max_examples=25, deadline=None)
+@given(given=steps(), threads=st.integers(1, 3))
+def test_a_row_has_the_same_bits_in_a_prompt_in_a_chunk_and_in_a_decode(
+    dtype: torch.dtype, given: tuple[Case, list[list[Part]]], threads: int
+) -> None:
+    """Its sums depend on its own keys and on their positions: on no other row of the step, and on no thread."""
+    case, made = given
+    inputs, before = case.inputs("cpu", dtype), torch.get_num_threads()
+    whole = case.run(ATTEND.load("cpu"), inputs).split(case.new)
+    torch.set_num_threads(threads)
+    try:
+        for parts in made:
+            found = step(case, inputs, parts).split([end - start for _, start, end in parts])
+            for (number, start, end), rows in zip(parts, found, strict=True):
+                assert torch.equal(bits(rows), bits(whole[number][start:end])), (number, start, end, parts)
+    finally:
+        torch.set_num_threads(before)
+
+
 @kernel
-def product(sums: Any, left: Any, right: Any) -> None:
-    add_product(sums, left, right)
+def product(sums: Any, left: Any, right: Any, like: Any) -> None:
+    add_product(sums, left, right, like)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("inner", [1, 2, 64, 129])
-@pytest.mark.parametrize("across", [False, True], ids=["rows", "transposed"])
-@pytest.mark.parametrize(("rows", "columns"), [(8, COLUMNS), (16, 5 * COLUMNS), (64, 2 * COLUMNS)])
-def test_the_product_is_added_to_its_result(rows: int, columns: int, inner: int, across: bool) -> None:
+@pytest.mark.parametrize(("rows", "columns"), [(1, COLUMNS), (7, 3 * COLUMNS), (64, 2 * COLUMNS)])
+def test_the_product_is_added_to_its_result(rows: int, columns: int, inner: int, dtype: torch.dtype) -> None:
     rng = np.random.default_rng(rows + inner)
     # wider than the part that is used: the rest must not be touched
-    sums, right = (rng.standard_normal((n, columns + 16), np.float32) for n in (rows, inner))
-    left = (
-        rng.standard_normal((inner, rows), np.float32).T if across else rng.standard_normal((rows, inner), np.float32)
-    )
+    sums, left = (rng.standard_normal((rows, n), np.float32) for n in (columns + 16, inner))
+    right = torch.randn(inner, columns + 16, dtype=dtype)
     wanted = sums.astype(np.float64)
-    wanted[:, :columns] += left.astype(np.float64) @ right[:, :columns]
-    product(sums[:, :columns], left, right[:, :columns])
+    wanted[:, :columns] += left.astype(np.float64) @ right[:, :columns].double().numpy()
+    addresses = np.array([row.data_ptr() for row in right])
+    product(sums[:, :columns], left, addresses, TAGS[dtype])
     assert np.allclose(sums, wanted, atol=2e-5, rtol=2e-5)
+
+
+@kernel
+def transposed(rows: Any, offset: Any, result: Any, like: Any) -> None:
+    transpose(rows.ctypes.data, offset, result.ctypes.data, result.strides[0], like)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_block_of_rows_is_written_as_columns(dtype: torch.dtype) -> None:
+    count = 4 * LANES // dtype.itemsize
+    rows, result = torch.randn(LANES, 3 * count, dtype=dtype), np.zeros((count, LANES + 5), np.float32)
+    addresses = np.array([row.data_ptr() for row in rows])
+    transposed(addresses, count * dtype.itemsize, result, TAGS[dtype])
+    assert np.array_equal(result[:, :LANES], rows[:, count : 2 * count].float().numpy().T)
+    assert not result[:, LANES:].any()

@@ -193,13 +193,22 @@ def test_a_penalty_counts_the_token_in_flight(small: Model) -> None:
     assert len({*answer.output_tokens}) == 30
 
 
-def test_a_preemption_does_not_change_sampled_tokens(chatty: Model) -> None:
-    params = [SamplingParams(temperature=1.2, top_p=0.9, max_tokens=24, seed=n, ignore_eos=True) for n in range(4)]
-    roomy = continuous(chatty).generate(PROMPTS, params)
-    engine = continuous(chatty, cache=PagedCache(14, 4))
-    tight = engine.generate(PROMPTS, params)
-    assert [answer.output_tokens for answer in tight] == [answer.output_tokens for answer in roomy]
-    assert engine.core.scheduler.running_set.num_preemptions > 0
+@pytest.mark.parametrize("kind", [PagedCache, PrefixCache])
+def test_a_request_draws_the_same_tokens_alone_and_in_any_batch(chatty: Model, kind: type[PagedCache]) -> None:
+    """In chunks of any size, with a prefix found in the cache, and computed again after a preemption."""
+    rng = random.Random(4)
+    params = [
+        SamplingParams(temperature=rng.choice([0, 1.2]), top_p=0.9, max_tokens=24, seed=n, ignore_eos=True)
+        for n in range(len(PROMPTS))
+    ]
+    alone = [continuous(chatty).generate([prompt], one) for prompt, one in zip(PROMPTS, params, strict=True)]
+    wanted = [answer.output_tokens for (answer,) in alone]
+    for _ in range(3):
+        chunk = rng.randint(1, 12)
+        engine = continuous(chatty, TokenBudget(chunk, chunk + rng.randint(0, 12)), cache=kind(14, 4))
+        answers = engine.generate(PROMPTS * 2, params * 2)
+        assert [answer.output_tokens for answer in answers] == wanted * 2
+        assert engine.core.scheduler.running_set.num_preemptions > 0
 
 
 def test_a_step_that_raises_is_planned_again(small: Model, oracle: Any, monkeypatch: pytest.MonkeyPatch) -> None:

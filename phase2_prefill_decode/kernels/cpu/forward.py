@@ -20,12 +20,12 @@ from torch import Tensor
 
 from phase2_prefill_decode.kernels.attention import check_shapes
 from phase2_prefill_decode.kernels.cpu.attention import write
-from phase2_prefill_decode.kernels.cpu.decode import FEW, attend_few, room_for_few
 from phase2_prefill_decode.kernels.cpu.intrinsics import TAGS, array, compiled, kernel, narrow
 from phase2_prefill_decode.kernels.cpu.matvec import TILE, fits, multiply_tile, pack_tiles, split
 from phase2_prefill_decode.kernels.cpu.openmp import OPENMP, USLEEP, call, on_each_thread, peek, spread, take
 from phase2_prefill_decode.kernels.cpu.pointwise import NO_TENSOR, add, check_places, gate, norm, rotate
 from phase2_prefill_decode.kernels.cpu.tiles import TILE as ATTENTION_TILE
+from phase2_prefill_decode.kernels.cpu.tiles import attend_tile, room_for
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.weights import LayerWeights, Weights
 from phase2_prefill_decode.step.packed import StepTensors
@@ -66,9 +66,8 @@ class Forward:
 
     @staticmethod
     def serves(config: ModelConfig, weights: Weights) -> bool:
-        group = config.num_attention_heads // config.num_key_value_heads
         on_cpu = weights.norm.device.type == "cpu" and weights.norm.dtype == torch.bfloat16
-        small = on_cpu and config.bytes <= BYTES and group <= FEW and config.intermediate_size % TILE == 0
+        small = on_cpu and config.bytes <= BYTES and config.intermediate_size % TILE == 0
         biases = (getattr(layer, f"{name}_bias") for layer in weights.layers for name in MATRICES)
         plain = all(isinstance(matrix, Tensor) for matrix in _matrices(weights))
         return small and plain and all(map(fits, _matrices(weights))) and all(bias is None for bias in biases)
@@ -166,7 +165,8 @@ def forward_body() -> int:
         pool, table = (pages, kv_heads, page_size, head_dim), array(table, (layers, 11), INT64)
         residual, normed = np.empty((tokens, hidden), x.dtype), np.empty((tokens, hidden), x.dtype)
         halves = np.empty(tokens * max(hidden, inner, heads * head_dim), np.float32)
-        sums, room = np.empty((2, tokens, TILE), np.float32), np.empty(room_for_few(head_dim), np.float32)
+        sums = np.empty((2, tokens, TILE), np.float32)
+        room = np.empty(room_for(heads // kv_heads, head_dim), np.float32)
         residual[:] = 0
         for layer in range(layers):
             (
@@ -318,9 +318,9 @@ def attention(
             values[page, head, offset] = qkv[token, heads + kv_heads + head]
         tile, length = tiles[0], np.int64(seq_lens[token])
         tile.sequence, tile.first, tile.tokens, tile.position, tile.split = token, token, 1, length - 1, -1
-        tile.begin, tile.end = max(length - window, 0), length
-        state = attend_few(tile, head, q, (keys, values, page_table), window, scale, room)
-        write(tile, head, group, state, attended)
+        tile.head, tile.heads, tile.begin, tile.end = head, 1, max(length - window, 0), length
+        state = attend_tile(tile, q, (keys, values, page_table), window, scale, room)
+        write(tile, group, state, attended)
         take(counters + 64)
         item = take(counters)
     finish(counters + 64, tokens * kv_heads, usleep)
