@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 
 from chapters.charts import CHARTS
 from chapters.claims import CLAIM, REFERENCE
+from chapters.tiny_chat import quantized
 from phase0_request.lab.commands import contents, main
 from phase2_prefill_decode.lab.shapes import SHAPES
 from phase4_radix.lab import replay
@@ -50,6 +51,12 @@ BENCHMARKS: dict[str, tuple[str, list[str], dict[str, object]]] = {
         "phase2_prefill_decode.lab.phases",
         [],
         {"PROMPTS": (1, 4), "BATCHES": (1, 2), "CONTEXTS": (8,), "CONTEXT": 8, "SECONDS": 0.0, **CEILINGS},
+    ),
+    "phase2_fits.json": ("phase2_prefill_decode.lab.fits", [], {}),
+    "quantized.json": (
+        "chapters.tiny_chat.quantized",
+        ["--questions", "2"],
+        {"SCHEMES": {name: quantized.SCHEMES[name] for name in ("int8", "fp8", "int4_nearest_32", "int4_nearest_row")}},
     ),
     "stall.json": ("phase3_chunked_prefill.lab.stall", ["--prompt", "90", "--runs", "1"], {"CHUNKS": (0, 64)}),
     "phase4.json": (

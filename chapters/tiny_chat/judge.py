@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from chapters.tiny_chat.corpus import Fact, read, words
 from chapters.tiny_chat.wordings import key
@@ -19,6 +19,9 @@ from phase0_request.lab.report import finish, parser
 from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason
 from phase0_request.tokenizer import BUNDLED
+
+if TYPE_CHECKING:
+    from phase2_prefill_decode.loading.model import Model
 
 HELD_OUT = Path(__file__).parent / "held_out.toml"
 SETS = ("held_out", "development", "trained")  # the last: the questions the corpus itself lists
@@ -140,15 +143,13 @@ def trained(facts: Iterable[Fact], seed: int = 0) -> list[Question]:
     return random.Random(seed).sample(questions, SAMPLED)
 
 
-def answers_by(directory: Path) -> Answerer:
-    """Greedy answers of a model directory by phase 2's engine in float32, each question a chat of its own."""
+def answers_by(model: "Model") -> Answerer:
+    """Greedy answers of a model by phase 2's engine, each question a chat of its own."""
     from phase2_prefill_decode.engine import static
-    from phase2_prefill_decode.loading.model import Model
 
-    model = Model.load(directory, dtype="float32")
     tokenizer = model.tokenizer
     if tokenizer is None:
-        raise ValueError(f"{str(directory)!r} has no tokenizer.json")
+        raise ValueError("the model has no tokenizer")
     params = SamplingParams(temperature=0, max_tokens=LONGEST_ANSWER)
 
     def answer(asks: list[str]) -> list[tuple[str, bool]]:
@@ -165,7 +166,10 @@ def main(arguments: list[str] | None = None) -> int:
     p.add_argument("--seed", type=int, default=0, help="which trained questions are asked (%(default)s)")
     p.add_argument("--show-failures", action="store_true", help="each wrong answer beside the right one")
     options, facts = p.parse_args(arguments), read()
-    graded = examine(answers_by(options.directory), [*held_out(facts), *trained(facts, options.seed)], facts)
+    from phase2_prefill_decode.loading.model import Model  # here: torch takes a second
+
+    model = Model.load(options.directory, dtype="float32")
+    graded = examine(answers_by(model), [*held_out(facts), *trained(facts, options.seed)], facts)
     by_set = {name: [one for one in graded if one.question.set == name] for name in SETS}
     for name, some in by_set.items():
         found = figures(some)

@@ -24,6 +24,7 @@ def whole_numbers(words: Tensor, bits: int) -> Tensor:
     return unpacked(values) if bits == 4 else values
 
 
+# region exercise 2.26
 def order_of(group_of: Tensor, size: int) -> Tensor | None:
     """The order of the inputs that brings each group together; None if they are. With act-order, GPTQ puts inputs that
     are of like importance into one group, wherever they are."""
@@ -32,6 +33,9 @@ def order_of(group_of: Tensor, size: int) -> Tensor | None:
     if not torch.equal(group_of[order].long(), inputs // (len(inputs) if size == -1 else size)):
         raise ConfigError(f"its g_idx must put {size} inputs into each group")
     return None if torch.equal(order, inputs) else order
+
+
+# endregion
 
 
 def zeros_of(numbers: Tensor, bits: int, scales: Tensor) -> Tensor | None:

@@ -23,9 +23,13 @@ def quantize(weight: Tensor, scheme: str) -> QuantizedWeight:
     return QuantizedWeight(values=values, scales=scales, dtype=weight.dtype)
 
 
+# region exercise 2.24
 def _int8(rows: Tensor) -> tuple[Tensor, Tensor]:
     scales = _nonzero(rows.abs().amax(1, keepdim=True) / 127)
     return (rows / scales).round().to(torch.int8), scales
+
+
+# endregion
 
 
 def _fp8(rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -34,6 +38,7 @@ def _fp8(rows: Tensor) -> tuple[Tensor, Tensor]:
     return (rows / scales).clamp(-largest, largest).to(torch.float8_e4m3fn), scales
 
 
+# region exercise 2.24
 def _int4(rows: Tensor) -> tuple[Tensor, Tensor]:
     """The number that is largest in magnitude is about -8 times the scale. Of several scales, a group gets the one with
     the smallest squared error."""
@@ -46,6 +51,9 @@ def _int4(rows: Tensor) -> tuple[Tensor, Tensor]:
         scales, least = torch.where(errors < least, tried, scales), torch.minimum(errors, least)
     numbers = (_nearest(grouped, scales) + MIDDLE).to(torch.uint8).flatten(1)
     return packed(numbers), scales.squeeze(2).bfloat16()
+
+
+# endregion
 
 
 QUANTIZERS: dict[str, Callable[[Tensor], tuple[Tensor, Tensor]]] = dict(zip(SCHEMES, (_int8, _int4, _fp8), strict=True))

@@ -51,6 +51,7 @@ class QuantizedWeight:
         moved = self._of_each(lambda tensor: tensor.to(device))
         return moved if self.order is None else replace(moved, order=self.order.to(device))
 
+    # region exercise 2.25
     def dequantize(self) -> Tensor:
         """The weight in the dtype of its scales: each number is computed in it, as the format's own library does."""
         values = self.values if self.bits == 8 else unpacked(self.values)
@@ -68,6 +69,8 @@ class QuantizedWeight:
         weight = torch.empty_like(ordered)
         weight[:, self.order] = ordered
         return weight
+
+    # endregion
 
     def rows(self, tokens: Tensor) -> Tensor:
         """These rows, dequantized, as of an embedding."""

@@ -1,0 +1,159 @@
+"""What the bundled model loses when the matrices of its layers are rounded: error of the weights, of the logits, and of
+its answers.
+
+python -m chapters.tiny_chat.quantized
+
+Everything is computed in float32, so that nothing differs but the weights. The logits are those of right answers to the
+questions of the examination, and each model takes the examination.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from chapters.tiny_chat.corpus import read
+from chapters.tiny_chat.judge import SETS, Question, answers_by, examine, figures, held_out, trained
+from phase0_request.batch import Batch, Slice
+from phase0_request.lab.report import finish, parser, section
+from phase0_request.params import SamplingParams
+from phase0_request.request import Request
+from phase0_request.tokenizer import BUNDLED
+from phase1_kv_pool.cache import PagedCache
+from phase1_kv_pool.pool import KVPool
+from phase2_prefill_decode.decoder import Decoder
+from phase2_prefill_decode.loading.model import Model
+from phase2_prefill_decode.loading.quantized.quantize import quantize
+from phase2_prefill_decode.loading.weights import load_weights
+from phase2_prefill_decode.step.device_state import DeviceState
+from phase2_prefill_decode.step.packed import pack
+
+PAGE_SIZE, PAGES = 16, 32
+SHOWN = ("bits", "weights", "logits", "millinats", "same", "right", "asked")
+
+
+@dataclass(frozen=True)
+class Rounded:
+    """A matrix with fewer bits, and how many a number takes with its share of the scales."""
+
+    weight: Tensor
+    bits: float
+
+
+def by_engine(weight: Tensor, scheme: str) -> Rounded:
+    """As `--quantization` rounds it."""
+    quantized = quantize(weight, scheme)
+    return Rounded(quantized.dequantize().to(weight.dtype), 8 * quantized.nbytes / weight.numel())
+
+
+def to_nearest(weight: Tensor, bits: int, group: int) -> Rounded:
+    """The largest number of each group decides its scale, of 16 bits; a group of 0 is the row."""
+    grouped = weight.float().view(len(weight), -1, group or weight.shape[1])
+    largest = 2 ** (bits - 1) - 1
+    scales = (grouped.abs().amax(2, keepdim=True) / largest).bfloat16().float().clamp(min=1e-30)
+    rounded = (grouped / scales).round().clamp(-largest - 1, largest) * scales
+    return Rounded(rounded.flatten(1).to(weight.dtype), bits + 16 / grouped.shape[2])
+
+
+SCHEMES: dict[str, Callable[[Tensor], Rounded]] = {
+    "int8": partial(by_engine, scheme="int8"),
+    "fp8": partial(by_engine, scheme="fp8"),
+    "int4": partial(by_engine, scheme="int4"),
+    "int4_nearest_32": partial(to_nearest, bits=4, group=32),
+    "int4_nearest_128": partial(to_nearest, bits=4, group=128),
+    "int4_nearest_row": partial(to_nearest, bits=4, group=0),
+    "int3_nearest_32": partial(to_nearest, bits=3, group=32),
+    "int2_nearest_32": partial(to_nearest, bits=2, group=32),
+}
+
+
+def rounded(scheme: Callable[[Tensor], Rounded] | None = None) -> tuple[Model, float, float]:
+    """The bundled model with its layers' matrices rounded; the bits of a number; the relative error of the weights."""
+    model = Model.load(dtype="float32", device="cpu")
+    weights = load_weights(BUNDLED, model.config)
+    if scheme is None:
+        return model, 16, 0.0
+    bits = lost = total = count = 0.0
+    layers = []
+    for layer in weights.layers:
+        changed: dict[str, Any] = {}
+        for field, (_, inputs, _) in model.config.layer.items():
+            if inputs:
+                weight = getattr(layer, field)
+                found = scheme(weight)
+                changed[field] = found.weight
+                bits, count = bits + found.bits * weight.numel(), count + weight.numel()
+                lost, total = lost + float((found.weight - weight).square().sum()), total + float(weight.square().sum())
+        layers.append(replace(layer, **changed))
+    decoder = Decoder(model.config, replace(weights, layers=tuple(layers)))
+    return replace(model, decoder=decoder), bits / count, (lost / total) ** 0.5
+
+
+def logits_of(model: Model, texts: Sequence[tuple[list[int], list[int]]]) -> Tensor:
+    """The logits before each token of these answers to these prompts: [tokens, vocab_size]."""
+    cache, pool = PagedCache(PAGES, PAGE_SIZE), KVPool(model.config.kv_layout(PAGE_SIZE), PAGES, model.decoder.device)
+    state, rows = DeviceState(pool.device), []
+    for prompt, answer in texts:
+        request = Request("text", (*prompt, *answer), SamplingParams())
+        cache.attach(request)
+        cache.grow(request, request.total)
+        state.reserve(cache)
+        step = pack(Batch((Slice(request, 0, request.total),)), cache, state.width, [request.total - 1])
+        tensors = state.load(step, step.to(pool.device), PAGE_SIZE)
+        hidden = model.decoder.hidden(tensors, pool.keys, pool.values)  # of the last token, then of all before it
+        rows.append(model.decoder.lm_head(hidden[len(prompt) :]))
+        cache.release(request)
+    return torch.cat(rows)
+
+
+def compared(logits: Tensor, wanted: Tensor) -> dict[str, float]:
+    """The relative error of logits; the KL divergence, in thousandths of a nat; how often one token is the best."""
+    before, after = wanted.log_softmax(1), logits.log_softmax(1)
+    return {
+        "logits": float((logits - wanted).norm() / (wanted - wanted.mean(1, keepdim=True)).norm()),
+        "millinats": 1e3 * float((before.exp() * (before - after)).sum(1).mean()),
+        "same": float((logits.argmax(1) == wanted.argmax(1)).float().mean()),
+    }
+
+
+def measure(questions: Sequence[Question], schemes: Mapping[str, Callable[[Tensor], Rounded]]) -> dict[str, Any]:
+    facts = read()
+    plain, *_ = rounded()
+    tokenizer = plain.tokenizer
+    assert tokenizer is not None  # of the bundled model
+    texts = [
+        (
+            tokenizer.chat([{"role": "user", "content": question.ask}]),
+            tokenizer.encode(question.fact.answer, add_special_tokens=False),
+        )
+        for question in questions
+    ]
+    wanted = logits_of(plain, texts)
+    rows: dict[str, Any] = {}
+    for name, scheme in {"bfloat16": None, **schemes}.items():
+        model, bits, error = rounded(scheme)
+        graded = examine(answers_by(model), questions, facts)
+        sets = {each: figures([one for one in graded if one.question.set == each])["right"] for each in SETS}
+        errors = compared(logits_of(model, texts), wanted)
+        right = {"right": sum(sets.values()), "asked": len(questions), "sets": sets}
+        rows[name] = {"bits": bits, "weights": error, **errors, **right}
+    return rows
+
+
+def main(arguments: list[str] | None = None) -> int:
+    p = parser("chapters.tiny_chat.quantized", __doc__)
+    p.add_argument("--questions", type=int, default=700, help="of the examination's (%(default)s)")
+    options, facts = p.parse_args(arguments), read()
+    asked = [*held_out(facts), *trained(facts)][: options.questions]
+    rows = measure(asked, SCHEMES)
+    section(Console(highlight=False), f"The bundled model, {len(asked)} questions", rows, 4, SHOWN)
+    finish(p, options, ["--questions", f"{options.questions}"], rows)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
