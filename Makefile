@@ -23,7 +23,7 @@ NPM         := $(shell command -v npm)
 PARALLEL    := -n auto --dist loadfile --no-loadscope-reorder
 # What holds oneDNN, torch, MKL and numba to AVX2. numba takes the machine's features if it is given no list of them.
 AVX2        := ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 \
-                 NUMBA_CPU_NAME=haswell NUMBA_CPU_FEATURES=
+                 NUMBA_CPU_NAME=haswell NUMBA_CPU_FEATURES=+avx2,+fma
 KERNELS     := $(addprefix tests/phase2_prefill_decode/test_,linear.py compiled.py forward.py attention_cpu.py \
                  attention.py pointwise.py draw.py mask.py)
 

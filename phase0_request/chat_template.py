@@ -5,18 +5,21 @@ it, cut it, join it to other text. So before the template is compiled, the name 
 replaced by a mark. A mark in the result was written by the template; all else is text. The marks are surrogates, code
 points that no valid text contains, so no message can hold one.
 
-A template is a program of the model. It runs in a sandbox, and ends when its text becomes too long or takes too long.
+A template is a program of the model, and what it makes of a message may be a thousand times as long. It runs in a
+sandbox, and ends when it has written too much or for too long.
 """
 
 import json
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextvars import ContextVar
+from threading import Lock
 from typing import Any
 
 from phase0_request.params import MAX_TOKENS
 
-MAX_CHARS = 16 * MAX_TOKENS  # of a rendered conversation
+MAX_CHARS = 32 * MAX_TOKENS  # that are written to render a conversation
 SECONDS = 5.0  # to render it
 Messages = Sequence[Mapping[str, Any]]
 _FIRST_MARK, _LAST_MARK = 0xDC00, 0xDFFF
@@ -61,7 +64,10 @@ class ChatTemplate:
         from transformers.utils.chat_template_utils import _compile_jinja_template, render_jinja_template
 
         try:
-            _compile_jinja_template(self._source).environment.concat = _joined  # transformers keeps what it compiles
+            with _COMPILING:
+                environment = _compile_jinja_template(self._source).environment  # transformers keeps what it compiles
+                environment.concat, environment.filters["tojson"] = _joined, _to_json
+            _LIMITS.set(_Limits())
             rendered = render_jinja_template(
                 conversations=[[dict(message) for message in messages]],
                 chat_template=self._source,
@@ -84,14 +90,36 @@ class _LimitError(ValueError):
     """A template has rendered too much, or for too long."""
 
 
-def _joined(pieces: Iterable[str]) -> str:
-    """The text that a template renders piece by piece, within the limits."""
-    kept, size, end = list[str](), 0, time.monotonic() + SECONDS
-    for piece in pieces:
-        kept.append(piece)
-        size += len(piece)
-        if size > MAX_CHARS:
-            raise _LimitError(f"their text has more than {MAX_CHARS} characters")
-        if time.monotonic() > end:
+class _Limits:
+    """What is left to one render."""
+
+    def __init__(self) -> None:
+        self.chars, self.end = MAX_CHARS, time.monotonic() + SECONDS
+
+    def take(self, chars: int) -> None:
+        self.chars -= chars
+        if self.chars < 0:
+            raise _LimitError(f"it writes more than {MAX_CHARS} characters")
+        if time.monotonic() > self.end:
             raise _LimitError(f"it took longer than {SECONDS:g} seconds")
+
+
+_LIMITS = ContextVar[_Limits]("limits")  # of the render that runs in this thread
+_COMPILING = Lock()
+
+
+def _joined(pieces: Iterable[str]) -> str:
+    """What a template, a macro or a block writes, piece by piece."""
+    kept, limits = list[str](), _LIMITS.get()
+    for piece in pieces:
+        limits.take(len(piece))
+        kept.append(piece)
     return "".join(kept)
+
+
+def _to_json(
+    value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    """The filter `tojson` of transformers. Each number of a nested list has a line of its own with an indent."""
+    encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return _joined([encoder.encode(value)] if indent is None else encoder.iterencode(value))

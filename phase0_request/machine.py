@@ -1,7 +1,8 @@
-"""Machine: a description of this computer, for `nanoserve doctor` and for the results of benchmarks."""
+"""Machine: a description of this computer, for `nanoserve doctor` and the results of benchmarks; and freed memory."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import re
@@ -75,7 +76,7 @@ def _cpu() -> str:
 
 
 def vectors(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
-    """The widest vector instructions of the processor, and the limit that oneDNN has been given."""
+    """The widest vector instructions of the processor, and the processor that numba is told to compile for."""
     text = cpuinfo.read_text() if cpuinfo.exists() else ""
     line = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
     flags = set(line[1].split()) if line else set()
@@ -83,7 +84,7 @@ def vectors(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
     if widest is None:
         return None
     words = f"{widest} {'with' if flags & _BFLOAT16 else 'without'} bfloat16"
-    limit = os.environ.get("ONEDNN_MAX_CPU_ISA")
+    limit = os.environ.get("NUMBA_CPU_NAME")
     return f"{words}, held to {limit}" if limit else words
 
 
@@ -109,3 +110,10 @@ def output_of(*command: str) -> str | None:
         return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+def give_back_freed_memory() -> None:
+    """Have glibc return to the system what this process has freed: it keeps most of it."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

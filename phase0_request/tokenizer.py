@@ -13,8 +13,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
+from functools import cached_property
 from pathlib import Path
-from threading import Condition
 from typing import Any
 
 from tokenizers import Tokenizer as Backend
@@ -45,8 +45,9 @@ class Tokenizer:
         named_tokens: Mapping[str, str] | None = None,
     ) -> None:
         added = backend.get_added_tokens_decoder()
+        backend.no_padding()  # a file may ask for both; transformers drops them in each call
+        backend.no_truncation()
         self._backend = backend
-        self._mode = _Mode(backend)
         described = json.loads(backend.to_str())
         self._decoder = list(_steps(described.get("decoder")))
         self._special = {i: bytes_of(token.content, self._decoder) for i, token in added.items() if token.special}
@@ -125,23 +126,15 @@ class Tokenizer:
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
         """The tokens of each text, as `encode` finds them. Other threads run meanwhile."""
-        return self._encode(texts, add_special_tokens, plain=False)
+        return _encode(self._backend, texts, add_special_tokens)
 
-    def _encode(self, texts: Sequence[str], add_special_tokens: bool, plain: bool) -> list[list[int]]:
-        """`plain`: the name of a control token is text like any other."""
-        for text in texts:
-            try:
-                text.encode()
-            except UnicodeEncodeError as error:
-                message = f"the text holds half of a surrogate pair at character {error.start}; it is no text"
-                raise ValueError(message) from None
-        with self._mode.set(plain), _panics_raised():
-            # Unlike `encode`, the batch call releases the GIL, even for one text, and computes no offsets.
-            try:
-                encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
-            except Exception as error:  # tokenizers raises plain Exception
-                raise ValueError("the tokenizer cannot encode this text") from error
-            return [encoding.ids for encoding in encodings]
+    @cached_property
+    def _plain(self) -> Backend:
+        """A copy of the backend, to which the name of a control token is text like any other. A switch of one backend
+        would stop the threads that encode in the other way."""
+        plain = Backend.from_str(self.to_json())
+        plain.encode_special_tokens = True
+        return plain
 
     def to_json(self) -> str:
         """The contents of a tokenizer.json."""
@@ -150,7 +143,9 @@ class Tokenizer:
     def wrap(self, tokens: Sequence[int]) -> list[int]:
         """Tokens between those that the model puts around a text, such as a BOS token."""
         text, around = self.encode("a", add_special_tokens=False), self.encode("a")
-        start = next(i for i in range(len(around)) if around[i : i + len(text)] == text)
+        start = next((i for i in range(len(around)) if around[i : i + len(text)] == text), None)
+        if start is None:
+            raise ValueError("the tokenizer encodes a text otherwise when it puts tokens around it")
         return [*around[:start], *tokens, *around[start + len(text) :]]
 
     def name(self, token: int) -> str | None:
@@ -206,7 +201,11 @@ class Tokenizer:
         tokens = self.encode(text, add_special_tokens=False)
         if self._control_in(tokens) == written:
             return tokens
-        neutral = self.render(self._neutral(messages), add_generation_prompt, self._neutral(variables or {}))
+        try:
+            neutral_messages, neutral_variables = self._neutral(messages), self._neutral(variables or {})
+        except RecursionError:
+            raise ValueError("a message is nested too deeply") from None
+        neutral = self.render(neutral_messages, add_generation_prompt, neutral_variables)
         control = self._control_in(self.encode("".join(neutral), add_special_tokens=False))
         if control == self._control_in(tokens):
             return tokens  # the template spells names out of parts, such as '<|' + role + '|>'; the messages add none
@@ -244,35 +243,25 @@ class Tokenizer:
 
     def _encode_parts(self, parts: Sequence[str]) -> list[int]:
         """Tokens of a rendered conversation in which a message spells a control token."""
-        tokens, *others = self._encode(parts[::2], False, plain=True)
+        tokens, *others = _encode(self._plain, parts[::2], add_special_tokens=False)
         for name, text in zip(parts[1::2], others, strict=True):
             tokens += [self._control[name], *text]
         return tokens
 
 
-class _Mode:
-    """Whether a backend makes control tokens of their names. It does so in all threads that encode, or in none."""
-
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
-        self._plain = False
-        self._threads = 0  # that encode now
-        self._changed = Condition()
-
-    @contextmanager
-    def set(self, plain: bool) -> Iterator[None]:
-        """Encode in this mode. Waits until no thread encodes in the other one."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._plain == plain or not self._threads)
-            if self._plain != plain:
-                self._backend.encode_special_tokens = self._plain = plain
-            self._threads += 1
+def _encode(backend: Backend, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
+    for text in texts:
         try:
-            yield
-        finally:
-            with self._changed:
-                self._threads -= 1
-                self._changed.notify_all()
+            text.encode()
+        except UnicodeEncodeError as error:
+            message = f"the text holds half of a surrogate pair at character {error.start}; it is no text"
+            raise ValueError(message) from None
+    with _panics_raised():
+        try:  # unlike `encode`, the batch call releases the GIL, even for one text, and computes no offsets
+            encodings = backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        except Exception as error:  # tokenizers raises plain Exception
+            raise ValueError("the tokenizer cannot encode this text") from error
+        return [encoding.ids for encoding in encodings]
 
 
 @contextmanager

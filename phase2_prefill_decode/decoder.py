@@ -137,7 +137,7 @@ class Decoder:
         self.lm_head = Linear(weights.lm_head)
         self._rope = tables(config.rope_parameters, config.head_dim, 0, self.device)
         self._on_cpu = self.device.type == "cpu"
-        self._forward = one_call(config, weights, attend) if self._on_cpu else None
+        self._forward = self._one_call(weights, attend) if self._on_cpu else None
 
     @property
     def linear(self) -> str:
@@ -150,7 +150,10 @@ class Decoder:
         if self._on_cpu:
             from phase2_prefill_decode.kernels.cpu.compilation import compile_kernels, kernels_of
 
-            compile_kernels(kernels_of(self.dtype, forward=self._forward is not None), progress=progress)
+            forward = None if self._forward is None else self._forward.stored
+            packed = [linear.packed for layer in self._linears() for linear in (*layer, self.lm_head)]
+            stored = {weight.dtype for weight in packed if weight is not None}
+            compile_kernels(kernels_of(self.dtype, forward, stored), progress=progress)
 
     # region exercise 2.5
     def rope(self, positions: int) -> tuple[Tensor, Tensor]:
@@ -187,9 +190,16 @@ class Decoder:
         x = embedding(step.tokens, table) if isinstance(table, Tensor) else table.rows(step.tokens)
         return x, self.rope(step.metadata.max_seqlen_k)
 
+    def _one_call(self, weights: Weights, attend: Attend) -> "Forward | None":
+        """All layers and lm_head as one kernel, for the CPU and its attention."""
+        from phase2_prefill_decode.kernels.cpu.forward import Forward  # here: a GPU does not need numba
 
-def one_call(config: ModelConfig, weights: Weights, attend: Attend) -> "Forward | None":
-    """All layers and lm_head as one kernel, for the CPU and its attention, if the model is small."""
-    from phase2_prefill_decode.kernels.cpu.forward import Forward  # here: a GPU does not need numba
+        linears = self._linears()
+        serves = attend is ATTEND.load("cpu") and Forward.serves(self.config, linears, self.lm_head)
+        return Forward(self.config, weights, linears, self.lm_head) if serves else None
 
-    return Forward(config, weights) if attend is ATTEND.load("cpu") and Forward.serves(config, weights) else None
+    def _linears(self) -> list[list[Linear]]:
+        return [
+            [layer.self_attn.qkv_proj, layer.self_attn.o_proj, layer.mlp.gate_up_proj, layer.mlp.down_proj]
+            for layer in self.layers
+        ]

@@ -52,6 +52,7 @@ def serve(options: EngineOptions, settings: ServerSettings, warnings: Sequence[s
     """Serve until a signal. Exit status: 0 after SIGTERM, 130 after Ctrl-C, 1 if the server cannot start, 70 if its
     engine has failed for good, 128 + n if a second signal n interrupts the shutdown. Once the server has started, this
     function ends the process."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # its threads would take the cores of the engine
     logs.configure(settings)
     for warning in warnings:
         logger.warning(warning)

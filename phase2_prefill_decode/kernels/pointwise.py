@@ -1,6 +1,6 @@
 """The operations between the matrix products: the interfaces and the references.
 
-On a GPU each is one pass over memory, instead of three to ten. On a CPU, only `rotate_store` gains from a kernel.
+Each is one pass over memory, instead of three to ten. What it computes for a token does not depend on the others.
 """
 
 from collections.abc import Callable
@@ -70,9 +70,10 @@ def swiglu_reference(gate_up: Tensor) -> Tensor:
 
 # endregion
 
+_CPU = "phase2_prefill_decode.kernels.cpu.pointwise"
 _TRITON = "phase2_prefill_decode.kernels.triton.pointwise"
-ADD_NORM: Backends[AddNorm] = Backends(add_norm_reference, add_norm_reference, f"{_TRITON}:add_norm")
+ADD_NORM: Backends[AddNorm] = Backends(add_norm_reference, f"{_CPU}:add_norm", f"{_TRITON}:add_norm")
 ROTATE_STORE: Backends[RotateStore] = Backends(
-    rotate_store_reference, "phase2_prefill_decode.kernels.cpu.pointwise:rotate_store", f"{_TRITON}:rotate_store"
+    rotate_store_reference, f"{_CPU}:rotate_store", f"{_TRITON}:rotate_store"
 )
-SWIGLU: Backends[Swiglu] = Backends(swiglu_reference, swiglu_reference, f"{_TRITON}:swiglu")
+SWIGLU: Backends[Swiglu] = Backends(swiglu_reference, f"{_CPU}:swiglu", f"{_TRITON}:swiglu")

@@ -1,8 +1,7 @@
 """`python -m phase2_prefill_decode.lab alone`: how many answers differ between alone and in a batch, on the CPU.
 
-A row's sums may be added in an order that depends on how many rows there are: a step of few tokens is one kernel, which
-adds in another order than the layers do. So the bundled model answers random prompts as it is, and once more without
-that kernel.
+A row's sums must be added in an order that does not depend on how many rows there are. A step of few tokens is one
+kernel, so the bundled model answers random prompts as it is, and once more without that kernel.
 """
 
 import random

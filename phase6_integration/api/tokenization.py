@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from phase0_request.machine import give_back_freed_memory
 from phase0_request.params import MAX_TOKENS
 from phase0_request.tokenizer import Tokenizer
 from phase6_integration.api.errors import RequestError, unservable
@@ -13,6 +14,7 @@ from phase6_integration.api.settings import ServerSettings
 from phase6_integration.process.async_engine import AsyncEngine
 
 LONG = 10_000  # tokens; to decode fewer takes a few milliseconds and is done on the event loop
+MANY = 100_000  # tokens, with which the library takes 20 megabytes or more for a moment
 THREADS = 2  # so that one long text does not delay all others
 T = TypeVar("T")
 Tokens = list[tuple[int, ...]]
@@ -84,7 +86,10 @@ class TokenizerPool:
 
         def encode() -> Tokens:
             tokens = list(map(tuple, job()))
-            if sum(map(len, tokens)) > MAX_TOKENS:
+            total = sum(map(len, tokens))
+            if total > MANY:
+                give_back_freed_memory()
+            if total > MAX_TOKENS:
                 raise ValueError(f"these are more than {MAX_TOKENS} tokens")
             return tokens
 

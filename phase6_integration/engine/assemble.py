@@ -1,6 +1,5 @@
 """Build an engine from its options: model, KV pool, cache, scheduler and runner, with a pool sized to the memory."""
 
-import ctypes
 import gc
 import logging
 from collections.abc import Callable, Sequence
@@ -12,6 +11,7 @@ import torch
 
 from phase0_request.batch import Batch, Slice
 from phase0_request.checks import ConfigError
+from phase0_request.machine import give_back_freed_memory
 from phase0_request.params import MAX_LOGPROBS, SamplingParams
 from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
@@ -240,17 +240,10 @@ def peak_bytes(work: Callable[[], None], device: torch.device) -> int:
         work()
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
-    _give_back_freed()
+    give_back_freed_memory()  # what `work` took of it would count as no memory at all
     before = _reset_peak()
     work()
     return max(_process_bytes("VmHWM:") - before, 0)
-
-
-def _give_back_freed() -> None:
-    """Have glibc return freed memory to the system: what `work` took of it would count as no memory at all."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
 
 
 def _reset_peak() -> int:

@@ -155,13 +155,14 @@ def check_model() -> str:
 
 
 def check_kernels() -> str:
-    """Whether compiled kernels are kept for the next start."""
+    """What kernels are compiled for, and whether they are kept for the next start."""
     import torch
 
     from phase2_prefill_decode.kernels.cpu.cache import PLACE, is_writable
+    from phase2_prefill_decode.kernels.cpu.microkernel import SET
 
     if torch.cuda.is_available():
         return "compiled by Triton, once for this GPU"
     if not is_writable():
         raise Problem("compiled at each start", "set NUMBA_CACHE_DIR to a writable place")
-    return f"kept in {PLACE}"
+    return f"for {SET}, kept in {PLACE}"

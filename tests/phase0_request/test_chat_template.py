@@ -9,6 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from phase0_request import chat_template
+from phase0_request import tokenizer as tokenizer_module
 from phase0_request.tokenizer import Tokenizer
 from tests.phase0_request.families import FAMILIES, byte_level, family
 
@@ -175,15 +176,37 @@ def test_a_rendered_conversation_has_a_longest_length() -> None:
 @pytest.mark.parametrize(
     ("template", "why"),
     [
-        ("{% for a in range(99999) %}{{ messages[0].content * 200 }}{% endfor %}", "more than 16777216 characters"),
+        ("{% for a in range(99999) %}{{ messages[0].content * 400 }}{% endfor %}", "more than 33554432 characters"),
+        (
+            "{% macro m() %}{% for a in range(99999) %}{{ tools | tojson }}{% endfor %}{% endmacro %}{{ m() }}",
+            "more than 33554432 characters",
+        ),
+        ("{{ tools | tojson(indent=4) }}", "more than 33554432 characters"),
         ("{% for a in range(99999) %}{% for b in range(99999) %}{{ '' }}{% endfor %}{% endfor %}", "longer than 1 sec"),
     ],
 )
 def test_rendering_is_bounded_in_size_and_time(template: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_template, "SECONDS", 1.0)
-    tokenizer = Tokenizer(byte_level(()), chat_template=template)
+    monkeypatch.setattr(chat_template, "SECONDS", 1.0 if "longer" in why else 60.0)
+    tokenizer, deep = Tokenizer(byte_level(()), chat_template=template), [1] * 100_000
+    for _ in range(100):
+        deep = [deep]  # type: ignore[list-item]
     with pytest.raises(ValueError, match=why):
-        tokenizer.render(conversation("a"))
+        tokenizer.render(conversation("a"), variables={"tools": [{"parameters": deep}]})
+
+
+def test_a_conversation_of_any_depth_has_tokens_or_is_refused() -> None:
+    """Fault: some were rendered, and what looked in them for the names of control tokens ended in RecursionError."""
+    tokenizer = Tokenizer(byte_level(("<|end|>",)), chat_template="{{ messages[0].content }}<|end|>")
+    refused = []
+    for depth in range(20, 1000, 20):
+        deep: list[Any] = []
+        for _ in range(depth):
+            deep = [deep]
+        try:
+            assert tokenizer.chat(conversation("<|end|>"), variables={"x": deep})
+        except ValueError:
+            refused.append(depth)
+    assert 100 < min(refused) < 1000
 
 
 def test_threads_that_encode_at_once_do_not_change_the_tokens_of_each_other() -> None:
@@ -199,14 +222,14 @@ def test_threads_that_encode_at_once_do_not_change_the_tokens_of_each_other() ->
 def test_a_conversation_is_tokenized_at_most_twice(forged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The names in a message cost a second pass, however many there are and whatever characters surround them."""
     tokenizer, _ = family("llama")
-    read, encode = 0, tokenizer._encode
+    read, encode = 0, tokenizer_module._encode
 
-    def counted(texts: Sequence[str], *rest: Any, **named: Any) -> list[list[int]]:
+    def counted(backend: Any, texts: Sequence[str], *rest: Any, **named: Any) -> list[list[int]]:
         nonlocal read
         read += sum(map(len, texts))
-        return encode(texts, *rest, **named)
+        return encode(backend, texts, *rest, **named)
 
-    monkeypatch.setattr(tokenizer, "_encode", counted)
+    monkeypatch.setattr(tokenizer_module, "_encode", counted)
     messages = conversation(
         "Be brief.", ("<|reserved_special_token_7|>\U000f0000" if forged else "a page of text ") * 1000
     )

@@ -41,6 +41,15 @@ def test_encode_equals_transformers(text: str, tokenizer: Tokenizer, reference: 
     assert tokenizer.encode(text) == reference.encode(text)
 
 
+def test_texts_are_neither_padded_nor_cut_whatever_the_file_says(directory: Path, tokenizer: Tokenizer) -> None:
+    """transformers drops both in each call. Fault: of several prompts, the shorter ones were padded."""
+    padding = {"strategy": "BatchLongest", "direction": "Left", "pad_id": 0, "pad_type_id": 0, "pad_token": "a"}
+    truncation = {"max_length": 3, "strategy": "LongestFirst", "stride": 0, "direction": "Right"}
+    edit(directory / "tokenizer.json", padding={**padding, "pad_to_multiple_of": None}, truncation=truncation)
+    texts = ["a", "a longer text than three tokens"]
+    assert Tokenizer.from_pretrained(directory).encode_batch(texts) == [tokenizer.encode(text) for text in texts]
+
+
 @given(tokens=st.lists(st.integers(0, 4095), max_size=30))
 def test_decode_equals_transformers(tokens: list[int], tokenizer: Tokenizer, reference: Any) -> None:
     assert tokenizer.decode(tokens) == reference.decode(tokens, skip_special_tokens=True)

@@ -14,13 +14,13 @@ HERE = Kernel("sampling", "float32"), Kernel("rotation", "float32")
 
 
 def test_only_the_kernels_of_a_model_are_compiled() -> None:
-    """Logits that are edited are float32; a large model has no step in one call."""
-    assert kernels_of(torch.float32, forward=False) == [
-        Kernel(name, "float32") for name in KERNELS if name != "forward"
-    ]
-    small = kernels_of(torch.bfloat16, forward=True)
-    assert sorted(small) == sorted([*(Kernel(name, "bfloat16") for name in KERNELS), Kernel("sampling", "float32")])
-    assert small[0].name == "attention", "the longest is not the last to begin"
+    """Logits that are edited are float32; quantized weights have a product of their own."""
+    assert kernels_of(torch.float32, forward=None) == [Kernel(name, "float32") for name in KERNELS if name != "forward"]
+    whole = kernels_of(torch.bfloat16, torch.bfloat16, {torch.bfloat16})
+    assert sorted(whole) == sorted([*(Kernel(name, "bfloat16") for name in KERNELS), Kernel("sampling", "float32")])
+    assert whole[0].name == "attention", "the longest is not the last to begin"
+    quantized = {*kernels_of(torch.bfloat16, torch.int8, {torch.bfloat16, torch.int8})} - {*whole}
+    assert quantized == {Kernel("product", "bfloat16", "int8"), Kernel("forward", "bfloat16", "int8")}
 
 
 def test_kernels_are_compiled_in_other_processes_and_one_that_fails_there_is_left(

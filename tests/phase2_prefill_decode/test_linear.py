@@ -1,21 +1,29 @@
-"""Linear: packed, widened or neither, the product is that of float64, to the rounding of its dtype."""
+"""Linear: on a CPU one product of any number of rows with a packed weight, here against float64 and bit for bit."""
 
 import gc
+import os
+import subprocess
+import sys
 import weakref
-from types import SimpleNamespace
-from typing import Any
+from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import linear
-from torch.profiler import ProfilerActivity, profile
 
-from phase2_prefill_decode import linear as linear_module
-from phase2_prefill_decode.linear import SEVERAL, Linear, LinearPath
+from phase2_prefill_decode.kernels.cpu import openmp
+from phase2_prefill_decode.kernels.cpu.microkernel import SET
+from phase2_prefill_decode.kernels.cpu.product import ROWS
+from phase2_prefill_decode.linear import Linear
+from phase2_prefill_decode.loading.quantized.weight import QuantizedWeight
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
-TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+ULP = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}  # half a last place, relatively
+SHAPES = [(96, 64), (64, 1), (1, 2), (1, 1), (65, 33), (130, 1030)]  # [out, in]
 
 
 def weights(dtype: torch.dtype, out: int = 96, width: int = 64) -> tuple[Tensor, Tensor]:
@@ -23,38 +31,99 @@ def weights(dtype: torch.dtype, out: int = 96, width: int = 64) -> tuple[Tensor,
     return (torch.randn(out, width) / width**0.5).to(dtype), torch.randn(out).to(dtype)
 
 
-def no_such_operator(*_: object, **__: object) -> Any:
-    raise RuntimeError("could not create a primitive descriptor")
+def assert_product(found: Tensor, rows: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """Within what a sum of float32, in any order, and the rounding of the result may be off."""
+    wide = [rows.double(), weight.double(), bias if bias is None else bias.double()]
+    wanted = linear(*wide)
+    most = linear(wide[0].abs(), wide[1].abs(), wide[2] if wide[2] is None else wide[2].abs())
+    off = (weight.shape[1] + 1) * 2.0**-24 * most
+    assert found.dtype == rows.dtype
+    assert ((found.double() - wanted).abs() <= off + ULP[rows.dtype] * (wanted.abs() + off) + 2.0**-25).all()
 
 
-WITHOUT = {
-    "as it is": None,
-    "no operators": SimpleNamespace(),
-    "no packing": SimpleNamespace(_linear_pointwise=SimpleNamespace(default=no_such_operator)),
-    "refused": SimpleNamespace(_reorder_linear_weight=no_such_operator, _linear_pointwise=torch.ops.mkldnn),
-}
-
-
-@pytest.fixture(params=WITHOUT.values(), ids=WITHOUT.keys())
-def operators(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch with its private oneDNN operators, and without them in each way in which they may be missing. A widened
-    weight has three panels, of which the last is smaller."""
-    monkeypatch.setattr(linear_module, "PANEL", 40 * 64 * 4)
-    if request.param is not None:
-        monkeypatch.setattr(torch.ops, "mkldnn", request.param)
-
-
-@pytest.mark.usefixtures("operators")
 @pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize("tokens", [0, 1, 2, SEVERAL - 1, SEVERAL, 33, 512])
+@pytest.mark.parametrize("tokens", [0, 1, 2, 3, 6, 33, ROWS + 1])
+@pytest.mark.parametrize(("out", "width"), SHAPES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_the_product_is_that_of_float64(dtype: torch.dtype, tokens: int, biased: bool) -> None:
-    weight, bias = weights(dtype)
-    rows = torch.randn(tokens, 64).to(dtype)
-    found = Linear(weight, bias if biased else None)(rows)
-    wanted = linear(rows.double(), weight.double(), bias.double() if biased else None)
-    assert found.dtype == dtype
-    torch.testing.assert_close(found.double(), wanted, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+def test_the_product_is_that_of_float64(dtype: torch.dtype, out: int, width: int, tokens: int, biased: bool) -> None:
+    weight, bias = weights(dtype, out, width)
+    rows, given_bias = torch.randn(tokens, width).to(dtype), bias if biased else None
+    assert_product(Linear(weight, given_bias)(rows), rows, weight, given_bias)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    dtype=st.sampled_from(DTYPES),
+    shape=st.sampled_from(SHAPES),
+    cuts=st.lists(st.integers(0, 2 * ROWS + 5), max_size=6),
+    threads=st.integers(1, 3),
+)
+def test_a_row_is_the_same_alone_and_in_any_batch(
+    dtype: torch.dtype, shape: tuple[int, int], cuts: list[int], threads: int
+) -> None:
+    """Bit for bit, on any number of threads, whatever the other rows hold."""
+    before, product = torch.get_num_threads(), Linear(*weights(dtype, *shape))
+    rows = torch.randn(2 * ROWS + 5, shape[1]).to(dtype)
+    ends = [0, *sorted(cuts), len(rows)]
+    try:
+        torch.set_num_threads(threads)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(openmp, "LITTLE", 0)
+            whole = product(rows)
+            parts = torch.cat([product(rows[start:end]) for start, end in pairwise(ends)])
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(parts, whole)
+    row = len(rows) // 2
+    others = torch.full_like(rows, torch.nan)
+    others[row] = rows[row]
+    assert torch.equal(product(others)[row], whole[row])
+
+
+# [out, in], inputs of a group, and what the weight has besides scales. Inputs are taken in pairs: 3 do not fit.
+QUANTIZED = [((100, 128), 32, ""), ((100, 128), 128, "zeros"), ((70, 96), 2, "offsets"), ((65, 512), 256, "order"),
+             ((65, 96), 3, "")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("shape", "group", "besides"), QUANTIZED)
+@pytest.mark.parametrize("stored", [torch.int8, torch.uint8, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_quantized_weight_is_multiplied_as_it_is(
+    dtype: torch.dtype, stored: torch.dtype, shape: tuple[int, int], group: int, besides: str
+) -> None:
+    """Its product is that of the float64 that its numbers and scales stand for, and a row has the same alone."""
+    torch.manual_seed(0)
+    (out, width), groups = shape, shape[1] // group
+    of_4_bits = torch.randint(0, 256, (out, width // 2), dtype=torch.uint8)
+    values = of_4_bits if stored == torch.uint8 else (torch.randn(out, width) * 50).clamp(-128, 127).to(stored)
+    others = {
+        "zeros": torch.randint(0, 16, (out, groups)).to(dtype),
+        "offsets": torch.rand(out, groups).to(dtype),
+        "order": torch.randperm(width),
+    }
+    scales, given = (torch.rand(out, groups) / 10).to(dtype), {besides: others[besides]} if besides else {}
+    weight = QuantizedWeight(values=values, scales=scales, dtype=dtype, **given)
+    exact = {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in given.items()}
+    wide = QuantizedWeight(values=values, scales=scales.double(), dtype=torch.float64, **exact).dequantize()
+    bias, rows = torch.randn(out).to(dtype), torch.randn(ROWS + 5, width).to(dtype)
+    product = Linear(weight, bias)
+    found, wanted = product(rows), linear(rows.double(), wide, bias.double())
+    assert (found.double() - wanted).norm() < (2 * ULP[dtype] + 1e-6) * wanted.norm()
+    assert torch.equal(torch.cat([product(row[None]) for row in rows]), found)
+    kept = {torch.uint8: "4 bits"}.get(stored, str(stored).removeprefix("torch."))
+    assert product.kernel.startswith(kept) == (group % 2 == 0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("width", [64, 33])
+def test_what_is_not_finite_stays_so(dtype: torch.dtype, width: int) -> None:
+    weight, bias = weights(dtype, 96, width)
+    rows = torch.randn(9, width).to(dtype)
+    rows[1, 3], rows[2, -1], rows[3, 0], weight[5, 7], bias[6] = torch.nan, torch.inf, -torch.inf, torch.inf, torch.nan
+    found, wanted = Linear(weight, bias)(rows), linear(rows.double(), weight.double(), bias.double())
+    finite = wanted.isfinite()
+    assert torch.equal(found.double().nan_to_num()[~finite], wanted.to(dtype).double().nan_to_num()[~finite])
+    assert found[finite].isfinite().all()
 
 
 def test_rows_may_be_a_view() -> None:
@@ -64,22 +133,9 @@ def test_rows_may_be_a_view() -> None:
     assert torch.equal(product(rows), product(rows.contiguous()))
 
 
-@pytest.mark.usefixtures("operators")
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("tokens", [SEVERAL - 1, SEVERAL, 64])
-def test_a_row_does_not_depend_on_what_the_others_hold(dtype: torch.dtype, tokens: int) -> None:
-    product, rows = Linear(*weights(dtype)), torch.randn(tokens, 64).to(dtype)
-    before = product(rows)
-    others = torch.full_like(rows, torch.nan)
-    others[1] = rows[1]
-    assert torch.equal(product(others)[1], before[1])
-
-
 def test_a_packed_weight_is_a_copy_and_the_original_is_freed() -> None:
     weight, _ = weights(torch.bfloat16)
     product, rows = Linear(weight), torch.randn(3, 64).bfloat16()
-    if product.kernel is not LinearPath.PACKED:
-        pytest.skip("oneDNN has no bfloat16 on this processor")
     before = product(rows)
     weight.zero_()
     assert torch.equal(product(rows), before)
@@ -89,21 +145,39 @@ def test_a_packed_weight_is_a_copy_and_the_original_is_freed() -> None:
     assert alive() is None
 
 
-def test_16_bits_are_packed_if_the_processor_multiplies_them_and_widened_if_not() -> None:
-    multiplies = {
-        torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_supported(),
-        torch.float16: torch.ops.mkldnn._is_mkldnn_fp16_supported(),
+@pytest.mark.parametrize(
+    ("processor", "features", "name"),
+    [("haswell", "+avx2,+fma", "AVX2"), ("skylake-avx512", "+avx2,+fma,+avx512f", "AVX-512")],
+)
+def test_every_instruction_set_has_the_same_product(processor: str, features: str, name: str, tmp_path: Path) -> None:
+    """In a process where numba compiles for another processor. Sums are the same chains, so they have the same bits."""
+    if os.environ.get("NUMBA_CPU_NAME"):
+        pytest.skip("numba already compiles for another processor")
+    flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    if any(flag not in flags for flag in features.replace("+", "").split(",")):
+        pytest.skip(f"this processor has no {name}")
+    torch.manual_seed(0)
+    tensors = {
+        str(dtype): (torch.randn(23, 131).to(dtype), (torch.randn(130, 131) / 8).to(dtype), torch.randn(130).to(dtype))
+        for dtype in DTYPES
     }
-    for dtype, packs in multiplies.items():
-        assert Linear(weights(dtype)[0]).kernel is (LinearPath.PACKED if packs else LinearPath.WIDENED)
-    assert Linear(weights(torch.float32)[0]).kernel is LinearPath.PLAIN
+    torch.save(tensors, tmp_path / "tensors.pt")
+    environment = {**os.environ, "NUMBA_CPU_NAME": processor, "NUMBA_CPU_FEATURES": features}
+    found = subprocess.run([sys.executable, "-c", ELSEWHERE, tmp_path], env=environment, capture_output=True, text=True)
+    assert found.stdout.strip() == name, found.stderr
+    results = torch.load(tmp_path / "results.pt")
+    for key, (rows, weight, bias) in tensors.items():
+        assert_product(results[key], rows, weight, bias)
+        assert torch.equal(results[key], Linear(weight, bias)(rows)), SET
 
 
-def test_widening_takes_the_memory_of_a_panel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.ops, "mkldnn", WITHOUT["no operators"])
-    monkeypatch.setattr(linear_module, "PANEL", 64 << 10)
-    product, rows = Linear(weights(torch.bfloat16, 4096, 256)[0]), torch.randn(SEVERAL, 256).bfloat16()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        product(rows)
-    taken = [event.nbytes() for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
-    assert max(taken) == 64 << 10, "and less for the result, of 48 KiB"
+ELSEWHERE = """
+import sys, torch
+from pathlib import Path
+from phase2_prefill_decode.kernels.cpu.microkernel import SET
+from phase2_prefill_decode.linear import Linear
+folder = Path(sys.argv[1])
+tensors = torch.load(folder / "tensors.pt")
+torch.save({key: Linear(weight, bias)(rows) for key, (rows, weight, bias) in tensors.items()}, folder / "results.pt")
+print(SET)
+"""

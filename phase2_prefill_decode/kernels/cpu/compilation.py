@@ -29,7 +29,8 @@ from phase2_prefill_decode.kernels.cpu.cache import PLACE, is_writable
 from phase2_prefill_decode.kernels.cpu.draw import draw
 from phase2_prefill_decode.kernels.cpu.forward import forward_body
 from phase2_prefill_decode.kernels.cpu.matmul import PROCESSOR
-from phase2_prefill_decode.kernels.cpu.pointwise import rotate_store
+from phase2_prefill_decode.kernels.cpu.pointwise import add_norm, rotate_store, swiglu
+from phase2_prefill_decode.kernels.cpu.product import PackedWeight
 from phase2_prefill_decode.sampling.inputs import SamplingInputs
 from phase2_prefill_decode.threads import cores
 
@@ -37,28 +38,41 @@ log = logging.getLogger(__name__)
 PROCESSES = 3  # at most: attention alone takes a third of all
 
 
-def _attention(dtype: torch.dtype) -> Tensor:
+def _attention(dtype: torch.dtype, _: torch.dtype) -> Tensor:
     length, page = torch.ones(1, dtype=torch.int32), torch.zeros(1, 1, 16, 16, dtype=dtype)
     metadata = AttentionMetadata(torch.arange(2, dtype=torch.int32), length, torch.zeros_like(length)[None], 1, 1)
     return attend(page[0, :, :1], page, page, metadata, 1.0)
 
 
-def _rotation(dtype: torch.dtype) -> Tensor:
+def _rotation(dtype: torch.dtype, _: torch.dtype) -> Tensor:
     zero, page, angles = torch.zeros(1, dtype=torch.int64), torch.zeros(1, 1, 16, 16, dtype=dtype), torch.zeros(1, 8)
     return rotate_store(torch.zeros(1, 48, dtype=dtype), angles, angles, zero, zero, page, page, None, 1e-6)
 
 
-def _sampling(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _pointwise(dtype: torch.dtype, _: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    row = torch.zeros(1, 16, dtype=dtype)
+    return *add_norm(row, row, row[0], 1e-6), swiglu(row)
+
+
+def _product(dtype: torch.dtype, stored: torch.dtype) -> Tensor:
+    weight, scales = torch.zeros(1, 2, dtype=torch.float32).to(stored), torch.zeros(1, 1)
+    return PackedWeight(weight, scales=scales)(torch.zeros(1, 4 if stored == torch.uint8 else 2, dtype=dtype))
+
+
+def _sampling(dtype: torch.dtype, _: torch.dtype) -> tuple[Tensor, Tensor]:
     number, integer, key = torch.ones(1), torch.zeros(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int64)
     return draw(torch.zeros(1, 16, dtype=dtype), SamplingInputs(key, key, integer, number, number, number), 16)
 
 
 # What compiles each, on tensors as small as can be: kernels are compiled for a dtype, not for sizes. The longest first.
-KERNELS: dict[str, Callable[[torch.dtype], object]] = {
+# The second dtype is that of the weights.
+KERNELS: dict[str, Callable[[torch.dtype, torch.dtype], object]] = {
     "attention": _attention,
-    "forward": lambda _: forward_body(),
+    "forward": lambda _, stored: forward_body(stored),
+    "product": _product,
     "sampling": _sampling,
     "rotation": _rotation,
+    "pointwise": _pointwise,
 }
 
 
@@ -67,19 +81,26 @@ class Kernel(NamedTuple):
 
     name: str
     dtype: str
+    stored: str = ""  # the format of the weights, if it is another
 
     def make(self) -> None:
         """Compile it in this process, or load it from the cache."""
-        KERNELS[self.name](getattr(torch, self.dtype))
+        KERNELS[self.name](getattr(torch, self.dtype), getattr(torch, self.stored or self.dtype))
 
 
-def kernels_of(dtype: torch.dtype, forward: bool) -> list[Kernel]:
-    """The kernels of a model in this dtype; `forward`: it is small, and has the one call for a decode. Logits that are
-    edited or masked are float32."""
+def kernels_of(dtype: torch.dtype, forward: torch.dtype | None, stored: Iterable[torch.dtype] = ()) -> list[Kernel]:
+    """The kernels of a model in this dtype, with weights in `stored` formats too; `forward`: the format of those that
+    the one call for a decode takes. Logits that are edited or masked are float32."""
     of_model = str(dtype).removeprefix("torch.")
-    names = [name for name in KERNELS if forward or name != "forward"]
-    edited = [] if dtype == torch.float32 else [Kernel("sampling", "float32")]
-    return sorted([*(Kernel(name, of_model) for name in names), *edited], key=lambda kernel: names.index(kernel.name))
+
+    def named(name: str, weights: torch.dtype) -> Kernel:
+        return Kernel(name, of_model, "" if weights == dtype else str(weights).removeprefix("torch."))
+
+    kernels = [Kernel(name, of_model) for name in KERNELS if name not in ("forward", "product")]
+    kernels += [named("product", weights) for weights in {dtype, *stored}]
+    kernels += [] if forward is None else [named("forward", forward)]
+    kernels += [] if dtype == torch.float32 else [Kernel("sampling", "float32")]
+    return sorted(kernels, key=lambda kernel: [*KERNELS].index(kernel.name))
 
 
 def compile_kernels(kernels: Sequence[Kernel], *, progress: bool = False) -> None:
@@ -118,7 +139,7 @@ def _in_processes(kernels: Sequence[Kernel]) -> Iterator[Kernel]:
     with open(end) as done, ExitStack() as workers:
         with open(pipe, "wb") as output:
             for number in range(count):
-                share = [f"{kernel.name}:{kernel.dtype}" for kernel in kernels[number::count]]
+                share = [":".join(kernel) for kernel in kernels[number::count]]
                 command = [sys.executable, "-m", __name__, *share]
                 worker = subprocess.Popen(command, stdout=output, stderr=subprocess.DEVNULL, env=entry.environment())
                 workers.enter_context(worker)

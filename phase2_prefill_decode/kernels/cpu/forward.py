@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
-"""A whole decode step of a small model in one call: all layers and the logits, on all threads.
+"""A whole decode step in one call: all layers and the logits, on all threads.
 
 Of a small model, an operator computes for a few microseconds, and calling it takes as long. Here the threads start once
 a step and go through the same operations as `decoder.py`, with the same functions as the other kernels. The work of an
@@ -20,44 +20,53 @@ from torch import Tensor
 
 from phase2_prefill_decode.kernels.attention import check_shapes
 from phase2_prefill_decode.kernels.cpu.attention import write
-from phase2_prefill_decode.kernels.cpu.intrinsics import TAGS, array, compiled, kernel, narrow
-from phase2_prefill_decode.kernels.cpu.matvec import TILE, fits, multiply_tile, pack_tiles, split
+from phase2_prefill_decode.kernels.cpu.intrinsics import TAGS, array, compiled, kernel, narrow, widen
+from phase2_prefill_decode.kernels.cpu.microkernel import BLOCK
 from phase2_prefill_decode.kernels.cpu.openmp import OPENMP, USLEEP, call, on_each_thread, peek, spread, take
 from phase2_prefill_decode.kernels.cpu.pointwise import NO_TENSOR, add, check_places, gate, norm, rotate
-from phase2_prefill_decode.kernels.cpu.tiles import TILE as ATTENTION_TILE
-from phase2_prefill_decode.kernels.cpu.tiles import attend_tile, room_for
+from phase2_prefill_decode.kernels.cpu.product import (
+    FORMATS,
+    SPARE,
+    PackedWeight,
+    add_up,
+    multiply_block,
+    operand_dtype,
+    scratch,
+    store,
+)
+from phase2_prefill_decode.kernels.cpu.tiles import TILE, attend_tile, room_for
+from phase2_prefill_decode.linear import Linear
 from phase2_prefill_decode.loading.config import ModelConfig
-from phase2_prefill_decode.loading.weights import LayerWeights, Weights
+from phase2_prefill_decode.loading.weights import Weights
 from phase2_prefill_decode.step.packed import StepTensors
 
-TOKENS = 4  # of a step, at most
-BYTES = 128 << 20  # of weights, at most: the matrices are kept twice, for these steps and for others
-ITEM = 4  # tiles
+TOKENS = 32  # of a step, at most
 SPINS = 20_000  # some ten microseconds
 NAP = 20  # microseconds; meanwhile another thread can have this core
 
 FLOAT32, INT32, INT64 = np.dtype(np.float32), np.dtype(np.int32), np.dtype(np.int64)
-MATRICES = "qkv_proj", "o_proj", "gate_up_proj", "down_proj"
 OTHERS = "input_layernorm", "post_attention_layernorm", "q_norm", "k_norm"
+COLUMNS = 31  # of the table of layers: six for each matrix, and seven more
+
+Linears = Sequence[Sequence[Linear]]  # qkv_proj, o_proj, gate_up_proj and down_proj of each layer
 
 
 class Forward:
-    """The layers and lm_head of a small model, for steps of up to TOKENS sequences with one new token each."""
+    """The layers and lm_head of a model, for steps of up to TOKENS sequences with one new token each."""
 
-    def __init__(self, config: ModelConfig, weights: Weights) -> None:
-        self.config = config
-        self._norm, self._kept = weights.norm, [_others(layer) for layer in weights.layers]  # used where they are
-        numbers = sum(matrix.numel() for matrix in _matrices(weights))
-        self._packed = torch.from_numpy(np.empty(numbers, np.int16)).view(torch.bfloat16)  # NumPy asks for huge pages
-        addresses = iter(self._pack(weights))
+    def __init__(self, config: ModelConfig, weights: Weights, linears: Linears, lm_head: Linear) -> None:
+        layers, self._lm_head = [_packed(layer) for layer in linears], _packed([lm_head])[0]
+        self.config, self.stored = config, layers[0][0].dtype
+        self._norm, self._others = weights.norm, [[getattr(layer, name) for name in OTHERS] for layer in weights.layers]
         self._table = np.array(
             [
-                [*(next(addresses) for _ in MATRICES), *map(_address, others), window or 1 << 40, 0, 0]
-                for others, window in zip(self._kept, config.sliding_windows, strict=True)
+                [*(number for matrix in matrices for number in matrix.numbers), *map(_address, others),
+                 window or 1 << 40, 0, 0]
+                for matrices, others, window in zip(layers, self._others, config.sliding_windows, strict=True)
             ],
             np.int64,
-        )
-        self._lm_head = next(addresses)
+        )  # fmt: skip
+        self._groups = max(matrix.pairs // matrix.group for matrices in layers for matrix in matrices)
         heads, kv_heads, head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
         numbers = (3 * heads + 2 * kv_heads) * head_dim + 2 * config.hidden_size + config.intermediate_size
         self._shared = torch.empty(config.num_hidden_layers * TOKENS * numbers, dtype=torch.bfloat16)
@@ -65,12 +74,13 @@ class Forward:
         self._counters = torch.empty(5 * config.num_hidden_layers + 1, 2, 8, dtype=torch.int64)  # a cache line each
 
     @staticmethod
-    def serves(config: ModelConfig, weights: Weights) -> bool:
-        on_cpu = weights.norm.device.type == "cpu" and weights.norm.dtype == torch.bfloat16
-        small = on_cpu and config.bytes <= BYTES and config.intermediate_size % TILE == 0
-        biases = (getattr(layer, f"{name}_bias") for layer in weights.layers for name in MATRICES)
-        plain = all(isinstance(matrix, Tensor) for matrix in _matrices(weights))
-        return small and plain and all(map(fits, _matrices(weights))) and all(bias is None for bias in biases)
+    def serves(config: ModelConfig, linears: Linears, lm_head: Linear) -> bool:
+        """Whether all matrices of the layers are packed in one format, and the model's numbers are bfloat16."""
+        layers, head = [_packed(layer) for layer in linears], _packed([lm_head])
+        stored = {matrix.dtype for matrices in layers for matrix in matrices}
+        complete = head and all(map(len, layers)) and len(stored) == 1 and head[0].dtype == torch.bfloat16
+        whole = config.intermediate_size % BLOCK == 0  # a block of gate and one of up have the same columns
+        return bool(complete) and config.dtype == "bfloat16" and whole
 
     @staticmethod
     def takes(step: StepTensors) -> bool:
@@ -92,37 +102,26 @@ class Forward:
             for row, k, v in zip(self._table, keys, values, strict=True):
                 row[-2], row[-1] = k.data_ptr(), v.data_ptr()
             forward_kernel(
-                forward_body(),
+                forward_body(self.stored),
                 (x.data_ptr(), rope[0].data_ptr(), rope[1].data_ptr(), step.positions.data_ptr(),
                  step.slots.data_ptr()),
                 (metadata.seq_lens.data_ptr(), metadata.page_table.data_ptr(), logits.data_ptr()),
-                (self._table.ctypes.data, self._lm_head, self._norm.data_ptr()),
+                (self._table.ctypes.data, *self._lm_head.numbers, self._norm.data_ptr()),
                 (self._shared.data_ptr(), self._counters.data_ptr(), USLEEP),
                 (tokens, c.num_hidden_layers, c.hidden_size, c.intermediate_size, c.vocab_size, c.num_attention_heads,
-                 c.head_dim, len(rope[0]), *keys[0].shape[:3], metadata.page_table.shape[1]),
+                 c.head_dim, len(rope[0]), *keys[0].shape[:3], metadata.page_table.shape[1],
+                 self._groups),
                 c.rms_norm_eps,
                 torch.get_num_threads() if OPENMP else 1,
                 OPENMP,
             )  # fmt: skip
         return logits if step.last is None else logits[step.last]
 
-    def _pack(self, weights: Weights) -> list[int]:
-        """Pack all matrices into one piece of memory; return their addresses."""
-        places, start = [], 0
-        for matrix in _matrices(weights):
-            place = self._packed[start : start + matrix.numel()]
-            pack_tiles(matrix, place)
-            places.append(place.data_ptr())
-            start += matrix.numel()
-        return places
 
-
-def _matrices(weights: Weights) -> list[Tensor]:
-    return [getattr(layer, name) for layer in weights.layers for name in MATRICES] + [weights.lm_head]
-
-
-def _others(layer: LayerWeights) -> list[Tensor | None]:
-    return [getattr(layer, name) for name in OTHERS]
+def _packed(linears: Sequence[Linear]) -> list[PackedWeight]:
+    """Their packed weights; none if one is not packed, or its inputs have another order."""
+    packed = [linear.packed for linear in linears if linear.packed is not None and linear.packed.order is None]
+    return packed if len(packed) == len(linears) else []
 
 
 def _address(tensor: Tensor | None) -> int:
@@ -142,18 +141,21 @@ def forward_kernel(body, inputs, places, weights, memory, sizes, eps, threads, o
 
 # region forward
 @cache
-def forward_body() -> int:
-    like = TAGS[torch.bfloat16]
+def forward_body(stored: torch.dtype) -> int:
+    """The body of a thread, for layers whose matrices are in this format."""
+    like, operand_like, kind = TAGS[torch.bfloat16], TAGS[operand_dtype(torch.bfloat16)], FORMATS[stored]
 
     def body(work):
         (
-            x, cos, sin, positions, slots, seq_lens, page_table, logits, table, lm_head, last_norm, shared, counters,
-            usleep, tokens, layers, hidden, inner, vocab, heads, head_dim, most_positions, pages, kv_heads, page_size,
-            max_pages, eps, scale,
-        ) = to_fixed_tuple(array(work, (28,), INT64), 28)  # fmt: skip
+            x, cos, sin, positions, slots, seq_lens, page_table, logits, table, blocks, bias, scales, offsets, pairs,
+            group, last_norm, shared, counters, usleep, tokens, layers, hidden, inner, vocab, heads, head_dim,
+            most_positions, pages, kv_heads, page_size, max_pages, groups, eps,
+            scale,
+        ) = to_fixed_tuple(array(work, (34,), INT64), 34)  # fmt: skip
         eps = np.float32(np.int64(eps).view(np.float64))
         scale = np.float32(np.int64(scale).view(np.float64))
         x, logits = array(x, (tokens, hidden), like), array(logits, (tokens, vocab), like)
+        lm_head = like, blocks, bias, scales, offsets, pairs, group
         angles = (
             array(cos, (most_positions, head_dim // 2), FLOAT32),
             array(sin, (most_positions, head_dim // 2), FLOAT32),
@@ -162,16 +164,16 @@ def forward_body() -> int:
             array(positions, (tokens,), INT64), array(slots, (tokens,), INT64), array(seq_lens, (tokens,), INT32),
             array(page_table, (tokens, max_pages), INT32),
         )  # fmt: skip
-        pool, table = (pages, kv_heads, page_size, head_dim), array(table, (layers, 11), INT64)
+        pool, table = (pages, kv_heads, page_size, head_dim), array(table, (layers, COLUMNS), INT64)
         residual, normed = np.empty((tokens, hidden), x.dtype), np.empty((tokens, hidden), x.dtype)
-        halves = np.empty(tokens * max(hidden, inner, heads * head_dim), np.float32)
-        sums = np.empty((2, tokens, TILE), np.float32)
+        left = array(work, (1,), operand_like)  # of that type
+        left = np.empty(tokens * (max(hidden, inner, heads * head_dim) + SPARE), left.dtype)
+        memory = scratch(tokens, groups)
         room = np.empty(room_for(heads // kv_heads, head_dim), np.float32)
         residual[:] = 0
         for layer in range(layers):
-            (
-                qkv_proj, o_proj, gate_up_proj, down_proj, in_norm, post_norm, q_norm, k_norm, window, keys, values,
-            ) = to_fixed_tuple(table[layer], 11)  # fmt: skip
+            row = table[layer]
+            in_norm, post_norm, q_norm, k_norm, window, keys, values = to_fixed_tuple(row[24:], 7)
             qkv, shared = carve(shared, tokens, (heads + 2 * kv_heads) * head_dim, like)
             q, shared = carve(shared, tokens, heads * head_dim, like)
             attended, shared = carve(shared, tokens, heads * head_dim, like)
@@ -179,8 +181,8 @@ def forward_body() -> int:
             activated, shared = carve(shared, tokens, inner, like)
             down, shared = carve(shared, tokens, hidden, like)
 
-            inputs = add_norm(x, residual, in_norm, eps, normed, halves)
-            linear(inputs, qkv_proj, qkv, sums, counters, usleep)
+            add_norm(x, residual, in_norm, eps, normed)
+            linear(normed, matrix(kind, row[:6]), qkv, left, memory, counters, usleep)
             counters += 128
             attention(
                 qkv.reshape((tokens, heads + 2 * kv_heads, head_dim)), q.reshape((tokens, heads, head_dim)),
@@ -188,16 +190,16 @@ def forward_body() -> int:
                 batch, q_norm, k_norm, eps, scale, window, room, counters, usleep,
             )  # fmt: skip
             counters += 128
-            linear(split_all(attended, halves), o_proj, projected, sums, counters, usleep)
+            linear(attended, matrix(kind, row[6:12]), projected, left, memory, counters, usleep)
             counters += 128
-            inputs = add_norm(projected, residual, post_norm, eps, normed, halves)
-            mlp(inputs, gate_up_proj, activated, sums, counters, usleep)
+            add_norm(projected, residual, post_norm, eps, normed)
+            mlp(normed, matrix(kind, row[12:18]), activated, left, memory, counters, usleep)
             counters += 128
-            linear(split_all(activated, halves), down_proj, down, sums, counters, usleep)
+            linear(activated, matrix(kind, row[18:24]), down, left, memory, counters, usleep)
             counters += 128
             x = down
-        inputs = add_norm(x, residual, last_norm, eps, normed, halves)
-        linear(inputs, lm_head, logits, sums, counters, usleep)
+        add_norm(x, residual, last_norm, eps, normed)
+        linear(normed, lm_head, logits, left, memory, counters, usleep)
 
     return on_each_thread(body)
 
@@ -212,21 +214,33 @@ def carve(address, rows, width, like):
 
 
 @compiled()
-def split_all(x, halves):
-    halves = halves[: x.size].reshape(x.shape)
-    for row in range(len(x)):
-        split(x[row], halves[row])
-    return halves
+def matrix(kind, row):
+    """A weight, of its numbers in the table of layers."""
+    blocks, bias, scales, offsets, pairs, group = to_fixed_tuple(row, 6)
+    return kind, blocks, bias, scales, offsets, pairs, group
 
 
 @compiled()
-def add_norm(x, residual, weight, eps, normed, halves):
+def add_norm(x, residual, weight, eps, normed):
     """Computed by every thread: this takes less time than waiting for another thread."""
     weight = array(weight, (x.shape[1],), x[0, 0])
     for row in range(len(x)):
         add(x[row], residual[row], residual[row])
         norm(residual[row], weight, eps, normed[row])
-    return split_all(normed, halves)
+
+
+@compiled()
+def operand(x, weight, left, room):
+    """Rows as tiles take them. Every thread has its own."""
+    rows, inputs = x.shape
+    left = left[: rows * (inputs + SPARE)].reshape((rows, inputs + SPARE))
+    for row in range(rows):
+        own, line = x[row], left[row]
+        for i in range(inputs):
+            line[i] = narrow(widen(own[i]), left[0, 0])
+        line[inputs] = 0
+    add_up(weight, left, room)
+    return left
 
 
 # region finish
@@ -244,44 +258,31 @@ def finish(done, items, usleep):
 
 
 @compiled()
-def store(sums, first, result):
-    """Round the sums of a tile for one row."""
-    for i in range(TILE):
-        result[first + i] = narrow(sums[i], result[0])
-
-
-@compiled()
-def linear(halves, weight, result, sums, counters, usleep):
-    """result = rows @ weight.T."""
-    tiles = result.shape[1] // TILE
-    items = -(-tiles // ITEM)
+def linear(x, weight, result, left, memory, counters, usleep):
+    """result = x @ weight.T. An item is a block."""
+    left, items = operand(x, weight, left, memory), -(-result.shape[1] // BLOCK)
     item = take(counters)
     while item < items:
-        for tile in range(item * ITEM, min((item + 1) * ITEM, tiles)):
-            multiply_tile(weight, tile, halves, sums[0])
-            for row in range(len(result)):
-                store(sums[0, row], tile * TILE, result[row])
+        multiply_block(weight, item, left, memory)
+        store(memory, item, result)
         take(counters + 64)
         item = take(counters)
     finish(counters + 64, items, usleep)
 
 
 @compiled()
-def mlp(halves, weight, result, sums, counters, usleep):
+def mlp(x, weight, result, left, memory, counters, usleep):
     """silu(gate) * up, of the two halves of the fused projection."""
-    inner, opened = result.shape[1], np.empty((2, result.shape[1]), result.dtype)
-    tiles = inner // TILE
-    items = -(-tiles // ITEM)
+    left, items = operand(x, weight, left, memory), result.shape[1] // BLOCK
+    opened = np.empty((2, len(x), BLOCK), result.dtype)
     item = take(counters)
     while item < items:
-        for tile in range(item * ITEM, min((item + 1) * ITEM, tiles)):
-            multiply_tile(weight, tile, halves, sums[0])
-            multiply_tile(weight, tiles + tile, halves, sums[1])
-            first, end = tile * TILE, (tile + 1) * TILE
-            for row in range(len(result)):
-                store(sums[0, row], first, opened[0])
-                store(sums[1, row], first, opened[1])
-                gate(opened[0, first:end], opened[1, first:end], result[row, first:end])
+        multiply_block(weight, item, left, memory)
+        store(memory, 0, opened[0])
+        multiply_block(weight, items + item, left, memory)
+        store(memory, 0, opened[1])
+        for row in range(len(x)):
+            gate(opened[0, row], opened[1, row], result[row, item * BLOCK : (item + 1) * BLOCK])
         take(counters + 64)
         item = take(counters)
     finish(counters + 64, items, usleep)
@@ -297,7 +298,7 @@ def attention(
     positions, slots, seq_lens, page_table = batch
     has_norms, normed = q_norm != NO_TENSOR, np.empty(head_dim, q.dtype)
     q_norm, k_norm = array(q_norm, (head_dim,), q[0, 0, 0]), array(k_norm, (head_dim,), q[0, 0, 0])
-    tiles = np.zeros(1, ATTENTION_TILE)
+    tiles = np.zeros(1, TILE)
     item = take(counters)
     while item < tokens * kv_heads:
         token, head = item // kv_heads, item % kv_heads

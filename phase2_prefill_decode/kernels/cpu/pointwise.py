@@ -1,9 +1,8 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 """The operations between the matrix products on a CPU, rounded where the references round.
 
-`rotate_store` takes blocks of rows. The one row of a small decode runs on the calling thread; the rows of a prompt are
-shared between threads. The other functions are parts of the one-call step, see `forward`: by themselves, torch's
-operators are about as fast.
+The one row of a small decode runs on the calling thread; the rows of a prompt are shared between threads, block by
+block. The step in one call, `forward`, has the same functions for a row, so a token has the same numbers in both.
 """
 
 import math
@@ -15,7 +14,7 @@ from numba.np.unsafe.ndarray import to_fixed_tuple
 from torch import Tensor
 
 from phase2_prefill_decode.kernels.cpu.intrinsics import TAGS, array, compiled, exp2, kernel, narrow, widen
-from phase2_prefill_decode.kernels.cpu.openmp import OPENMP, on_each_thread, spread, take, threads_for
+from phase2_prefill_decode.kernels.cpu.openmp import OPENMP, launch, on_each_thread, spread, take, threads_for
 
 BLOCK = 16  # rows
 FLOAT32, INT64 = np.dtype(np.float32), np.dtype(np.int64)
@@ -38,6 +37,35 @@ def norm(x, weight, eps, normed):
     for i in range(len(x)):
         scaled = narrow(widen(x[i]) * factor, x[i])
         normed[i] = narrow(widen(scaled) * widen(weight[i]), x[i])
+
+
+def add_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    x, other = x.contiguous(), NO_TENSOR if residual is None else residual.contiguous().data_ptr()
+    total, normed = x if residual is None else torch.empty_like(x), torch.empty_like(x)
+    places = x.data_ptr(), other, total.data_ptr(), weight.data_ptr(), normed.data_ptr()
+    numbers = *x.shape, int(np.float64(eps).view(np.int64))
+    launch(add_norm_body(x.dtype), (*places, *numbers), threads_for(x.numel() / 2e3), OPENMP)
+    return normed, total
+
+
+@cache
+def add_norm_body(dtype: torch.dtype) -> int:
+    like = TAGS[dtype]
+
+    def body(work):
+        _, x, residual, total, weight, normed, tokens, width, eps = to_fixed_tuple(array(work, (9,), INT64), 9)
+        has_residual, shape, eps = residual != NO_TENSOR, (tokens, width), np.float32(np.int64(eps).view(np.float64))
+        x, residual, weight = array(x, shape, like), array(residual, shape, like), array(weight, (width,), like)
+        total, normed = array(total, shape, like), array(normed, shape, like)
+        block = take(work)
+        while block * BLOCK < tokens:
+            for token in range(block * BLOCK, min((block + 1) * BLOCK, tokens)):
+                if has_residual:
+                    add(x[token], residual[token], total[token])
+                norm(total[token], weight, eps, normed[token])
+            block = take(work)
+
+    return on_each_thread(body)
 
 
 # region rotate_store
@@ -146,6 +174,31 @@ def rotate(x, angles, turned):
 
 
 # endregion
+
+
+def swiglu(gate_up: Tensor) -> Tensor:
+    gate_up = gate_up.contiguous()
+    tokens, inner = len(gate_up), gate_up.shape[1] // 2
+    result = gate_up.new_empty(tokens, inner)
+    sizes = gate_up.data_ptr(), result.data_ptr(), tokens, inner
+    launch(swiglu_body(gate_up.dtype), sizes, threads_for(tokens * inner / 1e3), OPENMP)
+    return result
+
+
+@cache
+def swiglu_body(dtype: torch.dtype) -> int:
+    like = TAGS[dtype]
+
+    def body(work):
+        _, gate_up, result, tokens, inner = to_fixed_tuple(array(work, (5,), INT64), 5)
+        gate_up, result = array(gate_up, (tokens, 2, inner), like), array(result, (tokens, inner), like)
+        block = take(work)
+        while block * BLOCK < tokens:
+            for token in range(block * BLOCK, min((block + 1) * BLOCK, tokens)):
+                gate(gate_up[token, 0], gate_up[token, 1], result[token])
+            block = take(work)
+
+    return on_each_thread(body)
 
 
 @compiled()

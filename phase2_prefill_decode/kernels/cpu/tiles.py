@@ -51,7 +51,7 @@ def room_for(rows, head_dim):
     """The float32 of scratch memory that a tile needs. `rows`: of all its heads."""
     dims = whole(head_dim)
     spare = 2 * KEYS * dims if head_dim < dims else 0
-    return rows * (3 * width(head_dim) + KEYS) + dims * COLUMNS + 2 * (4 * KEYS + dims) + spare
+    return rows * (3 * width(head_dim) + KEYS) + dims * COLUMNS + 2 * (6 * KEYS + dims) + spare
 
 
 # region attend_tile
@@ -67,6 +67,7 @@ def attend_tile(tile, query, cached, window, scale, room):
     scores, room = carve(room, rows, np.int64(KEYS))
     k, room = carve(room, dims, np.int64(COLUMNS))
     places, room = carve_addresses(room, np.int64(2), np.int64(KEYS))  # of keys and of values
+    following, room = carve_addresses(room, np.int64(2), np.int64(KEYS))  # of the next head
     padded, room = carve_addresses(room, np.int64(2), np.int64(KEYS))
     k_places, spare = carve_addresses(room, np.int64(1), dims)
     for i in range(dims):
@@ -75,24 +76,29 @@ def attend_tile(tile, query, cached, window, scale, room):
     load_queries(tile, query, group, scale, q)
     clear(result, head_dim)
     clear(state, head_dim)
+    find(tile, tile.begin // KEYS * KEYS, cached, places)
     for start in range(tile.begin // KEYS * KEYS, tile.end, KEYS):
         if start % SPLIT == 0 and start > tile.begin:
             merge(result, state, head_dim)
             clear(state, head_dim)
-        find(tile, start, cached, places)
         size = min(tile.end - start, KEYS)
         for head in range(tile.heads):
             own = slice(head * rows, (head + 1) * rows)
+            if head + 1 < tile.heads:
+                following[:] = places
+                following += keys.strides[1]
+            else:
+                find(tile, start + KEYS, cached, following)
             if head_dim < dims:
                 pad(places, head_dim, spare, like, padded)
             scores[:] = 0
             for first in range(0, size, COLUMNS):
-                load_keys(at[:, first:], k, like, keys.itemsize, keys.strides[1])
+                load_keys(at[0, first:], following[:, first:], k, like, keys.itemsize)
                 add_product(scores[:, first : first + COLUMNS], q[own], k_places[0], np.float32(0))
             hide(scores, tile.position - start, group, window)
             soften(scores, state[own], head_dim)
             add_product(state[own, :dims], scores, at[1, :size], like)
-            places += keys.strides[1]  # the next head
+            places[:] = following
     merge(result, state, head_dim)
     return result
 
@@ -134,7 +140,7 @@ def find(tile, start, cached, places):
     """Write the addresses of the keys and values of a block, for the first head. Before and after the tile's keys, it
     is that of the nearest of them: the memory there could hold NaN, and 0 times NaN is NaN."""
     keys, values, pages = cached
-    position, page_size = max(start, tile.begin), keys.shape[2]
+    position, page_size = max(min(start, tile.end - 1), tile.begin), keys.shape[2]
     entry, offset = position // page_size, position % page_size
     for key in range(KEYS):
         page = pages[tile.sequence, entry]
@@ -158,16 +164,16 @@ def pad(places, head_dim, spare, like, padded):
 
 
 @compiled()
-def load_keys(places, k, like, itemsize, ahead):
-    """Load COLUMNS keys as columns of float32. `ahead`: the distance to the next head, whose keys and values are
-    prefetched: a processor does so by itself in pieces longer than a head of a page."""
+def load_keys(places, following, k, like, itemsize):
+    """Load COLUMNS keys as columns of float32, and prefetch as many keys and values of the next head: a processor does
+    so by itself in pieces that are longer than a head of a page."""
     step = 4 * LANES // itemsize
     for first in range(0, COLUMNS, LANES):
         for i in range(0, len(k), step):
-            transpose(places[0, first:].ctypes.data, i * itemsize, k[i, first:].ctypes.data, k.strides[0], like)
+            transpose(places[first:].ctypes.data, i * itemsize, k[i, first:].ctypes.data, k.strides[0], like)
             for key in range(first, first + LANES):
-                prefetch(places[0, key] + i * itemsize + ahead)
-                prefetch(places[1, key] + i * itemsize + ahead)
+                prefetch(following[0, key] + i * itemsize)
+                prefetch(following[1, key] + i * itemsize)
 
 
 @compiled()

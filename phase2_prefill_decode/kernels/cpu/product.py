@@ -1,0 +1,279 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+"""A matrix product on a CPU, of one row or thousands, with a weight that is packed once.
+
+A packed weight is a sequence of blocks of 64 outputs, the last padded with zeros. In a block come the numbers of the
+first input for all its outputs, then those of the second, and so on: one stream of memory, in the order in which it is
+read. In bfloat16 an output's numbers of two inputs lie side by side, and in 4 bits they share a byte.
+
+A thread takes a block and up to ROWS rows, and goes through the inputs in chunks. A chunk of the weight stays in the
+cache while tile after tile of rows is multiplied with it: few rows wait for memory, and many for arithmetic.
+
+Integers and float8 are unpacked to bfloat16, chunk by chunk. A group of inputs has a scale and an offset for each
+output, and a sum of its own: total += scale * (sum of number * input) - offset * (sum of input).
+
+A row's product does not depend on the other rows, nor on how many there are: see `microkernel`.
+"""
+
+from functools import cache
+
+import numpy as np
+import torch
+from numba.extending import overload
+from numba.np.unsafe.ndarray import to_fixed_tuple
+from torch import Tensor
+from torch.nn.functional import pad
+
+from phase2_prefill_decode.kernels.cpu.intrinsics import TAGS, array, compiled, narrow, widen
+from phase2_prefill_decode.kernels.cpu.microkernel import (
+    BF16,
+    BLOCK,
+    DOTS,
+    F16,
+    F32,
+    PAIR,
+    VECTORS,
+    WIDE,
+    add_tile,
+    unpack,
+)
+from phase2_prefill_decode.kernels.cpu.openmp import OPENMP, launch, on_each_thread, take, threads_for
+
+ROWS = 96  # of an item of work: many enough to unpack a weight for, few enough for the L2 cache
+CHUNK = 128 if DOTS else 64  # pairs of inputs: 512 bytes of a row
+MOST, SPAN = 6, VECTORS if WIDE else 1  # rows and vectors of the largest tile
+FLOAT32, INT64 = np.dtype(np.float32), np.dtype(np.int64)
+NO_TENSOR = 0
+SPARE = 16  # numbers behind a row
+FORMATS = {**TAGS, torch.int8: np.int8(0), torch.uint8: np.uint8(0), torch.float8_e4m3fn: np.uint64(0)}  # tags
+
+
+class PackedWeight:
+    """A weight [outputs, inputs] in blocks. It is a copy: later writes to the original have no effect. uint8 holds two
+    numbers of 4 bits. Scales and offsets are [outputs, groups]; `order` is that of the inputs."""
+
+    def __init__(
+        self,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        scales: Tensor | None = None,
+        offsets: Tensor | None = None,
+        order: Tensor | None = None,
+    ) -> None:
+        self.dtype, self.outputs = weight.dtype, len(weight)
+        self.inputs = weight.shape[1] * (2 if weight.dtype == torch.uint8 else 1)
+        bias = torch.zeros(self.outputs) if bias is None else bias
+        self.tensors = [in_blocks(weight, self.inputs % 2), in_blocks(bias[:, None].float())]
+        if scales is not None:
+            offsets = torch.zeros_like(scales) if offsets is None else offsets
+            self.tensors += [in_blocks(scales.float()), in_blocks(offsets.float())]
+        self.order, self.pairs = order, -(-self.inputs // 2)
+        self.group = self.pairs if scales is None else self.pairs // scales.shape[1]
+
+    @property
+    def format(self) -> str:
+        return "4 bits" if self.dtype == torch.uint8 else str(self.dtype).removeprefix("torch.")
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """What `multiply_block` takes, without the tag."""
+        places = [tensor.data_ptr() for tensor in self.tensors]
+        return *places, *[NO_TENSOR] * (4 - len(places)), self.pairs, self.group
+
+    def __call__(self, rows: Tensor, result: Tensor | None = None) -> Tensor:
+        if rows.shape[1] != self.inputs:
+            raise ValueError(
+                f"rows of {rows.shape[1]} numbers cannot be multiplied with a weight of {self.inputs} inputs"
+            )
+        result = rows.new_empty(len(rows), self.outputs) if result is None else result
+        left = operand(rows if self.order is None else rows[:, self.order])
+        microseconds = self.tensors[0].nbytes / 20e3 + self.outputs * self.inputs * len(rows) / 60e3
+        launch(
+            product_body(rows.dtype, self.dtype),
+            (left.data_ptr(), left.shape[1], result.data_ptr(), len(rows), self.outputs, *self.numbers),
+            threads_for(microseconds),
+            OPENMP,
+        )
+        return result
+
+
+def in_blocks(matrix: Tensor, missing: int = 0) -> Tensor:
+    """[outputs, columns] as [blocks, columns, BLOCK], with zeros for the outputs and columns that are missing."""
+    if matrix.dtype == torch.float8_e4m3fn:
+        matrix = matrix.view(torch.int8)
+    if missing or len(matrix) % BLOCK:
+        matrix = pad(matrix, (0, missing, 0, -len(matrix) % BLOCK))
+    units = matrix.contiguous().view(torch.int32) if matrix.dtype == torch.bfloat16 else matrix
+    return units.view(-1, BLOCK, units.shape[1]).transpose(1, 2).contiguous()
+
+
+def operand(rows: Tensor) -> Tensor:
+    """Rows as tiles take them, [rows, inputs or more]: with a zero behind an odd number of inputs. Rows that
+    are a multiple of 4096 bytes apart would compete for the same lines of the cache."""
+    dtype, inputs = operand_dtype(rows.dtype), rows.shape[1]
+    if rows.dtype == dtype and inputs % 2 == 0 and (inputs * dtype.itemsize % 4096 or len(rows) == 1):
+        return rows.contiguous()
+    left = torch.empty(len(rows), inputs + SPARE, dtype=dtype)
+    left[:, :inputs] = rows
+    left[:, inputs:] = 0
+    return left
+
+
+def operand_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What rows of this dtype are multiplied in."""
+    return torch.bfloat16 if DOTS and dtype == torch.bfloat16 else torch.float32
+
+
+@cache
+def product_body(dtype: torch.dtype, stored: torch.dtype) -> int:
+    """The body of a thread, for rows of one dtype and a weight of another: it takes item after item."""
+    like, kind, left_like = TAGS[dtype], FORMATS[stored], TAGS[operand_dtype(dtype)]
+
+    def body(work):
+        (
+            _, left, down, result, rows, outputs, blocks, bias, scales, offsets, pairs, group,
+        ) = to_fixed_tuple(array(work, (12,), INT64), 12)  # fmt: skip
+        weight = kind, blocks, bias, scales, offsets, pairs, group
+        left, result = array(left, (rows, down), left_like), array(result, (rows, outputs), like)
+        room, columns, done = scratch(ROWS, -(-pairs // group)), -(-outputs // BLOCK), -1
+        item = take(work)
+        while item < columns * -(-rows // ROWS):
+            block, first = item % columns, item // columns * ROWS
+            end = min(first + ROWS, rows)
+            if first != done:
+                done = first
+                add_up(weight, left[first:end], room)
+            multiply_block(weight, block, left[first:end], room)
+            store(room, block, result[first:end])
+            item = take(work)
+
+    return on_each_thread(body)
+
+
+@compiled()
+def scratch(rows, groups):
+    """The memory of a thread: sums, the sums of a group, those of the inputs of each group, and an unpacked chunk."""
+    return (
+        np.empty((rows, BLOCK), np.float32),
+        np.empty((rows, BLOCK), np.float32),
+        np.empty((rows, groups), np.float32),
+        np.empty(CHUNK * 4 * BLOCK, np.uint8),
+    )
+
+
+@compiled()
+def add_up(weight, left, room):
+    """Add up the inputs of each group, for the offsets."""
+    _, _, _, scales, _, pairs, group = weight
+    if scales != NO_TENSOR:
+        for row in range(len(left)):
+            for number in range(pairs // group):
+                total = np.float32(0)
+                for i in range(2 * number * group, 2 * (number + 1) * group):
+                    total += widen(left[row, i])
+                room[2][row, number] = total
+
+
+# region block
+@compiled()
+def multiply_block(weight, block, left, room):
+    """The products of all rows of `left` with a block of a weight."""
+    kind, blocks, bias, scales, offsets, pairs, group = weight
+    sums, part, totals, unpacked = room
+    sums, size, groups = sums[: len(left)], pair_of(kind), -(-pairs // group)
+    sums[:] = array(bias + block * BLOCK * 4, (BLOCK,), FLOAT32)
+    for number in range(groups):
+        first, end, own = number * group, min((number + 1) * group, pairs), sums
+        if scales != NO_TENSOR:
+            own = part[: len(left)]
+            own[:] = 0
+        for start in range(first, end, CHUNK):
+            steps, place = min(CHUNK, end - start), left.ctypes.data + 2 * start * left.itemsize
+            tag, chunk, ahead = ready(kind, blocks + (block * pairs + start) * size, steps, unpacked)
+            add_rows(tag, left[0, 0], own, place, left.strides[0], chunk, steps, ahead)
+        if scales != NO_TENSOR:
+            line = (block * groups + number) * BLOCK * 4
+            scale, offset = array(scales + line, (BLOCK,), FLOAT32), array(offsets + line, (BLOCK,), FLOAT32)
+            for row in range(len(sums)):
+                for i in range(BLOCK):
+                    sums[row, i] += scale[i] * own[row, i] - offset[i] * totals[row, number]
+
+
+@compiled()
+def add_rows(kind, left_kind, sums, left, down, weight, steps, ahead):
+    """sums += rows @ a chunk of a block, tile by tile: the largest first."""
+    row = 0
+    while row < len(sums):
+        rest, at, own = len(sums) - row, sums[row:].ctypes.data, left + row * down
+        if rest >= MOST:
+            for v in range(0, VECTORS, SPAN):
+                add_tile(MOST, SPAN, kind, left_kind, at + v * 64, own, down, vector(kind, weight, v), steps, ahead)
+            row += MOST
+        elif rest >= 4:
+            for v in range(0, VECTORS, SPAN):
+                add_tile(4, SPAN, kind, left_kind, at + v * 64, own, down, vector(kind, weight, v), steps, ahead)
+            row += 4
+        elif rest >= 2:
+            for v in range(0, VECTORS, 2):
+                add_tile(2, 2, kind, left_kind, at + v * 64, own, down, vector(kind, weight, v), steps, ahead)
+            row += 2
+        else:
+            add_tile(1, VECTORS, kind, left_kind, at, own, down, weight, steps, ahead)
+            row += 1
+
+
+# endregion
+
+
+@compiled()
+def store(room, block, result):
+    """Round the sums of a block. The last block may have fewer outputs."""
+    start, sums = block * BLOCK, room[0]
+    if start + BLOCK <= result.shape[1]:
+        for row in range(len(result)):
+            own, line = sums[row], result[row, start : start + BLOCK]
+            for i in range(BLOCK):
+                line[i] = narrow(own[i], result[0, 0])
+    else:
+        for row in range(len(result)):
+            for i in range(result.shape[1] - start):
+                result[row, start + i] = narrow(sums[row, i], result[0, 0])
+
+
+def pair_of(kind):
+    """The bytes of a pair of inputs in a block."""
+    raise NotImplementedError("only inside compiled functions")
+
+
+def vector(kind, weight, v):
+    """The address of vector v of a line."""
+    raise NotImplementedError("only inside compiled functions")
+
+
+def ready(kind, chunk, steps, room):
+    """A chunk of a block as tiles take it: a tag, an address, and how far ahead of it the next chunk is."""
+    raise NotImplementedError("only inside compiled functions")
+
+
+@overload(pair_of)
+def _pair_of(kind):
+    size = PAIR[kind]
+    return lambda kind: size
+
+
+@overload(vector)
+def _vector(kind, weight, v):
+    size = {BF16: 64, F16: 32, F32: 64}[kind]
+    return lambda kind, weight, v: weight + v * size
+
+
+@overload(ready)
+def _ready(kind, chunk, steps, room):
+    if kind in (BF16, F16, F32):
+        ahead = CHUNK * PAIR[kind]
+        return lambda kind, chunk, steps, room: (kind, chunk, ahead)
+
+    def unpacked(kind, chunk, steps, room):
+        unpack(kind, chunk, room.ctypes.data, steps)
+        return np.uint16(0), room.ctypes.data, 0
+
+    return unpacked
