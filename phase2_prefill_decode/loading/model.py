@@ -50,7 +50,13 @@ class Model:
         if config.quantization is None and not is_gguf(directory):
             check_memory(config, place, quantization)
         weights = load_weights(
-            directory, config, place, scheme=quantization, quantize_embeddings=quantize_embeddings, progress=progress
+            directory,
+            config,
+            place,
+            scheme=quantization,
+            quantize_embeddings=quantize_embeddings,
+            progress=progress,
+            layer_by_layer=True,
         )
         tokenizer = load_tokenizer(directory, config) if Tokenizer.is_in(directory) else None
         decoder = Decoder(config, weights, attend=attend)
