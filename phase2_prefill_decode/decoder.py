@@ -137,7 +137,7 @@ class Decoder:
         self.lm_head = Linear(weights.lm_head)
         self._rope = tables(config.rope_parameters, config.head_dim, 0, self.device)
         self._on_cpu = self.device.type == "cpu"
-        self._forward = self._one_call(weights, attend) if self._on_cpu else None
+        self._forward = self._one_call(attend) if self._on_cpu else None
 
     @property
     def linear(self) -> str:
@@ -190,13 +190,23 @@ class Decoder:
         x = embedding(step.tokens, table) if isinstance(table, Tensor) else table.rows(step.tokens)
         return x, self.rope(step.metadata.max_seqlen_k)
 
-    def _one_call(self, weights: Weights, attend: Attend) -> "Forward | None":
+    def _one_call(self, attend: Attend) -> "Forward | None":
         """All layers and lm_head as one kernel, for the CPU and its attention."""
         from phase2_prefill_decode.kernels.cpu.forward import Forward  # here: a GPU does not need numba
 
         linears = self._linears()
         serves = attend is ATTEND.load("cpu") and Forward.serves(self.config, linears, self.lm_head)
-        return Forward(self.config, weights, linears, self.lm_head) if serves else None
+        if not serves:
+            return None
+        norms = [
+            [
+                layer.input_layernorm.weight,
+                layer.post_attention_layernorm.weight,
+                *(layer.self_attn.qk_norm or (None, None)),
+            ]
+            for layer in self.layers
+        ]
+        return Forward(self.config, linears, norms, self.norm.weight, self.lm_head)
 
     def _linears(self) -> list[list[Linear]]:
         return [

@@ -68,6 +68,7 @@ def _packed(weight: Tensor | QuantizedWeight, bias: Tensor | None) -> "PackedWei
         weight = weight.dequantize().to(weight.dtype)
     if isinstance(weight, Tensor):
         return PackedWeight(weight, bias)
+    # region exercise 2.28
     scales = weight.scales.float()
     if weight.offsets is not None:
         offsets: Tensor | None = weight.offsets.float()
@@ -76,6 +77,7 @@ def _packed(weight: Tensor | QuantizedWeight, bias: Tensor | None) -> "PackedWei
     else:
         offsets = scales * MIDDLE if weight.bits == 4 else None
     return PackedWeight(weight.values, bias, scales, offsets, weight.order)
+    # endregion
 
 
 def _side_by_side(

@@ -52,6 +52,11 @@ BENCHMARKS: dict[str, tuple[str, list[str], dict[str, object]]] = {
         [],
         {"PROMPTS": (1, 4), "BATCHES": (1, 2), "CONTEXTS": (8,), "CONTEXT": 8, "SECONDS": 0.0, **CEILINGS},
     ),
+    "phase2_rows.json": (
+        "phase2_prefill_decode.lab.rows",
+        ["--rounds", "1"],
+        {"OUTPUTS": 128, "INPUTS": 256, "phase1_kv_pool.lab.timing.SECONDS": 0.0},
+    ),
     "phase2_fits.json": ("phase2_prefill_decode.lab.fits", [], {}),
     "quantized.json": (
         "chapters.tiny_chat.quantized",

@@ -15,7 +15,7 @@ from phase0_request.model_files import model_eos_ids, naming, read_object
 from phase1_kv_pool.layout import DTYPE_BYTES, KVLayout
 from phase2_prefill_decode.loading import gguf_config
 from phase2_prefill_decode.loading.families import FAMILIES, MAX_LENGTH, read
-from phase2_prefill_decode.loading.quantized.layout import Format
+from phase2_prefill_decode.loading.quantized.layout import SCHEMES, Format
 
 MAX_VOCABULARY = 1 << 31  # token ids are int32
 MAX_SIZE = 1 << 24  # of any other dimension
@@ -222,3 +222,9 @@ class ModelConfig:
     def bytes(self) -> int:
         """The size of the parameters in `dtype`."""
         return self.parameters * DTYPE_BYTES[self.dtype]
+
+    def bytes_in(self, scheme: str) -> int:
+        """Their size if the matrices of the layers are quantized in one of SCHEMES."""
+        matrices = sum(sum(part.modules.values()) * part.inputs for part in self.layer.values())
+        saved = DTYPE_BYTES[self.dtype] - SCHEMES[scheme]
+        return self.bytes - int(self.num_hidden_layers * matrices * saved)

@@ -5,9 +5,11 @@ from pathlib import Path
 
 import torch
 
-from phase0_request.checks import check_choice
+from phase0_request.checks import ConfigError, check_choice
+from phase0_request.gguf_file import is_gguf
 from phase0_request.tokenizer import BUNDLED, Tokenizer
 from phase1_kv_pool.layout import DTYPE_BYTES
+from phase1_kv_pool.memory import free_bytes
 from phase2_prefill_decode.decoder import Decoder
 from phase2_prefill_decode.kernels.attention import Attend
 from phase2_prefill_decode.loading.config import ModelConfig
@@ -45,8 +47,16 @@ class Model:
         if quantization is not None:
             check_choice("quantization", quantization, SCHEMES)
         config = ModelConfig.from_pretrained(directory, dtype)
+        if config.quantization is None and not is_gguf(directory):
+            check_memory(config, place, quantization)
         weights = load_weights(
-            directory, config, place, scheme=quantization, quantize_embeddings=quantize_embeddings, progress=progress
+            directory,
+            config,
+            place,
+            scheme=quantization,
+            quantize_embeddings=quantize_embeddings,
+            progress=progress,
+            layer_by_layer=True,
         )
         tokenizer = load_tokenizer(directory, config) if Tokenizer.is_in(directory) else None
         decoder = Decoder(config, weights, attend=attend)
@@ -76,6 +86,17 @@ class Model:
     def eos_ids(self) -> frozenset[int]:
         """All end-of-sequence tokens, of the model's files and of the tokenizer's."""
         return frozenset(self.config.eos_token_id) | (self.tokenizer.eos_ids if self.tokenizer else frozenset())
+
+
+def check_memory(config: ModelConfig, device: torch.device, scheme: str | None) -> None:
+    """ConfigError if the weights alone are larger than the free memory. It says how large they are when quantized."""
+    free, size = free_bytes(device), config.bytes if scheme is None else config.bytes_in(scheme)
+    if free is not None and size > free:
+        others = ", ".join(f"{config.bytes_in(name) / 1e9:.1f} in {name}" for name in SCHEMES)
+        raise ConfigError(
+            f"the model does not fit: its weights take {size / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free; with "
+            f"quantization they take {others}"
+        )
 
 
 def load_tokenizer(directory: str | Path, config: ModelConfig) -> Tokenizer:

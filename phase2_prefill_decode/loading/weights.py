@@ -7,7 +7,7 @@ A checkpoint has them apart. Each of its tensors is copied directly into its row
 by layer, so that the files are never in memory beside the whole model.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,7 @@ class Weights:
     """The tensors of a whole model, as its decoder uses them."""
 
     embed_tokens: Tensor | QuantizedWeight  # [vocab_size, hidden_size]
-    layers: tuple[LayerWeights, ...]
+    layers: Iterable[LayerWeights]
     norm: Tensor  # [hidden_size]
     lm_head: Matrix  # [vocab_size, hidden_size]; of a tied model, embed_tokens itself
 
@@ -69,27 +69,28 @@ def load_weights(
     scheme: str | None = None,
     quantize_embeddings: bool = False,
     progress: bool = False,
+    layer_by_layer: bool = False,
 ) -> Weights:
     """Load from a directory in Hugging Face layout or from a GGUF file, in the dtype of the configuration.
 
     Missing, unexpected or misshapen tensors raise one ConfigError that lists them, before memory is allocated. With a
     `scheme` such as int8 the matrices of the layers are quantized, with `quantize_embeddings` all. `progress` shows a
-    bar on a terminal.
+    bar on a terminal. `layer_by_layer` reads a layer when it is taken: one that is packed need not stay.
     """
     checkpoint = open_checkpoint(directory, config)
     _check(checkpoint, config)
     if scheme is not None and any(stored.dtype == QUANTIZED for stored in checkpoint.stored.values()):
         raise ConfigError(f"{checkpoint.directory} is quantized already; quantization={scheme} is for other models")
     hidden = None if progress else True  # None: unless the error stream is a terminal
-    layers = range(config.num_hidden_layers)
-    with tqdm(layers, desc="Loading weights", unit="layer", leave=False, disable=hidden) as bar:
-        loader = _Loader(checkpoint, config, device, scheme)
-        ends = replace(loader, scheme=scheme if quantize_embeddings else None)
-        embed_tokens = ends.one(EMBEDDING)
-        lm_head = embed_tokens if config.tie_word_embeddings else ends.one(HEAD)
-        norm = fused(loader.read(NORM), loader.dtype, device)
-        assert isinstance(norm, Tensor)  # a vector: nothing quantizes one
-        return Weights(embed_tokens, tuple(map(loader.layer, bar)), norm, lm_head)
+    loader = _Loader(checkpoint, config, device, scheme)
+    ends = replace(loader, scheme=scheme if quantize_embeddings else None)
+    embed_tokens = ends.one(EMBEDDING)
+    lm_head = embed_tokens if config.tie_word_embeddings else ends.one(HEAD)
+    norm = fused(loader.read(NORM), loader.dtype, device)
+    assert isinstance(norm, Tensor)  # a vector: nothing quantizes one
+    numbers = tqdm(range(config.num_hidden_layers), "Loading weights", unit="layer", leave=False, disable=hidden)
+    layers = map(loader.layer, numbers)
+    return Weights(embed_tokens, layers if layer_by_layer else tuple(layers), norm, lm_head)
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,7 +99,7 @@ class EngineOptions:
         None,
         "int8, int4 or fp8: quantize the matrices of the layers when they are loaded (as they were saved)",
         "SCHEME",
-        partial(check_choice, allowed=SCHEMES),
+        partial(check_choice, allowed=tuple(SCHEMES)),
     )
     quantize_embeddings: bool = option(False, "with --quantization: the embedding and lm_head too", check=check_bool)
     device: str | None = option(

@@ -70,7 +70,7 @@ def steps(draw: st.DrawFn) -> tuple[Case, list[list[Part]]]:
         "kv_heads": draw(st.sampled_from([1, 2])),
         "head_dim": draw(st.sampled_from([16, 20, 64])),
         "page_size": draw(st.sampled_from([1, 5, 16, 64])),
-        "window": draw(st.none() | st.integers(1, 700)),
+        "window": draw(st.none() | st.integers(1, 140) | st.integers(SPLIT, SPLIT + 200)),
     }
     lengths = draw(st.lists(st.integers(1, 140) | st.integers(SPLIT - 3, 2 * SPLIT + 90), min_size=1, max_size=3))
     made: list[list[Part]] = [[] for _ in range(draw(st.integers(1, 12)))]

@@ -193,10 +193,12 @@ def test_a_penalty_counts_the_token_in_flight(small: Model) -> None:
     assert len({*answer.output_tokens}) == 30
 
 
-@pytest.mark.parametrize("kind", [PagedCache, PrefixCache])
-def test_a_request_draws_the_same_tokens_alone_and_in_any_batch(chatty: Model, kind: type[PagedCache]) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "kind"), [("float32", PagedCache), ("bfloat16", PagedCache), ("bfloat16", PrefixCache)]
+)
+def test_a_request_draws_the_same_tokens_alone_and_in_any_batch(dtype: str, kind: type[PagedCache]) -> None:
     """In chunks of any size, with a prefix found in the cache, and computed again after a preemption."""
-    rng = random.Random(4)
+    rng, chatty = random.Random(4), Model.load(device="cpu", dtype=dtype)
     params = [
         SamplingParams(temperature=rng.choice([0, 1.2]), top_p=0.9, max_tokens=24, seed=n, ignore_eos=True)
         for n in range(len(PROMPTS))

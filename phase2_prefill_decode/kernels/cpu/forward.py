@@ -37,7 +37,6 @@ from phase2_prefill_decode.kernels.cpu.product import (
 from phase2_prefill_decode.kernels.cpu.tiles import TILE, attend_tile, room_for
 from phase2_prefill_decode.linear import Linear
 from phase2_prefill_decode.loading.config import ModelConfig
-from phase2_prefill_decode.loading.weights import Weights
 from phase2_prefill_decode.step.packed import StepTensors
 
 TOKENS = 32  # of a step, at most
@@ -45,7 +44,6 @@ SPINS = 20_000  # some ten microseconds
 NAP = 20  # microseconds; meanwhile another thread can have this core
 
 FLOAT32, INT32, INT64 = np.dtype(np.float32), np.dtype(np.int32), np.dtype(np.int64)
-OTHERS = "input_layernorm", "post_attention_layernorm", "q_norm", "k_norm"
 COLUMNS = 31  # of the table of layers: six for each matrix, and seven more
 
 Linears = Sequence[Sequence[Linear]]  # qkv_proj, o_proj, gate_up_proj and down_proj of each layer
@@ -54,10 +52,18 @@ Linears = Sequence[Sequence[Linear]]  # qkv_proj, o_proj, gate_up_proj and down_
 class Forward:
     """The layers and lm_head of a model, for steps of up to TOKENS sequences with one new token each."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, linears: Linears, lm_head: Linear) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        linears: Linears,
+        norms: Sequence[Sequence[Tensor | None]],
+        norm: Tensor,
+        lm_head: Linear,
+    ) -> None:
+        """`norms`: the weights before attention, before the MLP, of q and of k, for each layer."""
         layers, self._lm_head = [_packed(layer) for layer in linears], _packed([lm_head])[0]
         self.config, self.stored = config, layers[0][0].dtype
-        self._norm, self._others = weights.norm, [[getattr(layer, name) for name in OTHERS] for layer in weights.layers]
+        self._norm, self._others = norm, norms
         self._table = np.array(
             [
                 [*(number for matrix in matrices for number in matrix.numbers), *map(_address, others),

@@ -100,6 +100,7 @@ class PackedWeight:
         return result
 
 
+# region exercise 2.27
 def in_blocks(matrix: Tensor, missing: int = 0) -> Tensor:
     """[outputs, columns] as [blocks, columns, BLOCK], with zeros for the outputs and columns that are missing."""
     if matrix.dtype == torch.float8_e4m3fn:
@@ -108,6 +109,9 @@ def in_blocks(matrix: Tensor, missing: int = 0) -> Tensor:
         matrix = pad(matrix, (0, missing, 0, -len(matrix) % BLOCK))
     units = matrix.contiguous().view(torch.int32) if matrix.dtype == torch.bfloat16 else matrix
     return units.view(-1, BLOCK, units.shape[1]).transpose(1, 2).contiguous()
+
+
+# endregion
 
 
 def operand(rows: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 FLOATS = "F32", "F16", "BF16"  # safetensors' names
 WORDS = ("I32",)  # of eight numbers of 4 bits, or four of 8
 MAX_GROUP = 1 << 16
-SCHEMES = "int8", "int4", "fp8"  # of quantization at load
+SCHEMES = {"int8": 1.0, "int4": 0.5625, "fp8": 1.0}  # of quantization at load: bytes of a number, with its scale
 
 
 class Part(NamedTuple):

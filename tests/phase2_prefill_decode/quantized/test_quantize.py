@@ -75,6 +75,23 @@ def test_matrices_of_layers_are_quantized_and_nothing_else(tmp_path: Path) -> No
             assert torch.equal(found.values, quantize(wanted, "int8").values) if inputs else torch.equal(found, wanted)
 
 
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_model_that_does_not_fit_says_how_large_it_is_in_each_scheme(
+    scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sizes are those of the weights, without the scales of whole rows."""
+    saved(tiny_model("llama", hidden_size=512, intermediate_size=1024, dtype=torch.bfloat16), tmp_path)
+    config = ModelConfig.from_pretrained(tmp_path)
+    layers = load_weights(tmp_path, config, scheme=scheme).layers
+    size = sum(getattr(layer, field).nbytes for layer in layers for field in config.layer) + 2 * (2 * 307 + 1) * 512
+    assert size * 0.99 < config.bytes_in(scheme) <= size
+    monkeypatch.setattr("phase2_prefill_decode.loading.model.free_bytes", lambda device: config.bytes_in(scheme) - 1)
+    with pytest.raises(ConfigError, match=r"the model does not fit: .* 0.0 in int8, 0.0 in int4, 0.0 in fp8"):
+        Model.load(tmp_path, quantization=scheme, device="cpu")
+    monkeypatch.setattr("phase2_prefill_decode.loading.model.free_bytes", lambda device: config.bytes_in(scheme))
+    Model.load(tmp_path, quantization=scheme, device="cpu")
+
+
 def test_a_quantized_checkpoint_is_not_quantized_again(tmp_path: Path) -> None:
     made.quantized(tmp_path, made.awq, made.AWQ_CONFIG)
     with pytest.raises(ConfigError, match="is quantized already; quantization=int8 is for other models"):
