@@ -6,10 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 from phase0_request.batch import StepOutput
 from phase0_request.core import EngineCore
@@ -18,6 +20,7 @@ from phase0_request.request import Request
 from phase1_kv_pool.kernels.backends import Backends
 from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.kernels.attention import ATTEND
+from phase2_prefill_decode.linear import Linear
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.model import Model
 from phase2_prefill_decode.sampling.sampler import Sampled, Sampler
@@ -62,7 +65,11 @@ def kernels_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @cache
 def model() -> Model:
-    return Model.random(CONFIG, device="cpu", attend=ATTEND.load("triton"), seed=3)
+    def multiply_with_torch(self: Linear, weight: Tensor, bias: Tensor | None = None) -> None:
+        self._plain, self._product = (weight.t(), bias), lambda rows: linear(rows, weight, bias)
+
+    with patch.object(Linear, "__init__", multiply_with_torch):  # as on a GPU: the product of a CPU is not recorded
+        return Model.random(CONFIG, device="cpu", attend=ATTEND.load("triton"), seed=3)
 
 
 @dataclass(frozen=True, slots=True)

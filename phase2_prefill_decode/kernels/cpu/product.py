@@ -88,6 +88,8 @@ class PackedWeight:
             raise ValueError(
                 f"rows of {rows.shape[1]} numbers cannot be multiplied with a weight of {self.inputs} inputs"
             )
+        if self.dtype.is_floating_point and self.dtype.itemsize > 1 and rows.dtype != self.dtype:
+            raise ValueError(f"rows of {rows.dtype} cannot be multiplied with a weight of {self.dtype}")
         result = rows.new_empty(len(rows), self.outputs) if result is None else result
         left = operand(rows if self.order is None else rows[:, self.order])
         microseconds = self.tensors[0].nbytes / 20e3 + self.outputs * self.inputs * len(rows) / 60e3
