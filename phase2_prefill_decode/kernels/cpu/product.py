@@ -15,6 +15,7 @@ A row's product does not depend on the other rows, nor on how many there are: se
 """
 
 from functools import cache
+from threading import Lock
 
 import numpy as np
 import torch
@@ -30,6 +31,7 @@ from phase2_prefill_decode.kernels.cpu.microkernel import (
     DOTS,
     F16,
     F32,
+    LINE,
     PAIR,
     VECTORS,
     WIDE,
@@ -110,10 +112,29 @@ def in_blocks(matrix: Tensor, missing: int = 0) -> Tensor:
     if missing or len(matrix) % BLOCK:
         matrix = pad(matrix, (0, missing, 0, -len(matrix) % BLOCK))
     units = matrix.contiguous().view(torch.int32) if matrix.dtype == torch.bfloat16 else matrix
-    return units.view(-1, BLOCK, units.shape[1]).transpose(1, 2).contiguous()
+    blocks = units.view(-1, BLOCK, units.shape[1]).transpose(1, 2)
+    return Arena.empty(blocks.shape, blocks.dtype).copy_(blocks)
 
 
 # endregion
+
+
+class Arena:
+    """Memory for packed weights, one behind the other. NumPy asks the system for huge pages, of which a processor
+    translates far fewer addresses: a small model waits for that when it reads each weight once."""
+
+    SIZE = 64 << 20
+    _lock, _free = Lock(), torch.empty(0, dtype=torch.uint8)
+
+    @classmethod
+    def empty(cls, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+        with cls._lock:
+            size = shape.numel() * dtype.itemsize
+            if size > len(cls._free):
+                memory = torch.from_numpy(np.empty(max(size, cls.SIZE) + LINE, np.uint8))
+                cls._free = memory[-memory.data_ptr() % LINE :]
+            place, cls._free = cls._free[:size], cls._free[-(-size // LINE) * LINE :]
+        return place.view(dtype).view(shape)
 
 
 def operand(rows: Tensor) -> Tensor:
