@@ -28,6 +28,7 @@ BLOCK = 64  # outputs
 LANES = 16  # float32 of a vector
 VECTORS = BLOCK // LANES
 LINE = 64  # bytes, of a cache line and of a vector
+AHEAD = 3072  # bytes from what one row reads to what is fetched for it
 
 # Formats by the type of their tag, and the bytes of a pair of inputs in a block. A tile takes the first three. The
 # others, of 8 bits, of 4 bits (unsigned) and float8, are unpacked.
@@ -98,9 +99,12 @@ def add_tile(context, rows, vectors, kind, left_kind, sums, left, down, weight, 
         step, held = builder.phi(BYTES), [builder.phi(NUMBERS) for _ in tile]
         source = builder.add(weight, builder.mul(step, BYTES(PAIR[kind])))
         own = builder.add(left, builder.mul(step, BYTES(4 if dots else 8)))
-        streams = width == VECTORS and count <= 2  # in the order of memory: the processor itself fetches what is next
-        for v in range(0 if streams else width):
-            wanted = at(builder, builder.add(source, ahead), v * LINE, ir.IntType(8))
+        # Tiles of one and two rows read in the order of memory, which the processor fetches by itself; but for one row
+        # of pairs too late.
+        in_order = width == VECTORS and count <= 2
+        distance = ahead if not in_order else BYTES(AHEAD) if dots and count == 1 else None
+        for v in range(0 if distance is None else width):
+            wanted = at(builder, builder.add(source, distance), v * LINE, ir.IntType(8))
             call(builder, "llvm.prefetch.p0", NOTHING, wanted, INT(0), INT(2), INT(1))  # into the L2 cache
         totals = dict(zip(tile, held, strict=True))
         for i in (0,) if dots else (1, 0):
