@@ -94,6 +94,8 @@ class _Reader:
             raise ValueError(f"general.alignment must be a multiple of 8, got {alignment!r}")
         start = -(-self.position // alignment) * alignment
         placed = {name: tensor._replace(start=start + tensor.start) for name, tensor in stored.items()}
+        if any(tensor.start > len(self.content) for tensor in placed.values()):
+            raise ValueError("a tensor begins behind the end of the file: it was not copied whole")
         return GGUFHeader(file, metadata, placed)
 
     def pairs(self, count: int, read: Callable[[], Value]) -> dict[str, Value]:

@@ -62,6 +62,8 @@ def backend_of(header: GGUFHeader) -> Backend:
         )
     if not all(isinstance(token, str) and len(token) <= MAX_CHARACTERS for token in tokens):
         raise ConfigError(f"{header.file}: its tokens must be text of at most {MAX_CHARACTERS} characters")
+    if not all(isinstance(kind, int) for kind in kinds):
+        raise ConfigError(f"{header.file}: the types of its tokens must be integers")
     vocabulary = {token: i for i, (token, kind) in enumerate(zip(tokens, kinds, strict=True)) if kind != UNUSED}
     model = header.get("tokenizer.ggml.model", str)
     if model not in BUILDERS:
@@ -120,7 +122,7 @@ BUILDERS = {"gpt2": _byte_level, "llama": _sentencepiece}  # by llama.cpp's name
 
 
 def _merges(vocabulary: Mapping[str, int], scores: list[float]) -> Iterator[tuple[float, int, tuple[str, str]]]:
-    """The pairs that make a token: SentencePiece merges the pair whose result has the highest score."""
+    """The pairs of tokens that make another, in the order of its score: SentencePiece merges the highest first."""
     for token, i in vocabulary.items():
         for cut in range(1, len(token)):
             if token[:cut] in vocabulary and token[cut:] in vocabulary:

@@ -4,11 +4,13 @@ import math
 import struct
 from typing import Any
 
-from phase0_request.checks import ConfigError, check_choice
+from phase0_request.checks import ConfigError, check_choice, check_int, check_number
 from phase0_request.gguf_file import GGUFHeader
 
 ARCHITECTURES = "llama", "qwen2", "qwen3"  # Mistral's models are llama
 ROPE_FACTORS = "rope_freqs.weight"
+MAX_SIZE = 1 << 24  # of anything that is counted here before ModelConfig checks it
+NEUTRAL = {"attn_factor": 1.0, "yarn_log_multiplier": 0.0, "scale_linear": 1.0}  # of what rope is not computed with
 
 
 def config_of(header: GGUFHeader) -> dict[str, Any]:
@@ -19,20 +21,23 @@ def config_of(header: GGUFHeader) -> dict[str, Any]:
     def get(name: str, default: float | None = None) -> Any:
         return header.get(f"{kind}.{name}", (int, float), default)
 
-    if "token_embd.weight" not in tensors:
-        raise ConfigError(f"{header.file} lacks token_embd.weight")
-    heads, size = get("attention.head_count"), get("embedding_length")
-    head_dim = get("attention.key_length", size // heads if isinstance(heads, int) and heads else 0)
+    def count(name: str, default: int | None = None) -> int:
+        return check_int(f"{header.file}: {kind}.{name}", get(name, default), 1, MAX_SIZE)
+
+    embedding = tensors.get("token_embd.weight")
+    if embedding is None or len(embedding.shape) != 2:
+        raise ConfigError(f"{header.file} must hold a matrix token_embd.weight")
+    heads, size, context = count("attention.head_count"), count("embedding_length"), count("context_length")
+    head_dim = count("attention.key_length", size // heads)
     unlike = {"attention.value_length": head_dim, "rope.dimension_count": head_dim, "expert_count": 0}
     for name, only in unlike.items():
         if get(name, only) != only:
             raise ConfigError(f"{header.file}: {kind}.{name} is {get(name)}; supported is {only}")
-    context = get("context_length")
     if 0 < get("attention.sliding_window", 0) < context:
         raise ConfigError(f"{header.file}: {kind}.attention.sliding_window is not supported")
     return {
         "model_type": kind,
-        "vocab_size": tensors["token_embd.weight"].shape[0],
+        "vocab_size": embedding.shape[0],
         "hidden_size": size,
         "intermediate_size": get("feed_forward_length"),
         "num_hidden_layers": get("block_count"),
@@ -52,7 +57,12 @@ def config_of(header: GGUFHeader) -> dict[str, Any]:
 
 def _rope(header: GGUFHeader, kind: str, head_dim: int) -> dict[str, Any]:
     prefix = f"{kind}.rope.scaling"
-    rope: dict[str, Any] = {"rope_theta": header.get(f"{kind}.rope.freq_base", (int, float), 10_000.0)}
+    theta = header.get(f"{kind}.rope.freq_base", (int, float), 10_000.0)
+    rope: dict[str, Any] = {"rope_theta": check_number(f"{header.file}: {kind}.rope.freq_base", theta, 0, above=True)}
+    for name, neutral in NEUTRAL.items():
+        for key in (f"{prefix}.{name}", f"{kind}.rope.{name}"):
+            if header.metadata.get(key, neutral) != neutral:
+                raise ConfigError(f"{header.file}: {key} is {header.metadata[key]!r}; supported is {neutral}")
     scaling = header.metadata.get(f"{prefix}.type", "none")
     if scaling != "none":
         rope |= {"rope_type": scaling, "factor": header.metadata.get(f"{prefix}.factor")}
@@ -78,9 +88,11 @@ def _floats(header: GGUFHeader, name: str, count: int) -> tuple[float, ...]:
     with header.file.open("rb") as source:
         source.seek(tensor.start)
         content = source.read(4 * count)
-    if tensor.kind != 0 or tensor.shape != (count,) or not count or len(content) < 4 * count:
+    if tensor.kind != 0 or tensor.shape != (count,) or len(content) < 4 * count:
         raise ConfigError(f"{header.file} must hold {count} numbers in float32 as {name}")
-    return struct.unpack(f"<{count}f", content)
+    return tuple(
+        check_number(f"{header.file}: {name}", number, 0, above=True) for number in struct.unpack(f"<{count}f", content)
+    )
 
 
 def _dtype(header: GGUFHeader) -> str:

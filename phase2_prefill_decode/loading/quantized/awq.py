@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from phase0_request.checks import check_int
-from phase2_prefill_decode.loading.quantized.layout import FLOATS, MAX_GROUP, WORDS, Part, groups, only
+from phase2_prefill_decode.loading.quantized.layout import FLOATS, MAX_GROUP, WORDS, TensorSpec, groups, only
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,12 +33,12 @@ class AWQ:
         inputs, words = main
         return words * 8, inputs
 
-    def parts(self, out: int, inputs: int) -> dict[str, Part]:
+    def parts(self, out: int, inputs: int) -> dict[str, TensorSpec]:
         count = groups(inputs, self.group)
         return {
-            "qweight": Part(WORDS, (inputs, out // 8)),
-            "qzeros": Part(WORDS, (count, out // 8)),
-            "scales": Part(FLOATS, (count, out)),
+            "qweight": TensorSpec(WORDS, (inputs, out // 8)),
+            "qzeros": TensorSpec(WORDS, (count, out // 8)),
+            "scales": TensorSpec(FLOATS, (count, out)),
         }
 
     def read(self, parts: "Mapping[str, Tensor]") -> "QuantizedWeight":

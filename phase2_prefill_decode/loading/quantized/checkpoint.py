@@ -1,13 +1,12 @@
-"""QuantizedCheckpoint: a checkpoint whose quantized matrices look like single tensors, whatever they are made of."""
+"""QuantizedCheckpoint: a checkpoint in which each quantized matrix looks like one tensor."""
 
-from collections.abc import Collection, Iterator, Mapping
-from math import prod
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from torch import Tensor
 
 from phase0_request.checks import ConfigError
 from phase2_prefill_decode.loading.checkpoint import QUANTIZED, Checkpoint, Stored
-from phase2_prefill_decode.loading.quantized.layout import Format, Part
+from phase2_prefill_decode.loading.quantized.layout import Format, TensorSpec
 from phase2_prefill_decode.loading.quantized.weight import QuantizedWeight
 
 
@@ -19,7 +18,7 @@ class QuantizedCheckpoint:
         self.faults: list[str] = []
         self.stored = dict(source.stored)
         self._source, self._format = source, format
-        self._parts: dict[str, dict[str, Part]] = {}  # of each matrix, by the name of its weight
+        self._parts: dict[str, dict[str, TensorSpec]] = {}  # of each matrix, by the name of its weight
         for name in source.stored:
             module, _, suffix = name.rpartition(".")
             if suffix == format.mark:
@@ -42,7 +41,7 @@ class QuantizedCheckpoint:
         parts = {suffix: part for suffix, part in parts.items() if f"{module}.{suffix}" in stored or not part.optional}
         for suffix, part in parts.items():
             found = stored.get(f"{module}.{suffix}")
-            if found is None or prod(found.shape) != prod(part.shape) or found.dtype not in part.dtypes:
+            if found is None or _sizes(found.shape) != _sizes(part.shape) or found.dtype not in part.dtypes:
                 what = "nothing" if found is None else f"{found.dtype} {list(found.shape)}"
                 wanted = f"{' or '.join(part.dtypes)} {list(part.shape)}"
                 self.faults.append(f"{module}.{suffix} does not fit: wanted {wanted}, found {what}")
@@ -65,3 +64,8 @@ class QuantizedCheckpoint:
             except ConfigError as error:
                 raise ConfigError(f"{self.directory}: {name}: {error}") from error
             yield name, matrix
+
+
+def _sizes(shape: Sequence[int]) -> list[int]:
+    """A shape without dimensions of one, which libraries write or leave out."""
+    return [size for size in shape if size != 1]

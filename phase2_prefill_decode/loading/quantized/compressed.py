@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from phase0_request.checks import ConfigError, check_choice, check_int
-from phase2_prefill_decode.loading.quantized.layout import FLOATS, MAX_GROUP, WORDS, Part, groups, only
+from phase2_prefill_decode.loading.quantized.layout import FLOATS, MAX_GROUP, WORDS, TensorSpec, groups, only
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -71,14 +71,22 @@ class CompressedTensors:
         out, inputs = main
         return out, inputs * 32 // self.bits if self.packed else inputs
 
-    def parts(self, out: int, inputs: int) -> dict[str, Part]:
+    def parts(self, out: int, inputs: int) -> dict[str, TensorSpec]:
         shape = 1 if self.rows == -1 else -(-out // self.rows), groups(inputs, self.group)
-        main, zeros = Part((DTYPES[self.kind],), (out, inputs)), Part((DTYPES[self.kind],), shape, optional=True)
+        main, zeros = (
+            TensorSpec((DTYPES[self.kind],), (out, inputs)),
+            TensorSpec((DTYPES[self.kind],), shape, optional=True),
+        )
         if self.packed:
-            main = Part(WORDS, (out, inputs * self.bits // 32))
-            zeros = Part(WORDS, (-(-out * self.bits // 32), shape[1]), optional=True)
-        group_of = Part(WORDS, (inputs,), optional=True)
-        return {self.main: main, self.scale: Part(FLOATS, shape), "weight_zero_point": zeros, "weight_g_idx": group_of}
+            main = TensorSpec(WORDS, (out, inputs * self.bits // 32))
+            zeros = TensorSpec(WORDS, (-(-out * self.bits // 32), shape[1]), optional=True)
+        group_of = TensorSpec(WORDS, (inputs,), optional=True)
+        return {
+            self.main: main,
+            self.scale: TensorSpec(FLOATS, shape),
+            "weight_zero_point": zeros,
+            "weight_g_idx": group_of,
+        }
 
     def read(self, parts: "Mapping[str, Tensor]") -> "QuantizedWeight":
         from phase2_prefill_decode.loading.quantized.numbers import order_of, values_of, whole_numbers, zeros_of

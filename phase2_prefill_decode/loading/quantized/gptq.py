@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from phase0_request.checks import check_choice, check_int
-from phase2_prefill_decode.loading.quantized.layout import FLOATS, MAX_GROUP, WORDS, Part, groups, only
+from phase2_prefill_decode.loading.quantized.layout import FLOATS, MAX_GROUP, WORDS, TensorSpec, groups, only
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,13 +40,13 @@ class GPTQ:
         words, out = main
         return out, words * 32 // self.bits
 
-    def parts(self, out: int, inputs: int) -> dict[str, Part]:
+    def parts(self, out: int, inputs: int) -> dict[str, TensorSpec]:
         count = groups(inputs, self.group)
         return {
-            "qweight": Part(WORDS, (inputs * self.bits // 32, out)),
-            "qzeros": Part(WORDS, (count, out * self.bits // 32)),
-            "scales": Part(FLOATS, (count, out)),
-            "g_idx": Part(WORDS, (inputs,), optional=True),
+            "qweight": TensorSpec(WORDS, (inputs * self.bits // 32, out)),
+            "qzeros": TensorSpec(WORDS, (count, out * self.bits // 32)),
+            "scales": TensorSpec(FLOATS, (count, out)),
+            "g_idx": TensorSpec(WORDS, (inputs,), optional=True),
         }
 
     def read(self, parts: "Mapping[str, Tensor]") -> "QuantizedWeight":

@@ -19,7 +19,7 @@ MAX_GROUP = 1 << 16
 SCHEMES = {"int8": 1.0, "int4": 0.5625, "fp8": 1.0}  # of quantization at load: bytes of a number, with its scale
 
 
-class Part(NamedTuple):
+class TensorSpec(NamedTuple):
     """A tensor of a quantized matrix."""
 
     dtypes: tuple[str, ...]  # any of them
@@ -45,7 +45,7 @@ class Format(Protocol):
     def size(self, main: tuple[int, ...]) -> tuple[int, int]:
         """[out, in] of a matrix, from the shape of its main tensor. ValueError if it can be of none."""
 
-    def parts(self, out: int, inputs: int) -> dict[str, Part]:
+    def parts(self, out: int, inputs: int) -> dict[str, TensorSpec]:
         """The tensors of such a matrix, by their suffixes. ConfigError if there can be no such matrix."""
 
     def read(self, parts: "Mapping[str, Tensor]") -> "QuantizedWeight":

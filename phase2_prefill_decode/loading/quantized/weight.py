@@ -77,7 +77,7 @@ class QuantizedWeight:
         return self._of_each(lambda tensor: tensor[tokens]).dequantize().to(self.dtype)
 
     def in_order(self, order: Tensor | None) -> "QuantizedWeight":
-        """The same weight, whose groups are of inputs in this order; None: they already are."""
+        """The same weight, with groups of inputs in this order; None: they already are."""
         if order is None:
             return self
         values = self.values[:, order] if self.bits == 8 else packed(unpacked(self.values)[:, order])

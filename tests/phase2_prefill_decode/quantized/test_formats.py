@@ -216,6 +216,7 @@ Q = "model.layers.0.self_attn.q_proj"
             {f"{Q}.scales": torch.ones(0, 96)},
             r"scales does not fit: wanted .* \[4, 96\], found F32 \[0, 96\]",
         ),
+        ("gptq", {f"{Q}.scales": torch.ones(96, 4)}, r"scales does not fit: wanted .* found F32 \[96, 4\]"),
         ("gptq", {f"{Q}.qweight": torch.zeros(0, 96, dtype=torch.int32)}, "is misshapen|does not fit"),
         ("gptq", {f"{Q}.qweight": torch.zeros(8, dtype=torch.int32)}, r"qweight \[8\] cannot be read"),
         (

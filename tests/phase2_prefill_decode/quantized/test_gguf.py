@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from phase0_request.checks import ConfigError
-from phase0_request.gguf_file import read_header
+from phase0_request.gguf_file import GGUFHeader, GGUFTensor, read_header
 from phase0_request.params import SamplingParams
 from phase2_prefill_decode.engine import static
 from phase2_prefill_decode.loading.config import ModelConfig
+from phase2_prefill_decode.loading.gguf_config import config_of
 from phase2_prefill_decode.loading.model import Model
 from phase2_prefill_decode.loading.quantized.ggml import BLOCKS
 from tests import gguf_files
@@ -110,6 +111,7 @@ def test_types_that_are_not_supported_are_named(tmp_path: Path) -> None:
         (lambda out: out.add_uint32("llama.expert_count", 8), "llama.expert_count is 8; supported is 0"),
         (lambda out: out.add_sliding_window(64), "llama.attention.sliding_window is not supported"),
         (lambda out: out.add_string("llama.rope.scaling.type", "longrope"), "rope_type must be one of .*'longrope'"),
+        (lambda out: out.add_float32("llama.rope.scaling.attn_factor", 2.0), "attn_factor is 2.0; supported is 1.0"),
     ],
 )
 def test_what_would_be_computed_wrongly_is_refused(change: Callable[[Any], None], message: str, tmp_path: Path) -> None:
@@ -129,3 +131,30 @@ def test_a_file_that_was_not_copied_whole_is_refused(tmp_path: Path) -> None:
     last = max(tensor.start for tensor in read_header(file).tensors.values())
     file.write_bytes(file.read_bytes()[: last + 10])
     assert "reaches beyond the end of the file, which was not copied whole" in refusal(file)
+
+
+HOSTILE: list[tuple[dict[str, Any], dict[str, GGUFTensor], str]] = [
+    ({}, {"token_embd.weight": GGUFTensor(0, (), 0)}, "must hold a matrix token_embd.weight"),
+    ({"embedding_length": 64.0}, {}, "embedding_length must be an integer"),
+    ({"attention.key_length": 1 << 62}, {}, "key_length must be an integer"),
+    ({"attention.head_count": -4}, {}, "head_count must be an integer"),
+    ({"context_length": [1]}, {}, "must hold llama.context_length"),
+    ({"rope.freq_base": 0}, {}, "freq_base must be a number above 0"),
+    ({"rope.freq_base": -5.5}, {}, "freq_base must be a number above 0"),
+    ({}, {"rope_freqs.weight": GGUFTensor(0, (8,), 0)}, "rope_freqs.weight must be a number above 0, got 0.0"),
+    ({}, {"rope_freqs.weight": GGUFTensor(0, (8,), 90)}, "must hold 8 numbers in float32"),
+]
+
+
+@pytest.mark.parametrize(("metadata", "tensors", "message"), HOSTILE)
+def test_metadata_that_no_model_has_is_refused(
+    metadata: dict[str, Any], tensors: dict[str, GGUFTensor], message: str, tmp_path: Path
+) -> None:
+    """Fault: several of these were a division by zero, or a TypeError, with a traceback."""
+    (tmp_path / "model.gguf").write_bytes(bytes(100))
+    sound = {"attention.head_count": 4, "embedding_length": 64, "context_length": 128, "feed_forward_length": 64}
+    sound |= {"block_count": 1, "attention.layer_norm_rms_epsilon": 1e-5}  # type: ignore[dict-item]
+    given = {"general.architecture": "llama"} | {f"llama.{name}": value for name, value in (sound | metadata).items()}
+    stored = {"token_embd.weight": GGUFTensor(0, (8, 64), 0)} | tensors
+    with pytest.raises(ValueError, match=message):
+        config_of(GGUFHeader(tmp_path / "model.gguf", given, stored))
