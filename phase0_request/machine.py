@@ -76,7 +76,8 @@ def _cpu() -> str:
 
 
 def vectors(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
-    """The widest vector instructions of the processor, and the processor that numba is told to compile for."""
+    """The widest vector instructions of the processor, and what numba is held to. It takes all that there are, unless
+    it is given a processor and a list of features."""
     text = cpuinfo.read_text() if cpuinfo.exists() else ""
     line = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
     flags = set(line[1].split()) if line else set()
@@ -84,7 +85,7 @@ def vectors(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
     if widest is None:
         return None
     words = f"{widest} {'with' if flags & _BFLOAT16 else 'without'} bfloat16"
-    limit = os.environ.get("NUMBA_CPU_NAME")
+    limit = os.environ.get("NUMBA_CPU_NAME") if os.environ.get("NUMBA_CPU_FEATURES") else None
     return f"{words}, held to {limit}" if limit else words
 
 

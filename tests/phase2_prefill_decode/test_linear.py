@@ -181,3 +181,18 @@ tensors = torch.load(folder / "tensors.pt")
 torch.save({key: Linear(weight, bias)(rows) for key, (rows, weight, bias) in tensors.items()}, folder / "results.pt")
 print(SET)
 """
+
+
+def test_rows_and_results_that_do_not_fit_a_weight_are_refused() -> None:
+    """Fault: rows of another dtype were read as what they are not, and a result of another shape would be written over
+    its end."""
+    product, rows = Linear(torch.ones(8, 4)), torch.ones(3, 4)
+    for wrong, out in (
+        (rows.bfloat16(), None),
+        (rows[:, :3], None),
+        (rows, torch.empty(3, 7)),
+        (rows, torch.empty(2, 8)),
+    ):
+        with pytest.raises(ValueError, match=r"rows of|the result must be"):
+            product(wrong) if out is None else product.into(out, wrong)
+    assert torch.equal(product.into(torch.empty(3, 8), rows), torch.full((3, 8), 4.0))

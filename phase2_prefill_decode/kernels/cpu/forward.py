@@ -148,7 +148,7 @@ def forward_kernel(body, inputs, places, weights, memory, sizes, eps, threads, o
 # region forward
 @cache
 def forward_body(stored: torch.dtype) -> int:
-    """The body of a thread, for layers whose matrices are in this format."""
+    """The body of a thread, for matrices in this format."""
     like, operand_like, kind = TAGS[torch.bfloat16], TAGS[operand_dtype(torch.bfloat16)], FORMATS[stored]
 
     def body(work):

@@ -92,7 +92,10 @@ class PackedWeight:
             )
         if self.dtype.is_floating_point and self.dtype.itemsize > 1 and rows.dtype != self.dtype:
             raise ValueError(f"rows of {rows.dtype} cannot be multiplied with a weight of {self.dtype}")
-        result = rows.new_empty(len(rows), self.outputs) if result is None else result
+        shape = len(rows), self.outputs
+        result = rows.new_empty(shape) if result is None else result
+        if result.shape != shape or result.dtype != rows.dtype or not result.is_contiguous():
+            raise ValueError(f"the result must be contiguous, {list(shape)} in {rows.dtype}")
         left = operand(rows if self.order is None else rows[:, self.order])
         microseconds = self.tensors[0].nbytes / 20e3 + self.outputs * self.inputs * len(rows) / 60e3
         launch(
