@@ -11,16 +11,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from phase0_request.tokenizer import BUNDLED
+from phase2_prefill_decode.lab.peers.to_gguf import LAYER
 
 if TYPE_CHECKING:
     import gguf
 
-LAYER = {
-    "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
-}  # fmt: skip
 NORMAL, CONTROL = 1, 3  # types of tokens
 TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 KindOf = Callable[[str], str]  # of the matrix with a name

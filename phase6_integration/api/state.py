@@ -29,7 +29,7 @@ log = logging.getLogger("nanoserve")
 # Hooks. Each of these is what a server without wings does; a wing replaces it.
 
 
-class Grammars:
+class GrammarHook:
     """The grammars that answers must follow. Here a request with one is refused."""
 
     def field(self, body: StructuredFields) -> str | None:
@@ -104,7 +104,7 @@ class ServerState:
     settings: ServerSettings
     tokenizers: TokenizerPool
     names: TokenNames
-    grammars: Grammars = field(default_factory=Grammars)
+    grammars: GrammarHook = field(default_factory=GrammarHook)
     plan: "Callable[[ServerState, ChatRequest, Sequence[int], str | None], AnswerPlan]" = plain_answers
     lease: Lease = lambda request, length_field: nullcontext(lambda text_bytes: None)
     warned: set[str] = field(default_factory=set)  # unknown fields that the log has

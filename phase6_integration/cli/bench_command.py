@@ -11,12 +11,12 @@ from phase6_integration.cli.common import add_server, api_key, server_url
 from phase6_integration.engine.flags import Parser, add_fields, values_of
 
 if TYPE_CHECKING:
-    from phase6_integration.load.client import Load
+    from phase6_integration.load.client import LoadTest
     from phase6_integration.load.report import Report
 
 
 def add_flags(parser: Parser) -> None:
-    from phase6_integration.load.client import Load
+    from phase6_integration.load.client import LoadTest
     from phase6_integration.load.workload import Workload
 
     parser.usage = "nanoserve bench [flags]"
@@ -28,7 +28,7 @@ def add_flags(parser: Parser) -> None:
     workload, client = parser.add_argument_group("workload"), parser.add_argument_group("client")
     add_fields(workload, Workload)
     add_server(client, default="http://127.0.0.1:8000")
-    add_fields(client, Load)
+    add_fields(client, LoadTest)
     client.add_argument("--goodput", nargs="+", metavar="NAME:MS", help="SLOs on ttft, tpot, itl or e2el, in ms (none)")
     client.add_argument(
         "--json", metavar="FILE", help="write the figures; - is the standard output, without a table (none)"
@@ -40,19 +40,19 @@ def run(given: argparse.Namespace, parser: Parser) -> int:
     starts."""
     from rich.console import Console
 
-    from phase6_integration.load.client import Load
+    from phase6_integration.load.client import LoadTest
     from phase6_integration.load.report import SLO
     from phase6_integration.load.workload import Workload
 
     options = vars(given)
     file = options.get("json")
     try:
-        load = Load(
+        load = LoadTest(
             url=server_url(options["url"]),
             api_key=api_key(options),
             workload=Workload(**values_of(Workload, options)),
             slo=SLO.of(options.get("goodput", ())),
-            **{name: value for name, value in values_of(Load, options).items() if name not in ("url", "api_key")},
+            **{name: value for name, value in values_of(LoadTest, options).items() if name not in ("url", "api_key")},
         )
         if file not in (None, "-"):
             open(file, "a").close()
@@ -73,7 +73,7 @@ def run(given: argparse.Namespace, parser: Parser) -> int:
     return 0 if report.completed else 1
 
 
-def _measured(load: "Load") -> "Report":
+def _measured(load: "LoadTest") -> "Report":
     """Run the load, with a bar on stderr if that is a terminal. It is drawn seldom: that takes time from the server."""
     import uvloop
     from rich.console import Console

@@ -22,7 +22,7 @@ from phase0_request.lab.report import finish, parser, table
 from phase0_request.params import SamplingParams
 from phase0_request.tokenizer import BUNDLED
 from phase6_integration.engine.engine import NanoServingEngine
-from phase6_integration.load.client import Load, run
+from phase6_integration.load.client import LoadTest, run
 from phase6_integration.load.report import Report
 from phase6_integration.load.workload import Workload
 
@@ -75,7 +75,7 @@ class Bench:
     def through_http(self, url: str, clients: int, stream: bool) -> Report:
         """The best of the runs. Fewer clients send fewer requests, so that all runs take about as long."""
         requests = max(self.requests * clients // self.running, 4 * clients)
-        load = Load(
+        load = LoadTest(
             url=url,
             workload=self.workload(min(requests, self.requests)),
             concurrency=clients,

@@ -21,7 +21,7 @@ Send = Callable[[bytes], Awaitable[Outcome]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class LoadTest:
     """A workload for one server, and how to send it."""
 
     url: str  # without /v1
@@ -57,7 +57,7 @@ class Load:
 
 
 async def run(
-    load: Load, ended: Callable[[Outcome], None] | None = None, clock: Callable[[], float] = time.perf_counter
+    load: LoadTest, ended: Callable[[Outcome], None] | None = None, clock: Callable[[], float] = time.perf_counter
 ) -> Report:
     """Run the load. OSError if there is no server, ValueError if it refuses a warm-up. `ended` is called with the
     outcome of every measured request."""
@@ -121,7 +121,7 @@ async def send_all(
     return [outcomes[index] for index in range(len(requests))]
 
 
-async def _send(pool: Pool, written: bytes, load: Load, clock: Callable[[], float]) -> Outcome:
+async def _send(pool: Pool, written: bytes, load: LoadTest, clock: Callable[[], float]) -> Outcome:
     """Send one request. A time-out and a lost connection are outcomes, not exceptions."""
     response = Response(clock(), load.stream)
     try:
@@ -146,7 +146,7 @@ def first_model(response: httpx.Response) -> str:
     raise ValueError(f"{response.url} answered {response.status_code}: {message}")
 
 
-async def _first_model(load: Load) -> str:
+async def _first_model(load: LoadTest) -> str:
     headers = {} if load.api_key is None else {"Authorization": f"Bearer {load.api_key}"}
     async with httpx.AsyncClient(base_url=load.url, headers=headers) as client:
         try:

@@ -19,7 +19,7 @@ from phase6_integration.process.health import Health
 from phase6_integration.process.messages import (
     Dead,
     Frames,
-    Load,
+    LoadModel,
     Logged,
     Ping,
     Pong,
@@ -78,7 +78,7 @@ class EngineClient(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         self._load_timer = loop.call_later(self.options.load_timeout, self._not_loaded)
         self._transport, _ = await loop.create_unix_connection(lambda: self, sock=ours)
-        self.send(Load(self.options, self._factory))
+        self.send(LoadModel(self.options, self._factory))
 
     def spawn(self, end: socket.socket) -> None:
         """Start the process with its end of the socket pair."""

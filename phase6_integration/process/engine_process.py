@@ -28,7 +28,7 @@ from phase6_integration.process.messages import (
     Dead,
     EngineRequest,
     Finish,
-    Load,
+    LoadModel,
     Logged,
     Ping,
     Pong,
@@ -90,7 +90,7 @@ class Loop:
             self.channel.send(self._update(step))
 
     def handle(self, message: ToEngine) -> None:
-        """Act on one message: submit completions, finish one, answer a ping. ValueError for a second Load."""
+        """Act on one message: submit completions, finish one, answer a ping. ValueError for a second LoadModel."""
         match message:
             case EngineRequest():
                 for number in message.numbers:
@@ -101,7 +101,7 @@ class Loop:
                     self.core.finish(request, reason)
             case Ping():
                 self.channel.send(Pong())
-            case Load():
+            case LoadModel():
                 raise ValueError("an engine can be loaded only once")
 
     def _submit(self, request: Request, timeout: float | None) -> None:
@@ -192,8 +192,8 @@ def serve(channel: Channel) -> int:
         while not (arrived := channel.receive(wait=True)):  # half a message
             continue
         load, *others = arrived
-        if not isinstance(load, Load):
-            raise ValueError(f"the first message must be Load, got {type(load).__name__}")
+        if not isinstance(load, LoadModel):
+            raise ValueError(f"the first message must be LoadModel, got {type(load).__name__}")
         try:
             with gc_freeze():
                 engine: LoadedEngine = resolve_name(load.factory)(load.options)

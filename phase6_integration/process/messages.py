@@ -26,7 +26,7 @@ class FrameTooLargeError(ValueError):
     """The length of a message is beyond MAX_FRAME: these bytes are not messages."""
 
 
-class Load(msgspec.Struct, tag=True, frozen=True):
+class LoadModel(msgspec.Struct, tag=True, frozen=True):
     """To the engine, first: what to load, and the function, `module:name`, that builds the engine."""
 
     options: EngineOptions
@@ -137,7 +137,7 @@ class Dead(msgspec.Struct, tag=True, frozen=True):
     reason: str
 
 
-ToEngine = Load | EngineRequest | Finish | Ping
+ToEngine = LoadModel | EngineRequest | Finish | Ping
 ToFront = Ready | Update | Pong | Logged | Dead
 
 _encoder = msgspec.msgpack.Encoder()

@@ -61,7 +61,7 @@ class TimedRunner(Generic[P]):
 
 
 @dataclass(slots=True)
-class Load:
+class GPULoad:
     """An engine, and the requests that it is given."""
 
     engine: NanoServingEngine
@@ -125,21 +125,21 @@ class Load:
 
 
 @contextmanager
-def opened(day: Day, config: ModelConfig, weights: Weights, **options: Any) -> Iterator[Load]:
+def opened(day: Day, config: ModelConfig, weights: Weights, **options: Any) -> Iterator[GPULoad]:
     """An engine over weights that several share."""
     start = time.perf_counter()
     with NanoServingEngine(config, weights, **{**(DRY if day.dry else {}), **options}) as engine:
-        yield Load(engine, time.perf_counter() - start)
+        yield GPULoad(engine, time.perf_counter() - start)
 
 
 class OnDemand(AbstractContextManager["OnDemand"]):
     """Opens an engine when the first row is measured on it. If the folder has all its rows, none is opened. If it
     cannot be opened, each row says why, and it is not tried again."""
 
-    def __init__(self, open: Callable[[], AbstractContextManager[Load]]) -> None:
+    def __init__(self, open: Callable[[], AbstractContextManager[GPULoad]]) -> None:
         self._open = open
         self._stack = ExitStack()
-        self._load: Load | None = None
+        self._load: GPULoad | None = None
         self._failure: str | None = None
 
     def measure(self, function: Callable[..., Row], *arguments: Any, **more: Any) -> Callable[[], Row]:
@@ -179,12 +179,12 @@ class Engines:
         return OnDemand(lambda: opened(self._day, self._config, self._weights(), **WAYS[way], **options))
 
 
-def ready(load: Load) -> Row:
+def ready(load: GPULoad) -> Row:
     """The time until the engine can serve: compilation, sizing of the pool, recording of graphs; and its pool."""
     return {"seconds": load.ready_seconds, "pages": load.gauges.pages_total}
 
 
-def steady(load: Load, decodes: int, context: int, steps: int, chunks: bool, limit: Device) -> Row:
+def steady(load: GPULoad, decodes: int, context: int, steps: int, chunks: bool, limit: Device) -> Row:
     """The time of decode steps, or of decodes with chunks of prompts; beside the roofline, and what the host does."""
     decodes = load.settle(decodes, context, steps, chunks)
     ran = [step for step in load.run(steps) if (step.decode_tokens, step.prefill_tokens > 0) == (decodes, chunks)]
@@ -212,7 +212,7 @@ def host_ms(steps: Sequence[Step], launches: Sequence[float]) -> dict[str, float
     return {**parts, "launch": fmean(launches) * 1e3}
 
 
-def served(load: Load, requests: int, prompt: int, answer: int, **params: Any) -> Row:
+def served(load: GPULoad, requests: int, prompt: int, answer: int, **params: Any) -> Row:
     """Requests that arrive together, from the first step to the last. Their number is what fits into the pool."""
     load.clear()
     requests = load.fit(requests, prompt + answer)

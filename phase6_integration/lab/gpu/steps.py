@@ -9,7 +9,7 @@ from phase0_request.core import Step
 from phase2_prefill_decode.lab import tune as tuner
 from phase2_prefill_decode.lab.roofline import Device
 from phase6_integration.lab.gpu.kernels import limits
-from phase6_integration.lab.gpu.loads import WAYS, Engines, Load, ready, steady
+from phase6_integration.lab.gpu.loads import WAYS, Engines, GPULoad, ready, steady
 from phase6_integration.lab.gpu.rows import Day, Row
 from phase6_integration.lab.gpu.trace import busy, idle_share, profiled, time_per_kernel
 
@@ -67,7 +67,7 @@ def profiles(day: Day) -> None:
                     day.add(measure, model=large(day), way=way, chunks=chunks, decodes=decodes)
 
 
-def profile(load: Load, day: Day, name: str, decodes: int, context: int, steps: int, chunks: bool) -> Row:
+def profile(load: GPULoad, day: Day, name: str, decodes: int, context: int, steps: int, chunks: bool) -> Row:
     """What the device does in steady steps."""
     decodes = load.settle(decodes, context, steps, chunks)
     ran: list[Step] = []

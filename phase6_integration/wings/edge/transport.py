@@ -39,7 +39,7 @@ def transport_config(
     """The configuration of uvicorn, with this module's connections."""
     return uvicorn.Config(
         app,
-        http=cast(type[asyncio.Protocol], partial(Connection, settings, Refusals(max_connections))),
+        http=cast(type[asyncio.Protocol], partial(ServerConnection, settings, Refusals(max_connections))),
         h11_max_incomplete_event_size=settings.max_header_bytes,
         timeout_keep_alive=round(settings.idle_timeout),
         ws="none",
@@ -67,7 +67,7 @@ class Refusals:
             self.count, self._next_line = 0, now + 60
 
 
-class Connection(H11Protocol):
+class ServerConnection(H11Protocol):
     """One connection, which is ended where a limit is exceeded."""
 
     def __init__(self, settings: ServerSettings, refusals: Refusals, **given: Any) -> None:

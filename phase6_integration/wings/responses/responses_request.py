@@ -46,10 +46,10 @@ def _type_of_part(value: Any) -> str:
     return "=refusal" if isinstance(value, dict) and value.get("type") == "refusal" else "=text"
 
 
-Part = Annotated[
+MessagePart = Annotated[
     Annotated[ContentPart, Tag("=text")] | Annotated[RefusalPart, Tag("=refusal")], Discriminator(_type_of_part)
 ]
-Parts = Annotated[list[Part], Field(max_length=MAX_PARTS, fail_fast=True)]
+Parts = Annotated[list[MessagePart], Field(max_length=MAX_PARTS, fail_fast=True)]
 Content = Annotated[
     Annotated[str, Tag("=text")] | Annotated[Parts, Tag("=list")],
     by_kind("content is a string or a list of text parts"),

@@ -4,7 +4,7 @@ A grammar is a program that a client sends. It may take seconds to compile, giga
 of llguidance. So it runs in a child, which the kernel ends at a limit of memory or of processor time, and which only
 its client waits for.
 
-    engine -> Batch -> Constraint (phase 2) -> Answers (forced tokens), Answers (masks) -> engine
+    engine -> FollowBatch -> Constraint (phase 2) -> Answers (forced tokens), Answers (masks) -> engine
 """
 
 import contextlib
@@ -42,7 +42,7 @@ class Follow(msgspec.Struct, array_like=True, frozen=True):
     params: SamplingParams | None  # of a request that the child does not know yet
 
 
-class Batch(msgspec.Struct, array_like=True, frozen=True):
+class FollowBatch(msgspec.Struct, array_like=True, frozen=True):
     """To a child: follow outputs, and make the mask behind each."""
 
     follow: list[Follow]
@@ -60,7 +60,7 @@ class Answers(msgspec.Struct, array_like=True, frozen=True):
     leaves: bool = False  # the child has grown too large, and ends
 
 
-to_child = msgspec.msgpack.Decoder(Batch)
+to_child = msgspec.msgpack.Decoder(FollowBatch)
 from_child = msgspec.msgpack.Decoder(Answers)
 
 
@@ -73,7 +73,7 @@ class Child:
         self._constraints: dict[int, Constraint | str] = {}  # or why there is none
         self._places: dict[int, int] = {}  # of the mask in the output, for each request of the batch
 
-    def follow(self, batch: Batch) -> Answers:
+    def follow(self, batch: FollowBatch) -> Answers:
         """Follow the tokens of a batch."""
         for key in batch.ended:
             self._constraints.pop(key, None)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from phase0_request.batch import GRAMMAR_FAILED, Forced
 from phase0_request.request import Request
 from phase6_integration.process.messages import Channel
-from phase6_integration.wings.structured.grammar_process import COMPILING, Answers, Batch, Follow, from_child
+from phase6_integration.wings.structured.grammar_process import COMPILING, Answers, Follow, FollowBatch, from_child
 from phase6_integration.wings.structured.grammar_server import GrammarServer
 
 log = logging.getLogger(__name__)
@@ -170,7 +170,7 @@ class IsolatedProcess:
         self._waiting = [key for key in self._waiting if key not in self._batch]
         self._since = time.monotonic()
         with contextlib.suppress(ConnectionError):  # it has ended: that is read next
-            channel.send(Batch(follow, [*ended]))
+            channel.send(FollowBatch(follow, [*ended]))
 
     def _next_batch(self, requests: Mapping[int, IsolatedConstraint]) -> list[int]:
         """The keys of the next batch. Known requests and new ones take turns, and so do the clients of new ones."""

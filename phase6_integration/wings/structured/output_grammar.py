@@ -17,7 +17,7 @@ from pydantic_core import from_json
 
 from phase6_integration.api.errors import unservable
 from phase6_integration.api.schemas import ResponseFormat, StructuredFields
-from phase6_integration.api.state import Grammars
+from phase6_integration.api.state import GrammarHook
 from phase6_integration.process.async_engine import AsyncEngine
 
 MAX_GRAMMAR = 1 << 18  # characters, of a grammar or a schema
@@ -40,7 +40,7 @@ class Given(NamedTuple):
     value: Any
 
 
-class OutputGrammars(Grammars):
+class OutputGrammars(GrammarHook):
     """The grammars that requests ask for."""
 
     def __init__(self, engine: AsyncEngine) -> None:

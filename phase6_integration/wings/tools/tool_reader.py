@@ -23,7 +23,7 @@ T = TypeVar("T")
 Wait: TypeAlias = Generator[None, None, T]
 
 
-class Part(Enum):
+class Section(Enum):
     """What a piece of an answer is."""
 
     REASONING = auto()
@@ -60,7 +60,7 @@ class ToolReader:
         self._start = 0  # of the text that has been added to no part
         self._at = 0  # the next character to read
         self._last = False  # whether no more text comes
-        self._streams: Part | None = None  # what the text from `start` is part of, whatever follows it
+        self._streams: Section | None = None  # what the text from `start` is part of, whatever follows it
         self._content = self._new_reasoning = ""
         self._new_calls: list[dict[str, Any]] = []
         self.calls = 0  # so far
@@ -94,19 +94,19 @@ class ToolReader:
 
     # What is found.
 
-    def _emit(self, part: Part, end: int | None = None) -> None:
+    def _emit(self, part: Section, end: int | None = None) -> None:
         """The text from `start` is this part."""
         end = self._at if end is None else max(end, self._start)
         text, self._start = self._text[self._start : end], end
         self._add(part, text)
 
-    def _add(self, part: Part, text: str) -> None:
+    def _add(self, part: Section, text: str) -> None:
         match part:
-            case Part.CONTENT:
+            case Section.CONTENT:
                 self._content += text
-            case Part.REASONING if self._include_reasoning:
+            case Section.REASONING if self._include_reasoning:
                 self._new_reasoning += text
-            case Part.ARGUMENTS if text and (self._parallel or self.calls == 1):
+            case Section.ARGUMENTS if text and (self._parallel or self.calls == 1):
                 if not self._new_calls:
                     self._new_calls.append({"index": self.calls - 1, "function": {"arguments": ""}})
                 self._new_calls[-1]["function"]["arguments"] += text
@@ -128,7 +128,7 @@ class ToolReader:
         if self._reasons:
             yield from self._reasoning()
         if self._format is None:
-            self._streams = Part.CONTENT
+            self._streams = Section.CONTENT
             while not self._last:
                 self._at = len(self._text)
                 yield
@@ -136,14 +136,14 @@ class ToolReader:
             return
         if self._format.bare:
             yield from self._try(self._calls(self._format))
-        while (yield from self._until(self._format.markers[0], Part.CONTENT)):
+        while (yield from self._until(self._format.markers[0], Section.CONTENT)):
             yield from self._try(self._calls(self._format))
 
     def _reasoning(self) -> Wait[None]:
         """It comes first, or not at all."""
         if self._begun or (yield from self._next(BEGIN)):
             yield from self._skip_space()
-            yield from self._until(END, Part.REASONING)
+            yield from self._until(END, Section.REASONING)
             yield from self._skip_space()
 
     def _try(self, calls: Wait[None]) -> Wait[None]:
@@ -152,7 +152,7 @@ class ToolReader:
             yield from calls
             yield from self._skip_space()
         except MalformedError:
-            self._emit(self._streams or Part.CONTENT)
+            self._emit(self._streams or Section.CONTENT)
         self._streams = None
 
     def _calls(self, format: ToolFormat) -> Wait[None]:
@@ -197,7 +197,7 @@ class ToolReader:
             raise MalformedError
         if not begun:
             self._begin_call(name)
-            self._add(Part.ARGUMENTS, arguments or "{}")
+            self._add(Section.ARGUMENTS, arguments or "{}")
         self._skip()
 
     def _arguments(self, name: str) -> Wait[None]:
@@ -205,9 +205,9 @@ class ToolReader:
         yield from self._need(r"(?=\{)")
         self._skip()
         self._begin_call(name)
-        self._streams = Part.ARGUMENTS
+        self._streams = Section.ARGUMENTS
         yield from self._object()
-        self._emit(Part.ARGUMENTS)
+        self._emit(Section.ARGUMENTS)
         self._streams = None
 
     def _object(self) -> Wait[str]:
@@ -264,7 +264,7 @@ class ToolReader:
         yield from self._next(r"(?=\S)")
         self._skip()
 
-    def _until(self, marker: str, part: Part) -> Wait[bool]:
+    def _until(self, marker: str, part: Section) -> Wait[bool]:
         """The text up to a marker is this part, but for white space before the marker. False if there is none: then all
         the text is."""
         pattern = regex.compile(regex.escape(marker))

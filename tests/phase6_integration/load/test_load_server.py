@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from phase6_integration.cli.common import api_key, server_url
-from phase6_integration.load.client import Load, run
+from phase6_integration.load.client import LoadTest, run
 from phase6_integration.load.connection import Connection, ConnectionLostError, Pool, UnreachableError
 from phase6_integration.load.report import Report
 from phase6_integration.load.response import Response
@@ -22,9 +22,9 @@ from tests.phase6_integration.scripted import Heard, Said, completion, said, scr
 BENCH = [sys.executable, "-m", "phase6_integration.cli", "bench"]
 
 
-def load(url: str, **options: object) -> Load:
+def load(url: str, **options: object) -> LoadTest:
     workload = options.pop("workload", Workload(num_prompts=12, input_len=20, output_len=6, seed=0))
-    return Load(url=url, workload=workload, **options)  # type: ignore[arg-type]
+    return LoadTest(url=url, workload=workload, **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("streamed", [True, False])

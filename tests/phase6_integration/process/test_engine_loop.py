@@ -13,7 +13,7 @@ from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.scheduler import Scheduler
 from phase6_integration.engine.options import EngineOptions
 from phase6_integration.process.engine_process import Loop
-from phase6_integration.process.messages import Channel, EngineRequest, Finish, Load, Ping, Pong, Progress, Update
+from phase6_integration.process.messages import Channel, EngineRequest, Finish, LoadModel, Ping, Pong, Progress, Update
 from tests.phase5_continuous.support import PackedBatch
 
 FIRST = 100  # the tokens of every answer: 100, 101, 102, ...
@@ -168,7 +168,7 @@ def test_prompt_logprobs_come_with_the_first_token_only() -> None:
 
 def test_an_engine_is_loaded_once() -> None:
     with pytest.raises(ValueError, match="an engine can be loaded only once"):
-        idle_loop()[0].handle(Load(EngineOptions(), "a:b"))
+        idle_loop()[0].handle(LoadModel(EngineOptions(), "a:b"))
 
 
 # Requests that wait for their grammars, and what is done for these beside the steps.

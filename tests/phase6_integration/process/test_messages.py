@@ -20,7 +20,7 @@ from phase6_integration.process.messages import (
     EngineRequest,
     Finish,
     Frames,
-    Load,
+    LoadModel,
     Ping,
     Pong,
     Progress,
@@ -52,7 +52,7 @@ REQUEST = EngineRequest(
     tenant="tenant",
     arrival=12.5,
 )
-TO_ENGINE: list[ToEngine] = [Load(EngineOptions(seed=1), "a.b:c"), REQUEST, Finish("x", FinishReason.STOP), Ping()]
+TO_ENGINE: list[ToEngine] = [LoadModel(EngineOptions(seed=1), "a.b:c"), REQUEST, Finish("x", FinishReason.STOP), Ping()]
 TO_FRONT: list[ToFront] = [
     Ready(2048, 100, 16, "cpu", "float32"),
     Update(

@@ -9,7 +9,7 @@ import pytest
 from phase2_prefill_decode.loading.weights import random_weights
 from phase6_integration.engine.options import EngineOptions
 from phase6_integration.lab.gpu import serving, steps
-from phase6_integration.lab.gpu.loads import DRY, Load, OnDemand, opened, served
+from phase6_integration.lab.gpu.loads import DRY, GPULoad, OnDemand, opened, served
 from phase6_integration.lab.gpu.rows import TINY, Day, Rows
 
 
@@ -19,7 +19,7 @@ def day(tmp_path: Path) -> Day:
 
 
 @contextmanager
-def engine(day: Day, **options: int) -> Iterator[Load]:
+def engine(day: Day, **options: int) -> Iterator[GPULoad]:
     with opened(day, TINY, random_weights(TINY), **options) as load:
         yield load
 
@@ -44,7 +44,7 @@ def test_an_engine_is_opened_once_for_the_first_row_that_is_missing(day: Day, fa
     opens = []
 
     @contextmanager
-    def open() -> Iterator[Load]:
+    def open() -> Iterator[GPULoad]:
         opens.append(1)
         if fails:
             raise MemoryError("16 GB are missing")
@@ -68,7 +68,7 @@ def test_what_is_measured_is_what_ships(day: Day, monkeypatch: pytest.MonkeyPatc
     asked: list[dict[str, object]] = []
 
     @contextmanager
-    def no_engine(day: Day, config: object, weights: object, **options: object) -> Iterator[Load]:
+    def no_engine(day: Day, config: object, weights: object, **options: object) -> Iterator[GPULoad]:
         asked.append(options)
         raise RuntimeError("not here")
         yield

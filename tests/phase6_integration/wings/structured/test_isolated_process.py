@@ -22,7 +22,7 @@ from phase2_prefill_decode.sampling.constraints import Constraint, fill_masks
 from phase5_continuous import Scheduler
 from phase6_integration.process.messages import Frames, frame
 from phase6_integration.wings.structured import isolated_grammars, isolated_process
-from phase6_integration.wings.structured.grammar_process import COMPILING, MEMORY, Answers, Batch, Child, to_child
+from phase6_integration.wings.structured.grammar_process import COMPILING, MEMORY, Answers, Child, FollowBatch, to_child
 from phase6_integration.wings.structured.grammar_server import GrammarServer
 from phase6_integration.wings.structured.isolated_grammars import IsolatedGrammars
 from phase6_integration.wings.structured.isolated_process import IsolatedConstraint
@@ -45,7 +45,7 @@ class Process:
         self.connection.setblocking(False)
         self.child = Child(GRAMMARS, SIZE)
         self.frames = Frames(to_child)
-        self.batches: list[Batch] = []  # that it has read
+        self.batches: list[FollowBatch] = []  # that it has read
         if begins:
             self.send(Answers())
 
@@ -57,7 +57,7 @@ class Process:
         for batch in self.read():
             self.send(self.child.follow(batch), self.child.masks())
 
-    def read(self) -> list[Batch]:
+    def read(self) -> list[FollowBatch]:
         try:
             batches = [*self.frames.feed(self.connection.recv(1 << 20))]
         except BlockingIOError:
