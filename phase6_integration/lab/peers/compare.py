@@ -120,16 +120,21 @@ def interpreter(engine: str, isa: str) -> Path:
     return BUILD / name / "bin" / "python" if engine in ELSEWHERE else Path(sys.executable)
 
 
+def available(name: str, isa: str) -> bool:
+    """Whether there is the engine, and llama.cpp to quantize its weights."""
+    engine, weights, _ = PEERS[name]
+    makers = [interpreter(engine, isa)] + [interpreter("llama", "native")] * (weights != "bfloat16")
+    return all(maker.exists() for maker in makers)
+
+
 def command(engine: str, isa: str, *arguments: object) -> list[str]:
-    """The command that runs an engine. Those with an environment of their own run a script, which finds its like."""
-    script = HERE / f"run_{engine}.py"
-    started = [script] if engine in ELSEWHERE else ["-m", f"{__package__}.{script.stem}"]
-    return [str(word) for word in (interpreter(engine, isa), *started, *arguments)]
+    """The command that runs an engine."""
+    return [str(interpreter(engine, isa)), "-m", f"{__package__}.run_{engine}", *map(str, arguments)]
 
 
-def environment(engine: str, isa: str, threads: int) -> dict[str, str]:
-    path = {"PYTHONPATH": str(HERE)} if engine in ELSEWHERE else entry.environment()
-    return {**os.environ, **path, "OMP_NUM_THREADS": str(threads), **HELD_TO[isa]}
+def environment(isa: str, threads: int) -> dict[str, str]:
+    """Of any engine: the modules here that are not ours import no other package of this environment."""
+    return {**os.environ, "PYTHONPATH": entry.INSTALLATION, "OMP_NUM_THREADS": str(threads), **HELD_TO[isa]}
 
 
 def weights(shape: str, kind: str) -> Path:
@@ -145,11 +150,11 @@ def weights(shape: str, kind: str) -> Path:
         to_gguf.main(directory, str(file))
         return file
     quantize = command("llama", "native", "--quantize", weights(shape, "BF16"), file, kind)
-    subprocess.run(quantize, check=True, stderr=subprocess.DEVNULL, env=environment("llama", "native", 1))
+    subprocess.run(quantize, check=True, stderr=subprocess.DEVNULL, env=environment("native", 1))
     return file
 
 
-class Process:
+class Process(subprocess.Popen[str]):
     """An engine that answers, one workload at a time. What it says of each goes to a log."""
 
     def __init__(self, name: str, shape: str, isa: str, threads: int, tokens: int, log: TextIO | None) -> None:
@@ -158,16 +163,15 @@ class Process:
         self._errors = BUILD / f"{self._words.replace(' ', '_')}.stderr"
         model = weights(shape, peer.weights)
         with self._errors.open("w") as errors:
-            self._process = subprocess.Popen(
-                command(peer.engine, isa, model, threads, tokens, *peer.options),
+            super().__init__(
+                command(peer.engine, isa, model, threads, tokens, *peer.options), env=environment(isa, threads),
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
-                env=environment(peer.engine, isa, threads),
             )  # fmt: skip
 
     def read(self, about: str) -> dict[str, Any]:
         """The next line of JSON."""
-        assert self._process.stdout is not None
-        line = next((line for line in self._process.stdout if line.startswith("{")), "")
+        assert self.stdout is not None
+        line = next((line for line in self.stdout if line.startswith("{")), "")
         if not line:
             raise RuntimeError(f"{self._words} ended during {about}; {self._errors} says why")
         if self._log is not None:
@@ -177,39 +181,30 @@ class Process:
 
     def run(self, workload: Workload, seed: int) -> float:
         """The seconds of a workload."""
-        assert self._process.stdin is not None
         asked = {"prompts": workload.prompts(self._vocabulary, seed), "output": workload.output}
-        print(json.dumps(asked), file=self._process.stdin, flush=True)
+        print(json.dumps(asked), file=self.stdin, flush=True)
         answer = self.read(workload.name)
         if answer["lengths"] != [workload.output] * workload.requests:
             raise RuntimeError(f"{self._words} did not answer {workload.name} in full: {answer['lengths']}")
         return float(answer["seconds"])
-
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
 
 
 def measure(
     names: Sequence[str], workloads: Sequence[Workload], start: Callable[[str], Process], rounds: int
 ) -> Iterator[tuple[Workload, dict[str, list[float]]]]:
     """The seconds of each workload, by engine. They start together, then take turns."""
-    processes = {name: start(name) for name in names}
-    try:
+    with ExitStack() as stack:
+        processes = {name: stack.enter_context(start(name)) for name in names}
         for process in processes.values():
             process.read("start")
-            for workload in WARM_UP:
-                process.run(workload, 0)
+        for process, workload in product(processes.values(), WARM_UP):
+            process.run(workload, 0)
         for workload in workloads:
             seconds: dict[str, list[float]] = {name: [] for name in names}
             for turn in range(not workload.cached, rounds + 1):  # turn 0 fills the cache
                 for name, process in processes.items():
                     seconds[name].append(process.run(workload, turn))
             yield workload, {name: times[-rounds:] for name, times in seconds.items()}
-    finally:
-        for process in processes.values():
-            process.close()
 
 
 def row(workload: Workload, seconds: Mapping[str, Sequence[float]]) -> dict[str, Any]:
@@ -231,7 +226,7 @@ def selected(names: Iterable[str], patterns: Sequence[str]) -> list[str]:
 
 def compare(shape: str, isa: str, options: argparse.Namespace, rows: dict[str, Any]) -> Iterator[str]:
     """Add the rows of a table, and yield the name of each. Those that are there already stay."""
-    names = [name for name in selected(PEERS, options.peers) if interpreter(PEERS[name].engine, isa).exists()]
+    names = [name for name in selected(PEERS, options.peers) if available(name, isa)]
     for workloads, some in ((WORKLOADS[shape], names), (LONG, [name for name in names if name in OF_LONG])):
         wanted = [load for load in workloads if selected([load.name], options.workloads)]
         wanted = [load for load in wanted if not {*some} <= {*rows.get(load.name, {})}]
@@ -262,7 +257,7 @@ def main(arguments: list[str] | None = None) -> int:
         rows = figures.setdefault(isa, {}).setdefault(shape, {})
         for name in compare(shape, isa, options, rows):
             cells = [(peer, figure["median"], figure["least"], figure["most"]) for peer, figure in rows[name].items()]
-            title = f"{shape}, {name}, {isa}: tokens a second"
-            console.print(table(("", "median", "least", "most"), cells, title=title), "")
+            console.print(f"{shape}, {name}, {isa}: tokens a second")
+            console.print(table(("", "median", "least", "most"), cells), "")
             finish(p, options, arguments, figures, console=Console(quiet=True))
     return 0

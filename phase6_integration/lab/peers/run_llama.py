@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 import llama_cpp
 import numpy as np
-from worker import serve
+
+from phase6_integration.lab.peers.worker import serve
 
 BATCH, UBATCH, SEQUENCES = 2048, 512, 16  # tokens of a call and of a step in it, and sequences: most
 

@@ -11,11 +11,12 @@ from phase6_integration.lab.peers.worker import serve
 
 def main(directory: str, threads: int) -> None:
     torch.set_num_threads(threads)
-    model: Any = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.bfloat16).eval()
-    make: Any = transformers.GenerationConfig
+    model_class: Any = transformers.AutoModelForCausalLM
+    config_class: Any = transformers.GenerationConfig
+    model = model_class.from_pretrained(directory, dtype=torch.bfloat16).eval()
 
     def generate(prompts: list[list[int]], output: int) -> list[list[int]]:
-        how = make(do_sample=False, max_new_tokens=output, eos_token_id=None, pad_token_id=0)
+        how = config_class(do_sample=False, max_new_tokens=output, eos_token_id=None, pad_token_id=0)
         with torch.inference_mode():
             tokens = torch.tensor(prompts)
             whole = model.generate(tokens, attention_mask=torch.ones_like(tokens), generation_config=how)

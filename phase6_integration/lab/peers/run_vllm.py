@@ -4,7 +4,7 @@ import os
 import sys
 from importlib.metadata import version
 
-from worker import serve
+from phase6_integration.lab.peers.worker import serve
 
 
 def main(directory: str, tokens: int) -> None:
