@@ -62,7 +62,7 @@ class Workload(NamedTuple):
         return self.requests * (self.prompt + self.output)
 
     def prompts(self, vocabulary: int, seed: int) -> list[list[int]]:
-        rng = random.Random(0 if self.cached else seed)
+        rng = random.Random(f"{self.name} {not self.cached and seed}")  # no two workloads share a prefix
         return [[rng.randrange(10, vocabulary - 10) for _ in range(self.prompt)] for _ in range(self.requests)]
 
     def rate(self, seconds: float) -> float:
@@ -143,7 +143,7 @@ def command(engine: str, isa: str, *arguments: object) -> list[str]:
 
 
 def environment(isa: str, threads: int) -> dict[str, str]:
-    """Of any engine: the modules here that are not ours import no other package of this environment."""
+    """Of any engine. One with an environment of its own finds its script here, and none of our packages."""
     return {**os.environ, "PYTHONPATH": entry.INSTALLATION, "OMP_NUM_THREADS": str(threads), **HELD_TO[isa]}
 
 
