@@ -62,7 +62,7 @@ class Workload(NamedTuple):
         return self.requests * (self.prompt + self.output)
 
     def prompts(self, vocabulary: int, seed: int) -> list[list[int]]:
-        rng = random.Random(0 if self.cached else seed)
+        rng = random.Random(f"{self.name} {not self.cached and seed}")  # no two workloads share a prefix
         return [[rng.randrange(10, vocabulary - 10) for _ in range(self.prompt)] for _ in range(self.requests)]
 
     def rate(self, seconds: float) -> float:
@@ -79,6 +79,11 @@ WORKLOADS = {
 LONG = Workload(1, 4097, 32, cached=True), Workload(1, 16_385, 32, cached=True)
 
 
+def in_order(shape: str, rows: Mapping[str, Any]) -> list[str]:
+    """The names of the workloads that were measured, in the order in which they are."""
+    return [load.name for load in (*WORKLOADS[shape], *LONG) if load.name in rows]
+
+
 class Peer(NamedTuple):
     """An engine with weights of a format: a directory in bfloat16, or a GGUF file."""
 
@@ -86,21 +91,26 @@ class Peer(NamedTuple):
     weights: str
     options: tuple[str, ...] = ()
 
+    @property
+    def format(self) -> str:
+        """Of the weights in memory, as the tables name it."""
+        return self.options[0].partition("=")[2] if self.options else self.weights.replace("BF16", "bfloat16")
+
 
 PEERS = {
     "ours": Peer("ours", "bfloat16"),
     "llama": Peer("llama", "BF16"),
-    "ours_int8": Peer("ours", "bfloat16", ("quantization=int8",)),
-    "llama_Q8_0": Peer("llama", "Q8_0"),
-    "ours_int4": Peer("ours", "bfloat16", ("quantization=int4",)),
-    "llama_Q4_0": Peer("llama", "Q4_0"),
-    "ours_Q4_K_M": Peer("ours", "Q4_K_M"),
-    "llama_Q4_K_M": Peer("llama", "Q4_K_M"),
-    "ours_Q8_0": Peer("ours", "Q8_0"),
-    "ours_Q4_0": Peer("ours", "Q4_0"),
-    "ours_float32": Peer("ours", "bfloat16", ("dtype=float32",)),
     "vllm": Peer("vllm", "bfloat16"),
     "transformers": Peer("transformers", "bfloat16"),
+    "ours_float32": Peer("ours", "bfloat16", ("dtype=float32",)),
+    "ours_Q8_0": Peer("ours", "Q8_0"),
+    "llama_Q8_0": Peer("llama", "Q8_0"),
+    "ours_int8": Peer("ours", "bfloat16", ("quantization=int8",)),
+    "ours_Q4_0": Peer("ours", "Q4_0"),
+    "llama_Q4_0": Peer("llama", "Q4_0"),
+    "ours_int4": Peer("ours", "bfloat16", ("quantization=int4",)),
+    "ours_Q4_K_M": Peer("ours", "Q4_K_M"),
+    "llama_Q4_K_M": Peer("llama", "Q4_K_M"),
 }
 BESIDE = {  # what the speed of each is divided by
     "ours": ("llama", "vllm", "transformers", "ours_float32"),
@@ -133,7 +143,7 @@ def command(engine: str, isa: str, *arguments: object) -> list[str]:
 
 
 def environment(isa: str, threads: int) -> dict[str, str]:
-    """Of any engine: the modules here that are not ours import no other package of this environment."""
+    """Of any engine. One with an environment of its own finds its script here, and none of our packages."""
     return {**os.environ, "PYTHONPATH": entry.INSTALLATION, "OMP_NUM_THREADS": str(threads), **HELD_TO[isa]}
 
 
@@ -190,15 +200,20 @@ class Process(subprocess.Popen[str]):
 
 
 def measure(
-    names: Sequence[str], workloads: Sequence[Workload], start: Callable[[str], Process], rounds: int
+    names: Sequence[str],
+    workloads: Sequence[Workload],
+    start: Callable[[str], Process],
+    rounds: int,
+    ready: Callable[[], object] = bool,
 ) -> Iterator[tuple[Workload, dict[str, list[float]]]]:
-    """The seconds of each workload, by engine. They start together, then take turns."""
+    """The seconds of each workload, by engine. They start together, then take turns; `ready` is called in between."""
     with ExitStack() as stack:
         processes = {name: stack.enter_context(start(name)) for name in names}
         for process in processes.values():
             process.read("start")
         for process, workload in product(processes.values(), WARM_UP):
             process.run(workload, 0)
+        ready()
         for workload in workloads:
             seconds: dict[str, list[float]] = {name: [] for name in names}
             for turn in range(not workload.cached, rounds + 1):  # turn 0 fills the cache
@@ -237,7 +252,7 @@ def compare(shape: str, isa: str, options: argparse.Namespace, rows: dict[str, A
             file = options.json and options.json.with_suffix(".txt")
             log = stack.enter_context(file.open("a", encoding="utf-8")) if file else None
             start = partial(Process, shape=shape, isa=isa, threads=options.threads, tokens=tokens, log=log)
-            for load, seconds in measure(some, wanted, start, options.rounds):
+            for load, seconds in measure(some, wanted, start, options.rounds, input if options.pause else bool):
                 rows[load.name] = row(load, seconds)
                 yield load.name
 
@@ -250,6 +265,7 @@ def main(arguments: list[str] | None = None) -> int:
     p.add_argument("--workloads", nargs="+", default=["*"], metavar="NAME", help="such as 8x128+64 or 4x* (*)")
     p.add_argument("--rounds", type=at_least_one, default=3, help="of each workload (%(default)s)")
     p.add_argument("--threads", type=at_least_one, default=torch.get_num_threads(), help="of an engine (%(default)s)")
+    p.add_argument("--pause", action="store_true", help="wait for Enter when the engines of a table are ready")
     options, console = p.parse_args(arguments), Console(highlight=False)
     saved = options.json is not None and options.json.exists()
     figures: dict[str, Any] = json.loads(options.json.read_text("utf-8"))["figures"] if saved else {}

@@ -65,3 +65,10 @@ def test_rates_are_medians_of_answers_or_of_prompts() -> None:
     figures = row(Workload(8, 16, 4), seconds)
     assert figures["ours"] == {"median": 32, "least": 8, "most": 64, "rounds": 3, "over_llama": 2.0}
     assert row(Workload(4, 512, 1), seconds)["llama"]["median"] == 1024
+
+
+def test_no_round_finds_its_prompts_in_a_prefix_cache_but_those_of_cached_workloads_do() -> None:
+    prompts = [load.prompts(1000, seed) for load in (Workload(8, 32, 4), Workload(16, 32, 4)) for seed in (1, 2)]
+    assert len({tuple(prompt[:16]) for some in prompts for prompt in some}) == 48
+    again = Workload(1, 33, 4, cached=True)
+    assert again.prompts(1000, 1) == again.prompts(1000, 2)
