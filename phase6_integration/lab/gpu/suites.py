@@ -23,7 +23,13 @@ PHASES = ("tests/phase1_kv_pool", "tests/phase2_prefill_decode")
 AHEAD = "compiles or shared_memory or grid_counts"
 SELECTED: dict[str, tuple[str, ...]] = {
     "tests": ("-m", "gpu", "tests/gpu", *PHASES),
-    "suites": ("-m", "not gpu and not slow", "-k", f"(test_kernels.py or triton) and not ({AHEAD})", *PHASES),
+    "suites": (
+        "-m",
+        "not gpu and not slow",
+        "-k",
+        f"(test_kernels.py or test_product.py or triton) and not ({AHEAD})",
+        *PHASES,
+    ),
 }
 DRY: dict[str, tuple[str, ...]] = {
     "tests": ("-m", "gpu", "tests/gpu/test_warmup.py"),
