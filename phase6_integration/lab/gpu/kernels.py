@@ -163,18 +163,19 @@ def forced(day: Day, backend: SDPBackend, q: Tensor, k: Tensor, v: Tensor) -> Ro
 
 def products(day: Day) -> None:
     """Products of few and many rows with a weight in each scheme, beside torch's with one in bfloat16."""
-    for shape in day.some(PRODUCTS, ((96, 64),)):
+    for outputs, inputs in day.some(PRODUCTS, ((96, 64),)):
         for scheme in (None, *SCHEMES):
             for rows in day.some(ROWS, (3,)):
-                measure = partial(multiply, day, *shape, scheme, rows)
-                day.add(measure, what="product", shape=shape, scheme=scheme or "none", rows=rows)
+                measure = partial(multiply, day, outputs, inputs, scheme, rows)
+                shape = {"outputs": outputs, "inputs": inputs}
+                day.add(measure, what="product", **shape, scheme=scheme or "none", rows=rows)
 
 
 def multiply(day: Day, outputs: int, inputs: int, scheme: str | None, rows: int) -> Row:
     """One product. As in a step, each call reads another weight, so that no cache holds it."""
     dtype = shape_of(day)[2]
-    weight: Tensor | QuantizedWeight = torch.randn(outputs, inputs, device=day.device, dtype=dtype)
-    weight = weight if scheme is None else quantize(weight, scheme)
+    dense = torch.randn(outputs, inputs, device=day.device, dtype=dtype)
+    weight: Tensor | QuantizedWeight = dense if scheme is None else quantize(dense, scheme)
     copies = day.some((ceil(OUT_OF_CACHE / weight.nbytes),), (1,))[0]
     linears = cycle([Linear(deepcopy(weight)) for _ in range(copies)])
     x = torch.randn(rows, inputs, device=day.device, dtype=dtype)

@@ -23,7 +23,7 @@ from phase2_prefill_decode.lab.cost import CostModel
 from phase2_prefill_decode.lab.roofline import Device, predict
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.quantized.quantize import quantize
-from phase2_prefill_decode.loading.weights import Weights, random_weights
+from phase2_prefill_decode.loading.weights import LayerWeights, Weights, random_weights
 from phase6_integration.engine.engine import NanoServingEngine
 from phase6_integration.engine.stats import Gauges
 from phase6_integration.lab.gpu.rows import Day, Row
@@ -138,11 +138,13 @@ def weights_of(config: ModelConfig, device: torch.device, scheme: str | None) ->
     weights = random_weights(config, device)
     if scheme is None:
         return weights
-    names = [name for name, (_, inputs, _) in config.layer.items() if inputs]
-    layers = [
-        replace(layer, **{name: quantize(getattr(layer, name), scheme) for name in names}) for layer in weights.layers
-    ]
-    return replace(weights, layers=layers)
+    matrices = [name for name, part in config.layer.items() if part.inputs]
+
+    def quantized(layer: LayerWeights) -> LayerWeights:
+        made: dict[str, Any] = {name: quantize(getattr(layer, name), scheme) for name in matrices}
+        return replace(layer, **made)
+
+    return replace(weights, layers=[quantized(layer) for layer in weights.layers])
 
 
 class OnDemand(AbstractContextManager["OnDemand"]):
