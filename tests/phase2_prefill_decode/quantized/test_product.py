@@ -95,8 +95,6 @@ def test_nan_stays_what_it_is_and_the_smallest_float8_is_not_lost() -> None:
 
 def of_format(name: str) -> tuple[QuantizedWeight, Tensor]:
     """A weight as it is read from a checkpoint's tensors, and what the format's library makes of these."""
-    if name.startswith("compressed"):
-        pytest.importorskip("compressed_tensors")
     make, config = FORMATS[name]()
     parts, dequantized = make(torch.randn(72, 96) / 10)
     format = format_of(config)
@@ -104,7 +102,6 @@ def of_format(name: str) -> tuple[QuantizedWeight, Tensor]:
 
 
 def of_blocks(kind: int) -> tuple[QuantizedWeight, Tensor]:
-    pytest.importorskip("gguf")
     blocks = gguf_files.encoded((torch.randn(72, 512) / 20).numpy(), BLOCKS[kind].name)
     weight = BLOCKS[kind].read(torch.from_numpy(blocks.copy()).view(72, -1, BLOCKS[kind].bytes))
     return weight, gguf_files.dequantized(blocks, BLOCKS[kind].name)
