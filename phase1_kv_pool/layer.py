@@ -53,7 +53,7 @@ def quantize(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """
     x = x.float()
     scales = x.abs().amax(-1, keepdim=True).clamp(min=LOWEST_PEAK) / HIGHEST[dtype]
-    numbers = torch.where(scales < torch.inf, x, 0.0) * (1 / scales)
+    numbers = torch.where(scales < torch.inf, x * (1 / scales), 0.0)
     if dtype == torch.int8:
         numbers = (numbers + 0.5).floor()  # to nearest
     return numbers.to(dtype), scales.squeeze(-1)

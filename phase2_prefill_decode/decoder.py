@@ -19,6 +19,7 @@ from phase2_prefill_decode.kernels.attention import ATTEND, Attend
 from phase2_prefill_decode.kernels.pointwise import ADD_NORM, ROTATE_STORE, SWIGLU
 from phase2_prefill_decode.linear import Linear
 from phase2_prefill_decode.loading.config import ModelConfig
+from phase2_prefill_decode.loading.quantized.weight import Stream
 from phase2_prefill_decode.loading.weights import LayerWeights, Weights
 from phase2_prefill_decode.rope import tables
 from phase2_prefill_decode.step.packed import StepTensors
@@ -127,13 +128,16 @@ class Decoder:
         self.device = weights.norm.device
         self.dtype = weights.norm.dtype
         attend = attend or ATTEND.on(self.device)
-        self.embed_tokens = weights.embed_tokens
+        self.lm_head = Linear(weights.lm_head)
+        packed = self.lm_head.packed if weights.lm_head is weights.embed_tokens else None
+        table = packed or weights.embed_tokens
+        assert not isinstance(table, Stream)  # what is not tied is read at once
+        self.embed_tokens = table
         self.layers = [
             DecoderLayer(config, layer, window, attend)
             for layer, window in zip(weights.layers, config.sliding_windows, strict=True)
         ]
         self.norm = RMSNorm(weights.norm, config.rms_norm_eps)
-        self.lm_head = Linear(weights.lm_head)
         self._rope = tables(config.rope_parameters, config.head_dim, 0, self.device)
         self._on_cpu = self.device.type == "cpu"
         self._forward = self._one_call(attend) if self._on_cpu else None
@@ -187,7 +191,7 @@ class Decoder:
     def _inputs(self, step: StepTensors) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """The embeddings of a step's tokens, and tables of cos and sin that reach to its last position."""
         table = self.embed_tokens
-        x = embedding(step.tokens, table) if isinstance(table, Tensor) else table.rows(step.tokens)
+        x = embedding(step.tokens, table) if isinstance(table, Tensor) else table.rows(step.tokens, self.dtype)
         return x, self.rope(step.metadata.max_seqlen_k)
 
     def _one_call(self, attend: Attend) -> "Forward | None":

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from phase2_prefill_decode.loading.quantized.weight import MIDDLE, Matrix, QuantizedWeight
+from phase2_prefill_decode.loading.quantized.weight import MIDDLE, Matrix, QuantizedWeight, Stream
 
 if TYPE_CHECKING:
     from phase2_prefill_decode.kernels.cpu.product import PackedWeight
@@ -33,7 +33,7 @@ class Linear:
         self._plain: tuple[Tensor, Tensor | None] | None = None
         if isinstance(weight, tuple):
             self.kernel, self._product = _side_by_side(weight, bias)
-        elif weight.device.type == "cpu":
+        elif isinstance(weight, Stream) or weight.device.type == "cpu":
             from phase2_prefill_decode.kernels.cpu.microkernel import SET  # here: a GPU does not need numba
 
             self.packed = _packed(weight, bias)
@@ -58,16 +58,29 @@ class Linear:
         return torch.mm(rows, transposed, out=out) if bias is None else torch.addmm(bias, rows, transposed, out=out)
 
 
-def _packed(weight: Tensor | QuantizedWeight, bias: Tensor | None) -> "PackedWeight":
-    """A weight in the layout of the CPU's product, which takes inputs in pairs: groups of an odd size are dequantized.
-
-    The product subtracts an offset from the sum of a group: what is subtracted from each number, times the scale."""
+def _packed(weight: Tensor | QuantizedWeight | Stream, bias: Tensor | None) -> "PackedWeight":
+    """A weight in the layout of the CPU's product."""
     from phase2_prefill_decode.kernels.cpu.product import PackedWeight
 
+    packed: PackedWeight | None = None
+    for part in weight if isinstance(weight, Stream) else [weight]:
+        numbers, scales, offsets, order = _parts(part)
+        if packed is None:
+            packed = PackedWeight(numbers, bias, scales, offsets, order, outputs=len(weight))
+        else:
+            packed.add(numbers, scales, offsets)
+    assert packed is not None  # a matrix has rows
+    return packed
+
+
+def _parts(weight: Tensor | QuantizedWeight) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """The numbers of a weight, its scales, offsets and order. The product takes inputs in pairs: groups of an odd size
+    are dequantized. It subtracts an offset from the sum of a group: what is subtracted from each number, times the
+    scale."""
     if isinstance(weight, QuantizedWeight) and weight.group % 2 and weight.scales.shape[1] > 1:
         weight = weight.dequantize().to(weight.dtype)
     if isinstance(weight, Tensor):
-        return PackedWeight(weight, bias)
+        return weight, None, None, None
     # region exercise 2.28
     scales = weight.scales.float()
     if weight.offsets is not None:
@@ -76,12 +89,12 @@ def _packed(weight: Tensor | QuantizedWeight, bias: Tensor | None) -> "PackedWei
         offsets = weight.zeros.float() * scales
     else:
         offsets = scales * MIDDLE if weight.bits == 4 else None
-    return PackedWeight(weight.values, bias, scales, offsets, weight.order)
+    return weight.values, scales, offsets, weight.order
     # endregion
 
 
 def _side_by_side(
-    weights: Sequence[Tensor | QuantizedWeight], bias: Tensor | None
+    weights: Sequence[Tensor | QuantizedWeight | Stream], bias: Tensor | None
 ) -> tuple[str, Callable[[Tensor], Tensor]]:
     biases = [None] * len(weights) if bias is None else torch.split(bias, [len(weight) for weight in weights])
     products = [Linear(weight, own) for weight, own in zip(weights, biases, strict=True)]

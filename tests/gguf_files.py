@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from phase0_request.tokenizer import BUNDLED
-from phase2_prefill_decode.lab.peers.to_gguf import LAYER
+from phase6_integration.lab.peers.to_gguf import LAYER
 
 if TYPE_CHECKING:
     import gguf

@@ -56,6 +56,13 @@ def parser(name: str, about: str | None) -> argparse.ArgumentParser:
     return p
 
 
+def at_least_one(text: str) -> int:
+    """The type of a flag that counts something."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be an integer from 1, got {text!r}")
+    return int(text)
+
+
 def add_fields(p: argparse._ActionsContainer, defaults: object, fields: Mapping[str, str]) -> None:
     """A flag for each of these fields of an object, with the field's value as its default. The texts are its help."""
     for name, about in fields.items():

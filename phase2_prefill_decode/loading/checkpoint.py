@@ -1,14 +1,17 @@
 """Checkpoint: the tensors of a directory of safetensors files. Shapes are read at once, the data on demand.
 
-The files are memory-mapped, so a tensor is copied once: from the page cache to its destination.
+A matrix is read some rows at a time, from a mapping of just these: they are copied once, from the page cache to their
+destination, and leave the memory of the process when the next are read.
 """
 
-import contextlib
-from collections import defaultdict
-from collections.abc import Collection, Iterator
+import json
+from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
+import numpy as np
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -19,6 +22,11 @@ SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 MAX_TENSORS = 1 << 17  # of all files
 QUANTIZED = "quantized"  # in place of a dtype
+CHUNK, MULTIPLE = 1 << 19, 64  # numbers that are read at a time, and of how many rows: whole blocks of a packed weight
+DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "I32": torch.int32, "I8": torch.int8,
+}  # fmt: skip
 MAX_HEADER = 4 << 20  # bytes that list the tensors of a file: 75,000 at the very most, read in half a second
 
 
@@ -29,6 +37,12 @@ class Stored:
     file: Path
     shape: tuple[int, ...]
     dtype: str  # safetensors' name, such as BF16; or QUANTIZED
+    start: int  # byte of the file
+
+    @property
+    def chunk(self) -> int:
+        """The number of rows that are read at a time."""
+        return max(CHUNK // max(prod(self.shape[1:]), 1) // MULTIPLE, 1) * MULTIPLE
 
 
 class Checkpoint:
@@ -63,38 +77,56 @@ class Checkpoint:
                 raise ConfigError(f"{index} must name files inside its directory, got {name!r}")
         return [self.directory / name for name in sorted({*files.values()})]
 
-    def read(self, names: Collection[str]) -> Iterator[tuple[str, Tensor]]:
-        """Read these tensors, file by file: views of the mapped files, in no particular order."""
-        by_file = defaultdict(list)
-        for name in names:
-            by_file[self.stored[name].file].append(name)
-        for file, inside in by_file.items():
-            with _opened(file) as tensors:
-                for name in inside:
-                    yield name, tensors.get_tensor(name)
+    def read(self, name: str) -> Tensor:
+        """A view of a whole tensor."""
+        stored = self.stored[name]
+        dtype = DTYPES[stored.dtype]
+        nbytes = prod(stored.shape) * dtype.itemsize
+        return mapped(stored.file, stored.start, nbytes).view(dtype).view(stored.shape)
+
+    def chunks(self, name: str) -> Iterator[Tensor]:
+        """The rows of a tensor, some at a time."""
+        stored = self.stored[name]
+        dtype, width = DTYPES[stored.dtype], prod(stored.shape[1:])
+        for first in range(0, stored.shape[0], stored.chunk):
+            shape = min(stored.chunk, stored.shape[0] - first), *stored.shape[1:]
+            part = mapped(stored.file, stored.start + first * width * dtype.itemsize, prod(shape) * dtype.itemsize)
+            yield part.view(dtype).view(shape)
 
 
-def _opened(file: Path) -> safe_open:
+def mapped(file: Path, start: int, nbytes: int) -> Tensor:
+    """Some bytes of a file. They are read where they are used, and are in memory as long as the tensor is."""
+    if nbytes == 0:
+        return torch.empty(0, dtype=torch.uint8)
     try:
-        return safe_open(file, framework="pt")
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be read: {error}") from error
-    except SafetensorError as error:
-        raise ConfigError(f"{file} is damaged or was not copied whole: {error}") from error
+        return torch.from_numpy(np.memmap(file, np.uint8, "c", start, (nbytes,)))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file} has changed while it was read: {error}") from error
 
 
 def _contents(file: Path) -> dict[str, Stored]:
-    """Read what a file holds. Its first 8 bytes are the length of the list of its tensors."""
-    with contextlib.suppress(OSError), file.open("rb") as source:  # the library names what is wrong
-        size = int.from_bytes(source.read(8), "little")
-        if size > MAX_HEADER:
-            raise ConfigError(
-                f"{file} is damaged or was not copied whole: the list of its tensors would take {size} bytes, and at "
-                f"most {MAX_HEADER} are read"
-            )
-    with _opened(file) as tensors:
-        slices = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118
-        return {name: Stored(file, tuple(part.get_shape()), part.get_dtype()) for name, part in slices.items()}
+    """Read what a file holds. Its first 8 bytes are the length of the list of its tensors, which the library checks."""
+    try:
+        with file.open("rb") as source:
+            size = int.from_bytes(source.read(8), "little")
+            header = source.read(size) if size <= MAX_HEADER else b""
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}") from error
+    if size > MAX_HEADER:
+        raise ConfigError(
+            f"{file} is damaged or was not copied whole: the list of its tensors would take {size} bytes, and at "
+            f"most {MAX_HEADER} are read"
+        )
+    try:
+        with safe_open(file, framework="pt") as tensors:
+            names = set(tensors.keys())
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"{file} is damaged or was not copied whole: {error}") from error
+    listed = {name: values for name, values in json.loads(header).items() if name in names}
+    return {
+        name: Stored(file, tuple(values["shape"]), values["dtype"], 8 + size + values["data_offsets"][0])
+        for name, values in listed.items()
+    }
 
 
 def _leads_out(name: str) -> bool:

@@ -1,17 +1,15 @@
 """GGUFCheckpoint: the tensors of a GGUF file, by the names that transformers gives them."""
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from phase0_request.gguf_file import GGUFHeader, GGUFTensor
-from phase2_prefill_decode.loading.checkpoint import QUANTIZED, Stored
+from phase2_prefill_decode.loading.checkpoint import QUANTIZED, Stored, mapped
 from phase2_prefill_decode.loading.gguf_config import ROPE_FACTORS
 from phase2_prefill_decode.loading.quantized.ggml import BLOCKS, FLOATS, OTHERS, READABLE
-from phase2_prefill_decode.loading.quantized.weight import QuantizedWeight, joined
+from phase2_prefill_decode.loading.quantized.weight import QuantizedWeight
 
 NAMES = {
     "token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head",
@@ -20,7 +18,6 @@ NAMES = {
     "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm", "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
 }  # fmt: skip
-AT_ONCE = 1 << 17  # numbers that are read: what they are made of stays small
 _NAME = re.compile(r"(?:(blk)\.(\d+)\.)?(\w+)\.(weight|bias)")
 _TURNED = re.compile(r".*\.(q|k)_proj\.(weight|bias)")
 
@@ -42,30 +39,31 @@ class GGUFCheckpoint:
             self._tensors[known] = tensor
             if name != ROPE_FACTORS:
                 dtype = FLOATS[tensor.kind][0] if tensor.kind in FLOATS else QUANTIZED
-                self.stored[known] = Stored(header.file, tensor.shape, dtype)
+                self.stored[known] = Stored(header.file, tensor.shape, dtype, tensor.start)
 
-    def read(self, names: Collection[str]) -> Iterator[tuple[str, Tensor | QuantizedWeight]]:
-        """Read these tensors: views of the mapped file, except for the quantized ones."""
-        for name in names:
-            tensor = self._tensors[name]
-            content = torch.from_numpy(np.memmap(self.directory, np.uint8, "c", tensor.start, (_nbytes(tensor),)))
+    def chunks(self, name: str) -> Iterator[Tensor | QuantizedWeight]:
+        """The rows of a tensor, some at a time; those of q and k at once, if they are to be reordered."""
+        tensor, heads = self._tensors[name], self._reordered_heads(name)
+        count, row = tensor.shape[0], _nbytes(tensor) // tensor.shape[0]
+        step = count if heads else self.stored[name].chunk
+        for first in range(0, count, step):
+            rows = mapped(self.directory, tensor.start + first * row, min(step, count - first) * row).view(-1, row)
+            if heads:
+                rows = rows.view(heads, -1, 2, row).transpose(1, 2).reshape(rows.shape)
             if tensor.kind in FLOATS:
-                yield name, self._turned(name, content.view(FLOATS[tensor.kind][1]).view(tensor.shape))
+                yield rows.view(FLOATS[tensor.kind][1]).view(-1, *tensor.shape[1:])
             else:
                 block = BLOCKS[tensor.kind]
-                rows = self._turned(name, content.view(tensor.shape[0], -1, block.bytes))
-                step = max(AT_ONCE // tensor.shape[1], 1)
-                yield name, joined([block.read(some) for some in torch.split(rows, step)])
+                yield block.read(rows.view(len(rows), -1, block.bytes))
 
-    def _turned(self, name: str, rows: Tensor) -> Tensor:
+    def _reordered_heads(self, name: str) -> int | None:
         """llama.cpp rotates neighbours of a head where transformers rotates its halves, so its converter has reordered
-        the rows of q and k. Here they get their order back. Qwen's are as transformers has them."""
+        the rows of each head of q and k. Qwen's are as transformers has them."""
         found = _TURNED.fullmatch(name)
         if found is None or self._header.metadata["general.architecture"] != "llama":
-            return rows
-        heads = self._header.metadata["llama.attention.head_count"]
-        heads = heads if found[1] == "q" else self._header.metadata.get("llama.attention.head_count_kv", heads)
-        return rows.view(heads, -1, 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
+            return None
+        heads: int = self._header.metadata["llama.attention.head_count"]
+        return heads if found[1] == "q" else self._header.metadata.get("llama.attention.head_count_kv", heads)
 
 
 def _transformers_name(name: str) -> str:

@@ -3,12 +3,13 @@
     qkv_proj      [(num_attention_heads + 2 * num_key_value_heads) * head_dim, hidden_size]   q, then k, then v
     gate_up_proj  [2 * intermediate_size, hidden_size]                                        gate, then up
 
-A checkpoint has them apart. Each of its tensors is copied directly into its rows of the fused matrix. It is read layer
-by layer, so that the files are never in memory beside the whole model.
+A checkpoint has them apart. Each of its tensors is copied directly into its rows of the fused matrix. It is read some
+rows at a time, so that the files are never in memory beside the model.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.gguf import GGUFCheckpoint
 from phase2_prefill_decode.loading.quantized.checkpoint import QuantizedCheckpoint
 from phase2_prefill_decode.loading.quantized.quantize import quantize
-from phase2_prefill_decode.loading.quantized.weight import Matrix, QuantizedWeight, joined
+from phase2_prefill_decode.loading.quantized.weight import Matrix, QuantizedWeight, Stream, joins
 
 READABLE = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")  # plain numbers; other formats need a scale
 HARMLESS = ("rotary_emb.inv_freq",)  # saved by earlier versions of transformers, and not needed
@@ -55,7 +56,7 @@ class LayerWeights:
 class Weights:
     """The tensors of a whole model, as its decoder uses them."""
 
-    embed_tokens: Tensor | QuantizedWeight  # [vocab_size, hidden_size]
+    embed_tokens: Tensor | QuantizedWeight | Stream  # [vocab_size, hidden_size]
     layers: Iterable[LayerWeights]
     norm: Tensor  # [hidden_size]
     lm_head: Matrix  # [vocab_size, hidden_size]; of a tied model, embed_tokens itself
@@ -75,19 +76,21 @@ def load_weights(
 
     Missing, unexpected or misshapen tensors raise one ConfigError that lists them, before memory is allocated. With a
     `scheme` such as int8 the matrices of the layers are quantized, with `quantize_embeddings` all. `progress` shows a
-    bar on a terminal. `layer_by_layer` reads a layer when it is taken: one that is packed need not stay.
+    bar on a terminal. `layer_by_layer` reads a layer when it is taken, and on a CPU a matrix when it is packed.
     """
     checkpoint = open_checkpoint(directory, config)
     _check(checkpoint, config)
     if scheme is not None and any(stored.dtype == QUANTIZED for stored in checkpoint.stored.values()):
         raise ConfigError(f"{checkpoint.directory} is quantized already; quantization={scheme} is for other models")
     hidden = None if progress else True  # None: unless the error stream is a terminal
-    loader = _Loader(checkpoint, config, device, scheme)
+    loader = _Loader(checkpoint, config, device, scheme, layer_by_layer and torch.device(device).type == "cpu")
     ends = replace(loader, scheme=scheme if quantize_embeddings else None)
-    embed_tokens = ends.one(EMBEDDING)
-    lm_head = embed_tokens if config.tie_word_embeddings else ends.one(HEAD)
-    norm = fused(loader.read(NORM), loader.dtype, device)
-    assert isinstance(norm, Tensor)  # a vector: nothing quantizes one
+    tied = config.tie_word_embeddings
+    table = replace(ends, streamed=ends.streamed and tied)  # what is looked up only is not packed
+    embed_tokens = table.matrix(EMBEDDING)
+    lm_head = embed_tokens if tied else ends.matrix(HEAD)
+    norm = loader.vector(NORM)
+    assert not isinstance(embed_tokens, tuple)  # its rows are of one kind
     numbers = tqdm(range(config.num_hidden_layers), "Loading weights", unit="layer", leave=False, disable=hidden)
     layers = map(loader.layer, numbers)
     return Weights(embed_tokens, layers if layer_by_layer else tuple(layers), norm, lm_head)
@@ -101,6 +104,7 @@ class _Loader:
     config: ModelConfig
     device: str | torch.device
     scheme: str | None  # to quantize with
+    streamed: bool  # matrices are read when they are packed
 
     @property
     def dtype(self) -> torch.dtype:
@@ -111,26 +115,49 @@ class _Loader:
         tensors: dict[str, Any] = {}
         for field, (modules, inputs, bias) in self.config.layer.items():
             names = [f"model.layers.{number}.{module}" for module in modules]
-            matrix = fused(self.read(*(f"{name}.weight" for name in names)), self.dtype, self.device)
-            tensors[field] = self.quantized(matrix) if inputs and isinstance(matrix, Tensor) else matrix
+            read = self.matrix if inputs else self.vector
+            tensors[field] = read(*(f"{name}.weight" for name in names))
             if bias:
-                tensors[f"{field}_bias"] = fused(
-                    self.read(*(f"{name}.bias" for name in names)), self.dtype, self.device
-                )
+                tensors[f"{field}_bias"] = self.vector(*(f"{name}.bias" for name in names))
         return LayerWeights(**tensors)
 
-    def one(self, name: str) -> Tensor | QuantizedWeight:
-        """A matrix that is not fused."""
-        (stored,) = self.read(name)
-        matrix = placed(stored, self.dtype, self.device)
-        return self.quantized(matrix) if isinstance(matrix, Tensor) else matrix
+    def vector(self, *names: str) -> Tensor:
+        """Several vectors in one."""
+        (stream,) = replace(self, scheme=None).streams(names)
+        vector = stream.whole(self.device)
+        assert isinstance(vector, Tensor)  # nothing quantizes one
+        return vector
 
-    def quantized(self, matrix: Tensor) -> Tensor | QuantizedWeight:
-        return matrix if self.scheme is None else quantize(matrix, self.scheme)
+    def matrix(self, *names: str) -> Matrix:
+        """The rows of all these in one matrix. Where one is quantized in another way than its neighbour, they stay
+        several."""
+        streams = self.streams(names)
+        matrices = tuple(streams) if self.streamed else tuple(stream.whole(self.device) for stream in streams)
+        return matrices[0] if len(matrices) == 1 else matrices
 
-    def read(self, *names: str) -> list[Tensor | QuantizedWeight]:
-        tensors = dict(self.checkpoint.read(names))
-        return [tensors[name] for name in names]
+    def streams(self, names: Iterable[str]) -> list[Stream]:
+        groups: list[list[Iterator[Tensor | QuantizedWeight]]] = []
+        rows: list[int] = []
+        last: Tensor | QuantizedWeight | None = None
+        for name in names:
+            chunks = self.chunks(name)
+            first = next(chunks)
+            if last is None or not joins(last, first):
+                groups.append([])
+                rows.append(0)
+            groups[-1].append(chain([first], chunks))
+            rows[-1] += self.checkpoint.stored[name].shape[0]
+            last = first
+        return [
+            Stream(count, chain.from_iterable(group), self.dtype) for count, group in zip(rows, groups, strict=True)
+        ]
+
+    def chunks(self, name: str) -> Iterator[Tensor | QuantizedWeight]:
+        for rows in self.checkpoint.chunks(name):
+            if self.scheme is None or isinstance(rows, QuantizedWeight):
+                yield rows
+            else:
+                yield quantize(rows.to(self.device, self.dtype), self.scheme)
 
 
 def open_checkpoint(directory: str | Path, config: ModelConfig) -> AnyCheckpoint:
@@ -140,39 +167,11 @@ def open_checkpoint(directory: str | Path, config: ModelConfig) -> AnyCheckpoint
     return checkpoint if config.quantization is None else QuantizedCheckpoint(checkpoint, config.quantization)
 
 
-def placed(
-    tensor: Tensor | QuantizedWeight, dtype: torch.dtype, device: str | torch.device
-) -> Tensor | QuantizedWeight:
-    """A tensor of a file on the device, in this dtype unless it is quantized."""
-    if isinstance(tensor, QuantizedWeight):
-        return replace(tensor, dtype=dtype).to(device)
-    return torch.empty(tensor.shape, dtype=dtype, device=device).copy_(tensor)
-
-
-def fused(parts: Sequence[Tensor | QuantizedWeight], dtype: torch.dtype, device: str | torch.device) -> Matrix:
-    """The rows of all parts in one matrix, in this dtype or quantized. Where one is quantized in another way than its
-    neighbour, they stay several."""
-    tensors = [part for part in parts if isinstance(part, Tensor)]
-    if len(tensors) == len(parts):  # copied once, from the file to its place
-        whole = torch.empty((sum(map(len, parts)), *tensors[0].shape[1:]), dtype=dtype, device=device)
-        for place, tensor in zip(torch.split(whole, [len(part) for part in parts]), tensors, strict=True):
-            place.copy_(tensor)
-        return whole
-    matrices: list[Tensor | QuantizedWeight] = []
-    for part in (placed(part, dtype, device) for part in parts):
-        last = matrices[-1] if matrices else None
-        if isinstance(part, QuantizedWeight) and isinstance(last, QuantizedWeight) and last.joins(part):
-            matrices[-1] = joined([last, part])
-        else:
-            matrices.append(part)
-    return matrices[0] if len(matrices) == 1 else tuple(matrices)
-
-
 def random_weights(config: ModelConfig, device: str | torch.device = "cpu", seed: int = 0) -> Weights:
     """Random weights: norms of one, the rest normal with a standard deviation of 0.02, as at the start of training.
     Drawn on the device and in the configuration's dtype; for one seed these decide the numbers."""
     weights = empty_weights(config, device)
-    draw = torch.Generator(weights.embed_tokens.device).manual_seed(seed)
+    draw = torch.Generator(weights.norm.device).manual_seed(seed)
     for name, place in places(weights, config).items():
         if "norm" in name:
             place.fill_(1)
@@ -244,7 +243,11 @@ def _faults(wanted: dict[str, Tensor], checkpoint: AnyCheckpoint, config: ModelC
         if name not in wanted and not tied_head and not name.endswith(HARMLESS):
             faults.append(f"{name} is unexpected: found {list(tensor.shape)}")
     if config.tie_word_embeddings and HEAD in stored and not faults:
-        head, embedding = (dict(checkpoint.read([HEAD, EMBEDDING]))[name] for name in (HEAD, EMBEDDING))
-        if not isinstance(head, Tensor) or not isinstance(embedding, Tensor) or not torch.equal(head, embedding):
+        pairs = zip(checkpoint.chunks(HEAD), checkpoint.chunks(EMBEDDING), strict=False)
+        same = stored[HEAD].shape == stored[EMBEDDING].shape and all(
+            isinstance(head, Tensor) and isinstance(embedding, Tensor) and torch.equal(head, embedding)
+            for head, embedding in pairs
+        )
+        if not same:
             faults.append(f"{HEAD} differs from {EMBEDDING}, and the configuration says tie_word_embeddings")
     return faults

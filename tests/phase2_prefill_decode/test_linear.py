@@ -17,7 +17,7 @@ from torch.nn.functional import linear
 
 from phase2_prefill_decode.kernels.cpu import openmp
 from phase2_prefill_decode.kernels.cpu.microkernel import SET
-from phase2_prefill_decode.kernels.cpu.product import ROWS
+from phase2_prefill_decode.kernels.cpu.product import ROWS, PackedWeight
 from phase2_prefill_decode.linear import Linear
 from phase2_prefill_decode.loading.quantized.weight import QuantizedWeight
 
@@ -49,6 +49,22 @@ def test_the_product_is_that_of_float64(dtype: torch.dtype, out: int, width: int
     weight, bias = weights(dtype, out, width)
     rows, given_bias = torch.randn(tokens, width).to(dtype), bias if biased else None
     assert_product(Linear(weight, given_bias)(rows), rows, weight, given_bias)
+
+
+@pytest.mark.parametrize(("out", "width"), SHAPES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_packed_weight_has_the_rows_of_an_embedding(dtype: torch.dtype, out: int, width: int) -> None:
+    """However many of them are packed at a time."""
+    weight, _ = weights(dtype, out, width)
+    packed, tokens = PackedWeight(weight[:37], outputs=out), torch.randint(0, out, (50,))
+    for rows in torch.split(weight[37:], 20):
+        packed.add(rows)
+    assert torch.equal(packed.rows(tokens, dtype), weight[tokens])
+    rows = torch.randn(3, width).to(dtype)
+    assert torch.equal(packed(rows), PackedWeight(weight)(rows))
+    for outside in (-1, out):
+        with pytest.raises(IndexError, match="not in the vocabulary"):
+            packed.rows(torch.tensor([0, outside]), dtype)
 
 
 @settings(max_examples=60, deadline=None)
@@ -110,6 +126,11 @@ def test_a_quantized_weight_is_multiplied_as_it_is(
     found, wanted = product(rows), linear(rows.double(), wide, bias.double())
     assert (found.double() - wanted).norm() < (2 * ULP[dtype] + 1e-6) * wanted.norm()
     assert torch.equal(torch.cat([product(row[None]) for row in rows]), found)
+    tokens = torch.tensor([out - 1, 0, 64])
+    assert product.packed is not None
+    torch.testing.assert_close(
+        product.packed.rows(tokens, dtype).double(), wide[tokens], rtol=2 * ULP[dtype], atol=1e-3
+    )
     kept = {torch.uint8: "4 bits"}.get(stored, str(stored).removeprefix("torch."))
     assert product.kernel.startswith(kept) == (group % 2 == 0)
 

@@ -26,14 +26,15 @@ def scale_of(peaks, dtype: tl.constexpr):
     """The scale of each row, from its largest number: see `quantize` in `phase1_kv_pool.layer`."""
     highest: tl.constexpr = INT8 if dtype == tl.int8 else FLOAT8
     largest = tl.maximum(peaks, LOWEST_BITS).to(tl.float32, bitcast=True)
-    return tl.div_rn(largest, largest * 0 + highest)
+    return tl.div_rn(largest, tl.full(largest.shape, highest, tl.float32))
 
 
 @triton.jit
 def scaled(x, scales, dtype: tl.constexpr):
     """Rows as 8-bit numbers."""
-    factors = tl.div_rn(scales * 0 + 1.0, scales)
-    numbers = tl.where((scales < float("inf"))[:, None], x.to(tl.float32), 0.0) * factors[:, None]
+    is_finite = scales < float("inf")
+    factors = tl.where(is_finite, tl.div_rn(tl.full(scales.shape, 1.0, tl.float32), scales), 0.0)
+    numbers = tl.where(is_finite[:, None], x.to(tl.float32), 0.0) * factors[:, None]
     if dtype == tl.int8:
         numbers = tl.floor(numbers + 0.5)
     return numbers.to(dtype)

@@ -60,9 +60,9 @@ def _pointwise(dtype: torch.dtype, *_: torch.dtype) -> tuple[Tensor, Tensor, Ten
     return *add_norm(row, row, row[0], 1e-6), swiglu(row)
 
 
-def _product(dtype: torch.dtype, stored: torch.dtype, _: torch.dtype) -> Tensor:
-    weight, scales = torch.zeros(1, 2, dtype=torch.float32).to(stored), torch.zeros(1, 1)
-    return PackedWeight(weight, scales=scales)(torch.zeros(1, 4 if stored == torch.uint8 else 2, dtype=dtype))
+def _product(dtype: torch.dtype, stored: torch.dtype, _: torch.dtype) -> tuple[Tensor, Tensor]:
+    weight = PackedWeight(torch.zeros(1, 2, dtype=torch.float32).to(stored), scales=torch.zeros(1, 1))
+    return weight(torch.zeros(1, weight.inputs, dtype=dtype)), weight.rows(torch.zeros(1, dtype=torch.int64), dtype)
 
 
 def _sampling(dtype: torch.dtype, *_: torch.dtype) -> tuple[Tensor, Tensor]:

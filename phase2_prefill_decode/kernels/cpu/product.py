@@ -24,13 +24,15 @@ from numba.np.unsafe.ndarray import to_fixed_tuple
 from torch import Tensor
 from torch.nn.functional import pad
 
-from phase2_prefill_decode.kernels.cpu.intrinsics import TAGS, array, compiled, narrow, widen
+from phase2_prefill_decode.kernels.cpu.intrinsics import TAGS, array, compiled, kernel, narrow, widen
+from phase2_prefill_decode.kernels.cpu.matmul import transpose
 from phase2_prefill_decode.kernels.cpu.microkernel import (
     BF16,
     BLOCK,
     DOTS,
     F16,
     F32,
+    LANES,
     LINE,
     PAIR,
     VECTORS,
@@ -38,7 +40,7 @@ from phase2_prefill_decode.kernels.cpu.microkernel import (
     add_tile,
     unpack,
 )
-from phase2_prefill_decode.kernels.cpu.openmp import OPENMP, launch, on_each_thread, take, threads_for
+from phase2_prefill_decode.kernels.cpu.openmp import OPENMP, launch, on_each_thread, spread, take, threads_for
 
 ROWS = 96  # of an item of work: many enough to unpack a weight for, few enough for the L2 cache
 CHUNK = 128 if DOTS else 64  # pairs of inputs: 512 bytes of a row
@@ -50,12 +52,15 @@ MOST, SPAN, SPAN_OF_TWO = (
 FLOAT32, INT64 = np.dtype(np.float32), np.dtype(np.int64)
 NO_TENSOR = 0
 SPARE = 16  # numbers behind a row
+TOGETHER = {torch.bfloat16: 2}  # neighbouring numbers of an output that lie side by side; else one
+UNITS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
 FORMATS = {**TAGS, torch.int8: np.int8(0), torch.uint8: np.uint8(0), torch.float8_e4m3fn: np.uint64(0)}  # tags
 
 
 class PackedWeight:
     """A weight [outputs, inputs] in blocks. It is a copy: later writes to the original have no effect. uint8 holds two
-    numbers of 4 bits. Scales and offsets are [outputs, groups]; `order` is that of the inputs."""
+    numbers of 4 bits. Scales and offsets are [outputs, groups]; `order` is that of the inputs. With `outputs`, these
+    are its first rows, and the others are added."""
 
     def __init__(
         self,
@@ -64,16 +69,24 @@ class PackedWeight:
         scales: Tensor | None = None,
         offsets: Tensor | None = None,
         order: Tensor | None = None,
+        outputs: int | None = None,
     ) -> None:
-        self.dtype, self.outputs = weight.dtype, len(weight)
+        self.dtype, self.outputs = weight.dtype, outputs or len(weight)
         self.inputs = weight.shape[1] * (2 if weight.dtype == torch.uint8 else 1)
-        bias = torch.zeros(self.outputs) if bias is None else bias
-        self.tensors = [in_blocks(weight, self.inputs % 2), in_blocks(bias[:, None].float())]
-        if scales is not None:
-            offsets = torch.zeros_like(scales) if offsets is None else offsets
-            self.tensors += [in_blocks(scales.float()), in_blocks(offsets.float())]
         self.order, self.pairs = order, -(-self.inputs // 2)
         self.group = self.pairs if scales is None else self.pairs // scales.shape[1]
+        shapes = [(weight.shape[1] + self.inputs % 2, weight.dtype), (1, torch.float32)]
+        shapes += [] if scales is None else [(scales.shape[1], torch.float32)] * 2
+        self._blocks = [Blocks(self.outputs, columns, dtype) for columns, dtype in shapes]
+        self._blocks[1].add(torch.zeros(self.outputs, 1) if bias is None else bias[:, None].float())
+        self.add(weight, scales, offsets)
+
+    def add(self, weight: Tensor, scales: Tensor | None = None, offsets: Tensor | None = None) -> None:
+        """Add the next rows of the weight."""
+        self._blocks[0].add(weight)
+        if scales is not None:
+            self._blocks[2].add(scales.float())
+            self._blocks[3].add(torch.zeros_like(scales, dtype=torch.float32) if offsets is None else offsets.float())
 
     @property
     def format(self) -> str:
@@ -82,7 +95,7 @@ class PackedWeight:
     @property
     def numbers(self) -> tuple[int, ...]:
         """What `multiply_block` takes, without the tag."""
-        places = [tensor.data_ptr() for tensor in self.tensors]
+        places = [blocks.tensor.data_ptr() for blocks in self._blocks]
         return *places, *[NO_TENSOR] * (4 - len(places)), self.pairs, self.group
 
     def __call__(self, rows: Tensor, result: Tensor | None = None) -> Tensor:
@@ -97,7 +110,7 @@ class PackedWeight:
         if result.shape != shape or result.dtype != rows.dtype or not result.is_contiguous():
             raise ValueError(f"the result must be contiguous, {list(shape)} in {rows.dtype}")
         left = operand(rows if self.order is None else rows[:, self.order])
-        microseconds = self.tensors[0].nbytes / 20e3 + self.outputs * self.inputs * len(rows) / 60e3
+        microseconds = self._blocks[0].tensor.nbytes / 20e3 + self.outputs * self.inputs * len(rows) / 60e3
         launch(
             product_body(rows.dtype, self.dtype),
             (left.data_ptr(), left.shape[1], result.data_ptr(), len(rows), self.outputs, *self.numbers),
@@ -106,17 +119,71 @@ class PackedWeight:
         )
         return result
 
+    def rows(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
+        """These rows of the weight, as of an embedding: a tied lm_head is in memory once."""
+        tokens, shape = tokens.long().contiguous(), (len(tokens), self.inputs)
+        result, threads = torch.empty(shape, dtype=dtype), threads_for(len(tokens) * self.inputs / 200)
+        sizes = tokens.data_ptr(), len(tokens), self.outputs, result.data_ptr(), self.inputs
+        lookup(lookup_body(dtype, self.dtype), sizes, self.numbers, threads, OPENMP)
+        if self.order is None:
+            return result
+        return torch.empty_like(result).index_copy_(1, self.order, result)
+
+
+class Blocks:
+    """A matrix [outputs, columns] as [blocks, units, BLOCK]. A unit is what an output has side by side: the number of a
+    column, in bfloat16 those of two. Outputs and columns that are missing are zeros. Rows are added in their order."""
+
+    def __init__(self, outputs: int, columns: int, dtype: torch.dtype) -> None:
+        together = TOGETHER.get(dtype, 1)
+        units, self._size = -(-columns // together), together * dtype.itemsize
+        self.tensor = Arena.empty(torch.Size((-(-outputs // BLOCK), units, BLOCK)), UNITS[self._size])
+        self.tensor[outputs // BLOCK :] = 0
+        self._count = 0
+
+    def add(self, rows: Tensor) -> None:
+        units = self.tensor.shape[1]
+        missing = units * self._size // rows.itemsize - rows.shape[1]
+        rows = pad(rows, (0, missing)) if missing else rows.contiguous()
+        arguments = rows.data_ptr(), len(rows), units, self.tensor.data_ptr(), self._count
+        launch(blocks_body(self._size), arguments, threads_for(rows.nbytes / 2e3), OPENMP)
+        self._count += len(rows)
+
+
+@cache
+def blocks_body(size: int) -> int:
+    """The body of a thread that adds rows to blocks, for units of some bytes. An item has LANES rows."""
+    like = {1: np.uint8(0), 2: np.uint16(0), 4: np.uint32(0)}[size]
+
+    def body(work):
+        _, source, count, units, target, first = to_fixed_tuple(array(work, (6,), INT64), 6)
+        rows, places = array(source, (count, units), like), np.empty(LANES, np.int64)
+        blocks = array(target, (-(-(first + count) // BLOCK), units, BLOCK), like)
+        item = take(work)
+        while item * LANES < count:
+            start, done = item * LANES, 0
+            block, lane = (first + start) // BLOCK, (first + start) % BLOCK
+            if size == 4 and start + LANES <= count and lane % LANES == 0:
+                for row in range(LANES):
+                    places[row] = rows[start + row].ctypes.data
+                done = units - units % LANES
+                for unit in range(0, done, LANES):
+                    result = blocks[block, unit].ctypes.data + lane * size
+                    transpose(places.ctypes.data, unit * size, result, BLOCK * size, np.float32(0))
+            lay_out(rows[start : start + LANES], blocks, first + start, done)
+            item = take(work)
+
+    return on_each_thread(body)
+
 
 # region exercise 2.27
-def in_blocks(matrix: Tensor, missing: int = 0) -> Tensor:
-    """[outputs, columns] as [blocks, columns, BLOCK], with zeros for the outputs and columns that are missing."""
-    if matrix.dtype == torch.float8_e4m3fn:
-        matrix = matrix.view(torch.int8)
-    if missing or len(matrix) % BLOCK:
-        matrix = pad(matrix, (0, missing, 0, -len(matrix) % BLOCK))
-    units = matrix.contiguous().view(torch.int32) if matrix.dtype == torch.bfloat16 else matrix
-    blocks = units.view(-1, BLOCK, units.shape[1]).transpose(1, 2)
-    return Arena.empty(blocks.shape, blocks.dtype).copy_(blocks)
+@compiled()
+def lay_out(rows, blocks, first, done):
+    """Put rows [rows, units], of the outputs from `first` on, into blocks; but for the units that are `done`."""
+    for row in range(len(rows)):
+        block, lane = blocks[(first + row) // BLOCK], (first + row) % BLOCK
+        for unit in range(done, rows.shape[1]):
+            block[unit, lane] = rows[row, unit]
 
 
 # endregion
@@ -256,6 +323,51 @@ def add_rows(kind, left_kind, sums, left, down, weight, steps, ahead):
 
 
 # endregion
+
+
+@kernel
+def lookup(body, sizes, numbers, threads, openmp):
+    """Check all tokens before anything is read."""
+    for token in array(sizes[0], (sizes[1],), INT64):
+        if token < 0 or token >= sizes[2]:
+            raise IndexError("a token is not in the vocabulary")
+    spread(body, np.array((0, *sizes, *numbers)), threads, openmp)
+
+
+@cache
+def lookup_body(dtype: torch.dtype, stored: torch.dtype) -> int:
+    """The body of a thread that looks rows up. An item is a token."""
+    like, kind, size = TAGS[dtype], FORMATS[stored], CHUNK * 4 * BLOCK
+    to_second, to_next = (BLOCK, 1) if stored in (torch.float32, torch.float16) else (1, 2)  # input of a pair; output
+
+    def body(work):
+        (
+            _, tokens, count, _, result, inputs, blocks, _, scales, offsets, pairs, group,
+        ) = to_fixed_tuple(array(work, (12,), INT64), 12)  # fmt: skip
+        tokens, result = array(tokens, (count,), INT64), array(result, (count, inputs), like)
+        room, groups, scale, offset = np.empty(size, np.uint8), -(-pairs // group), np.float32(1), np.float32(0)
+        item = take(work)
+        while item < count:
+            block, lane = tokens[item] // BLOCK, tokens[item] % BLOCK
+            for start in range(0, pairs, CHUNK):
+                steps = min(CHUNK, pairs - start)
+                tag, chunk, _ = ready(kind, blocks + (block * pairs + start) * pair_of(kind), steps, room)
+                numbers = array(chunk, (steps * 2 * BLOCK,), tag)
+                for i in range(2 * start, min(2 * (start + steps), inputs)):
+                    place = (i // 2 - start) * 2 * BLOCK + i % 2 * to_second + lane * to_next
+                    if scales != NO_TENSOR:
+                        line = ((block * groups + i // 2 // group) * BLOCK + lane) * 4
+                        scale, offset = array(scales + line, (1,), FLOAT32)[0], array(offsets + line, (1,), FLOAT32)[0]
+                    result[item, i] = narrow(scaled(widen(numbers[place]), scale, offset), like)
+            item = take(work)
+
+    return on_each_thread(body)
+
+
+@compiled(fastmath=False)
+def scaled(number, scale, offset):
+    """Rounded twice, as torch does it."""
+    return number * scale - offset
 
 
 @compiled()

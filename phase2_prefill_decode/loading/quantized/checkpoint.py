@@ -1,6 +1,6 @@
 """QuantizedCheckpoint: a checkpoint in which each quantized matrix looks like one tensor."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor
 
@@ -47,23 +47,19 @@ class QuantizedCheckpoint:
                 self.faults.append(f"{module}.{suffix} does not fit: wanted {wanted}, found {what}")
             self.stored.pop(f"{module}.{suffix}", None)
         self._parts[f"{module}.weight"] = parts
-        self.stored[f"{module}.weight"] = Stored(stored[main].file, shape, QUANTIZED)
+        self.stored[f"{module}.weight"] = Stored(stored[main].file, shape, QUANTIZED, stored[main].start)
 
-    def read(self, names: Collection[str]) -> Iterator[tuple[str, Tensor | QuantizedWeight]]:
-        """Read these tensors, in no particular order."""
-        of = {name: {s: f"{name.removesuffix('weight')}{s}" for s in self._parts.get(name, ())} for name in names}
-        plain = [name for name, parts in of.items() if not parts]
-        tensors = dict(self._source.read([*plain, *(part for parts in of.values() for part in parts.values())]))
-        for name, parts in of.items():
-            if not parts:
-                yield name, tensors[name]
-                continue
-            shapes = {suffix: part.shape for suffix, part in self._parts[name].items()}
-            try:
-                matrix = self._format.read({s: tensors[part].reshape(shapes[s]) for s, part in parts.items()})
-            except ConfigError as error:
-                raise ConfigError(f"{self.directory}: {name}: {error}") from error
-            yield name, matrix
+    def chunks(self, name: str) -> Iterator[Tensor | QuantizedWeight]:
+        """The rows of a tensor, some at a time; a quantized matrix at once."""
+        if name not in self._parts:
+            yield from self._source.chunks(name)
+            return
+        prefix = name.removesuffix("weight")
+        tensors = {s: self._source.read(f"{prefix}{s}").reshape(part.shape) for s, part in self._parts[name].items()}
+        try:
+            yield self._format.read(tensors)
+        except ConfigError as error:
+            raise ConfigError(f"{self.directory}: {name}: {error}") from error
 
 
 def _sizes(shape: Sequence[int]) -> list[int]:

@@ -3,7 +3,7 @@
 weight[o, i] = (values[o, i] - zeros[o, i // group]) * scales[o, i // group]
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -72,9 +72,9 @@ class QuantizedWeight:
 
     # endregion
 
-    def rows(self, tokens: Tensor) -> Tensor:
+    def rows(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
         """These rows, dequantized, as of an embedding."""
-        return self._of_each(lambda tensor: tensor[tokens]).dequantize().to(self.dtype)
+        return self._of_each(lambda tensor: tensor[tokens]).dequantize().to(dtype)
 
     def in_order(self, order: Tensor | None) -> "QuantizedWeight":
         """The same weight, with groups of inputs in this order; None: they already are."""
@@ -93,22 +93,60 @@ class QuantizedWeight:
 
     def _of_each(self, function: Callable[[Tensor], Tensor]) -> "QuantizedWeight":
         """With other tensors, except for the order."""
-        changed: dict[str, Any] = {name: function(t) for name, t in self._tensors().items() if name != "order"}
+        changed: dict[str, Any] = {name: function(tensor) for name, tensor in self.by_rows().items()}
         return replace(self, **changed)
+
+    def by_rows(self) -> dict[str, Tensor]:
+        """Its tensors that have a row for each output."""
+        return {name: tensor for name, tensor in self._tensors().items() if name != "order"}
 
     def _tensors(self) -> dict[str, Tensor]:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
 
-Matrix = Tensor | QuantizedWeight | tuple[Tensor | QuantizedWeight, ...]  # several: their rows, one after the other
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """A matrix that is read while it is packed or copied, some rows at a time, and only once."""
+
+    length: int
+    parts: Iterator[Tensor | QuantizedWeight]
+    dtype: torch.dtype  # of the products
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[Tensor | QuantizedWeight]:
+        for part in self.parts:
+            yield part.to(self.dtype) if isinstance(part, Tensor) else replace(part, dtype=self.dtype)
+
+    def whole(self, device: str | torch.device) -> Tensor | QuantizedWeight:
+        """All its rows on a device, in memory that is allocated once."""
+        made: dict[str, Tensor] = {}
+        end = 0
+        for part in self.parts:
+            tensors = {"values": part} if isinstance(part, Tensor) else part.by_rows()
+            start, end = end, end + len(part)
+            for name, tensor in tensors.items():
+                if start == 0:
+                    dtype = self.dtype if isinstance(part, Tensor) else tensor.dtype
+                    made[name] = torch.empty((self.length, *tensor.shape[1:]), dtype=dtype, device=device)
+                made[name][start:end].copy_(tensor)
+        if isinstance(part, Tensor):
+            return made["values"]
+        order, fields = None if part.order is None else part.order.to(device), dict[str, Any](made)
+        return replace(part, order=order, dtype=self.dtype, **fields)
 
 
-def joined(parts: Sequence[QuantizedWeight]) -> QuantizedWeight:
-    """One weight of the rows of several that join."""
-    names = [name for name in parts[0]._tensors() if name != "order"]
-    together: dict[str, Any] = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
-    return replace(parts[0], **together)
+Matrix = Tensor | QuantizedWeight | Stream | tuple[Tensor | QuantizedWeight | Stream, ...]
+# Several: their rows, one after the other.
+
+
+def joins(first: Tensor | QuantizedWeight, second: Tensor | QuantizedWeight) -> bool:
+    """Whether the rows of the two can be those of one matrix."""
+    if isinstance(first, QuantizedWeight) and isinstance(second, QuantizedWeight):
+        return first.joins(second)
+    return isinstance(first, Tensor) and isinstance(second, Tensor)
 
 
 def packed(numbers: Tensor) -> Tensor:

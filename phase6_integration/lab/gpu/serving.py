@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from phase2_prefill_decode.lab.bench import random_peer
+from phase2_prefill_decode.lab.random_weights import random_peer
 from phase6_integration.lab.gpu.loads import Engines, random_prompts, ready, served
 from phase6_integration.lab.gpu.rows import Day, Row
 from phase6_integration.lab.gpu.steps import large, timed

@@ -35,20 +35,23 @@ def test_blocks_are_dequantized_as_by_the_package(kind: int) -> None:
     assert torch.equal(weight.dequantize(), gguf_files.dequantized(blocks, block.name))
 
 
-def mixed(name: str) -> str:
-    """As in Q4_K_M: v and down in more bits than the rest, so q, k and v are not of one format."""
-    return "Q6_K" if "v_proj" in name or "down_proj" in name or "embed" in name else "Q4_K"
+def mixed(many: str, few: str, *wide: str) -> KindOf:
+    """More bits for the matrices with one of these words in their names, as llama.cpp's quantizer chooses."""
+    return lambda name: many if any(word in name for word in (*wide, "embed")) else few
+
+
+Q4_K_M = mixed("Q6_K", "Q4_K", "v_proj", "down_proj")  # so q, k and v are not of one format
 
 
 CASES: dict[str, tuple[str, KindOf, dict[str, Any]]] = {
     "llama Q8_0": ("llama", lambda name: "Q8_0", {"intermediate_size": 96}),
-    "llama tied Q4_0": ("llama", lambda name: "Q4_0", {"intermediate_size": 96, "tie_word_embeddings": True}),
+    "llama tied Q4_0": ("llama", mixed("Q6_K", "Q4_0"), WIDE | {"tie_word_embeddings": True}),
     "llama biases F16": ("llama", lambda name: "F16", {"attention_bias": True}),
     "mistral F32": ("mistral", lambda name: "F32", {}),
-    "qwen2 Q5_0": ("qwen2", lambda name: "Q5_0", {"intermediate_size": 96}),
+    "qwen2 Q4_K_M of narrow rows": ("qwen2", mixed("Q8_0", "Q5_0", "v_proj"), {"intermediate_size": 96}),
     "qwen3 BF16": ("qwen3", lambda name: "BF16", {}),
-    "qwen3 Q4_K_M": ("qwen3", mixed, WIDE),
-    "llama Q4_K_M": ("llama", mixed, WIDE | {"tie_word_embeddings": True}),
+    "qwen3 Q4_K_M": ("qwen3", Q4_K_M, WIDE),
+    "llama Q4_K_M": ("llama", Q4_K_M, WIDE | {"tie_word_embeddings": True}),
 }
 
 

@@ -6,7 +6,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from chapters import charts
-from phase2_prefill_decode.lab.bench import save_random
+from phase2_prefill_decode.lab.random_weights import save_random
 from phase2_prefill_decode.lab.shapes import SHAPES
 from phase6_integration.lab.gpu.rows import TINY
 from phase6_integration.lab.ladder import NAMES, Trace, climb, different

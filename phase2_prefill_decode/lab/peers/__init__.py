@@ -1,1 +1,0 @@
-"""Scripts that time other engines, each in an environment of its own: run.sh says how."""

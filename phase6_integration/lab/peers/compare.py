@@ -1,0 +1,279 @@
+"""`python -m phase6_integration.lab peers.compare`: this engine beside transformers, llama.cpp and vLLM, on a CPU.
+
+Every engine is a process of its own, with the same random weights, prompts and threads. They take turns, so that a slow
+minute of the machine meets all of them; the median of the rounds counts. `setup.sh` makes the environments of llama.cpp
+and vLLM; an engine without one is left out. With --json the figures are saved after every row, and a row that is there
+with all engines is not measured again: a comparison can be cut off and continued.
+"""
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from fnmatch import fnmatch
+from functools import partial
+from itertools import product
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple, TextIO
+
+import torch
+from rich.console import Console
+
+from phase0_request import entry
+from phase0_request.lab.report import at_least_one, finish, parser, table
+from phase2_prefill_decode.lab.random_weights import random_peer
+from phase2_prefill_decode.lab.shapes import SHAPES
+from phase6_integration.lab.peers import to_gguf
+
+HERE = Path(__file__).parent
+BUILD = Path("build/peers")  # environments and models
+PAGE_SIZE = 16
+# What holds oneDNN, torch, MKL and numba to AVX2. llama.cpp is compiled for it.
+AVX2 = {
+    "ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+    "NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+fma",
+}  # fmt: skip
+HELD_TO: dict[str, dict[str, str]] = {"native": {}, "avx2": AVX2}
+CONTEXT = 1 << 15  # tokens that the models are made for
+
+
+class Workload(NamedTuple):
+    """Concurrent requests with prompts and outputs of these lengths. One that is `cached` has the prompt of the round
+    before, with a token more than a whole number of pages: only its decode counts."""
+
+    requests: int
+    prompt: int
+    output: int
+    cached: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.requests}x{self.prompt}+{self.output}"
+
+    @property
+    def tokens(self) -> int:
+        """A KV cache holds so many."""
+        return self.requests * (self.prompt + self.output)
+
+    def prompts(self, vocabulary: int, seed: int) -> list[list[int]]:
+        rng = random.Random(f"{self.name} {not self.cached and seed}")  # no two workloads share a prefix
+        return [[rng.randrange(10, vocabulary - 10) for _ in range(self.prompt)] for _ in range(self.requests)]
+
+    def rate(self, seconds: float) -> float:
+        """Tokens a second: of the answers, or of the prompts if the answers are of one token."""
+        return self.requests * (self.output if self.output > 1 else self.prompt) / seconds
+
+
+WARM_UP = Workload(1, 16, 4), Workload(4, 40, 4)
+PROMPTS = Workload(4, 512, 1)
+WORKLOADS = {
+    "17m": (Workload(1, 16, 64), Workload(8, 128, 64), Workload(16, 128, 64), PROMPTS),
+    "596m": (Workload(1, 16, 64), Workload(8, 128, 32), PROMPTS),
+}
+LONG = Workload(1, 4097, 32, cached=True), Workload(1, 16_385, 32, cached=True)
+
+
+def in_order(shape: str, rows: Mapping[str, Any]) -> list[str]:
+    """The names of the workloads that were measured, in the order in which they are."""
+    return [load.name for load in (*WORKLOADS[shape], *LONG) if load.name in rows]
+
+
+class Peer(NamedTuple):
+    """An engine with weights of a format: a directory in bfloat16, or a GGUF file."""
+
+    engine: str
+    weights: str
+    options: tuple[str, ...] = ()
+
+    @property
+    def format(self) -> str:
+        """Of the weights in memory, as the tables name it."""
+        return self.options[0].partition("=")[2] if self.options else self.weights.replace("BF16", "bfloat16")
+
+
+PEERS = {
+    "ours": Peer("ours", "bfloat16"),
+    "llama": Peer("llama", "BF16"),
+    "vllm": Peer("vllm", "bfloat16"),
+    "transformers": Peer("transformers", "bfloat16"),
+    "ours_float32": Peer("ours", "bfloat16", ("dtype=float32",)),
+    "ours_Q8_0": Peer("ours", "Q8_0"),
+    "llama_Q8_0": Peer("llama", "Q8_0"),
+    "ours_int8": Peer("ours", "bfloat16", ("quantization=int8",)),
+    "ours_Q4_0": Peer("ours", "Q4_0"),
+    "llama_Q4_0": Peer("llama", "Q4_0"),
+    "ours_int4": Peer("ours", "bfloat16", ("quantization=int4",)),
+    "ours_Q4_K_M": Peer("ours", "Q4_K_M"),
+    "llama_Q4_K_M": Peer("llama", "Q4_K_M"),
+}
+BESIDE = {  # what the speed of each is divided by
+    "ours": ("llama", "vllm", "transformers", "ours_float32"),
+    "ours_int8": ("llama_Q8_0", "ours"),
+    "ours_int4": ("llama_Q4_0", "ours"),
+    "ours_Q4_K_M": ("llama_Q4_K_M", "ours"),
+    "ours_Q8_0": ("llama_Q8_0", "ours"),
+    "ours_Q4_0": ("llama_Q4_0", "ours"),
+}
+OF_LONG = "ours", "llama", "vllm"
+ELSEWHERE = "llama", "vllm"  # engines with an environment of their own
+
+
+def interpreter(engine: str, isa: str) -> Path:
+    """The Python of an engine's environment."""
+    name = "llama-avx2" if (engine, isa) == ("llama", "avx2") else engine
+    return BUILD / name / "bin" / "python" if engine in ELSEWHERE else Path(sys.executable)
+
+
+def available(name: str, isa: str) -> bool:
+    """Whether there is the engine, and llama.cpp to quantize its weights."""
+    engine, weights, _ = PEERS[name]
+    makers = [interpreter(engine, isa)] + [interpreter("llama", "native")] * (weights != "bfloat16")
+    return all(maker.exists() for maker in makers)
+
+
+def command(engine: str, isa: str, *arguments: object) -> list[str]:
+    """The command that runs an engine."""
+    return [str(interpreter(engine, isa)), "-m", f"{__package__}.run_{engine}", *map(str, arguments)]
+
+
+def environment(isa: str, threads: int) -> dict[str, str]:
+    """Of any engine. One with an environment of its own finds its script here, and none of our packages."""
+    return {**os.environ, "PYTHONPATH": entry.INSTALLATION, "OMP_NUM_THREADS": str(threads), **HELD_TO[isa]}
+
+
+def weights(shape: str, kind: str) -> Path:
+    """The model of this shape, which is made once: a directory, or a GGUF file of another type than bfloat16."""
+    directory = BUILD / shape
+    if not (directory / "config.json").exists():
+        config = replace(SHAPES[shape], max_position_embeddings=CONTEXT)
+        random_peer(config, torch.bfloat16).save_pretrained(directory)
+    file = directory / f"{kind}.gguf"
+    if kind == "bfloat16" or file.exists():
+        return directory if kind == "bfloat16" else file
+    if kind == "BF16":
+        to_gguf.main(directory, str(file))
+        return file
+    quantize = command("llama", "native", "--quantize", weights(shape, "BF16"), file, kind)
+    subprocess.run(quantize, check=True, stderr=subprocess.DEVNULL, env=environment("native", 1))
+    return file
+
+
+class Process(subprocess.Popen[str]):
+    """An engine that answers, one workload at a time. What it says of each goes to a log."""
+
+    def __init__(self, name: str, shape: str, isa: str, threads: int, tokens: int, log: TextIO | None) -> None:
+        peer, self._vocabulary, self._log = PEERS[name], SHAPES[shape].vocab_size, log
+        self._words = f"{isa} {shape} {name}"
+        self._errors = BUILD / f"{self._words.replace(' ', '_')}.stderr"
+        model = weights(shape, peer.weights)
+        with self._errors.open("w") as errors:
+            super().__init__(
+                command(peer.engine, isa, model, threads, tokens, *peer.options), env=environment(isa, threads),
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
+            )  # fmt: skip
+
+    def read(self, about: str) -> dict[str, Any]:
+        """The next line of JSON."""
+        assert self.stdout is not None
+        line = next((line for line in self.stdout if line.startswith("{")), "")
+        if not line:
+            raise RuntimeError(f"{self._words} ended during {about}; {self._errors} says why")
+        if self._log is not None:
+            print(self._words, about, line, end="", file=self._log, flush=True)
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def run(self, workload: Workload, seed: int) -> float:
+        """The seconds of a workload."""
+        asked = {"prompts": workload.prompts(self._vocabulary, seed), "output": workload.output}
+        print(json.dumps(asked), file=self.stdin, flush=True)
+        answer = self.read(workload.name)
+        if answer["lengths"] != [workload.output] * workload.requests:
+            raise RuntimeError(f"{self._words} did not answer {workload.name} in full: {answer['lengths']}")
+        return float(answer["seconds"])
+
+
+def measure(
+    names: Sequence[str],
+    workloads: Sequence[Workload],
+    start: Callable[[str], Process],
+    rounds: int,
+    ready: Callable[[], object] = bool,
+) -> Iterator[tuple[Workload, dict[str, list[float]]]]:
+    """The seconds of each workload, by engine. They start together, then take turns; `ready` is called in between."""
+    with ExitStack() as stack:
+        processes = {name: stack.enter_context(start(name)) for name in names}
+        for process in processes.values():
+            process.read("start")
+        for process, workload in product(processes.values(), WARM_UP):
+            process.run(workload, 0)
+        ready()
+        for workload in workloads:
+            seconds: dict[str, list[float]] = {name: [] for name in names}
+            for turn in range(not workload.cached, rounds + 1):  # turn 0 fills the cache
+                for name, process in processes.items():
+                    seconds[name].append(process.run(workload, turn))
+            yield workload, {name: times[-rounds:] for name, times in seconds.items()}
+
+
+def row(workload: Workload, seconds: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    """The figures of each engine: tokens a second, also as a multiple of others'."""
+    figures: dict[str, Any] = {}
+    for name, times in seconds.items():
+        rates = [workload.rate(each) for each in times]
+        figures[name] = {"median": median(rates), "least": min(rates), "most": max(rates), "rounds": len(rates)}
+    for name, beside in BESIDE.items():
+        for other in beside if name in figures else ():
+            if other in figures:
+                figures[name][f"over_{other}"] = figures[name]["median"] / figures[other]["median"]
+    return figures
+
+
+def selected(names: Iterable[str], patterns: Sequence[str]) -> list[str]:
+    return [name for name in names if any(fnmatch(name, pattern) for pattern in patterns)]
+
+
+def compare(shape: str, isa: str, options: argparse.Namespace, rows: dict[str, Any]) -> Iterator[str]:
+    """Add the rows of a table, and yield the name of each. Those that are there already stay."""
+    names = [name for name in selected(PEERS, options.peers) if available(name, isa)]
+    for workloads, some in ((WORKLOADS[shape], names), (LONG, [name for name in names if name in OF_LONG])):
+        wanted = [load for load in workloads if selected([load.name], options.workloads)]
+        wanted = [load for load in wanted if not {*some} <= {*rows.get(load.name, {})}]
+        if not wanted or not some:
+            continue
+        tokens = max(load.tokens for load in wanted) + PAGE_SIZE
+        with ExitStack() as stack:
+            file = options.json and options.json.with_suffix(".txt")
+            log = stack.enter_context(file.open("a", encoding="utf-8")) if file else None
+            start = partial(Process, shape=shape, isa=isa, threads=options.threads, tokens=tokens, log=log)
+            for load, seconds in measure(some, wanted, start, options.rounds, input if options.pause else bool):
+                rows[load.name] = row(load, seconds)
+                yield load.name
+
+
+def main(arguments: list[str] | None = None) -> int:
+    p = parser("phase6_integration.lab peers.compare", __doc__)
+    p.add_argument("--shapes", nargs="+", choices=SHAPES, default=[*SHAPES], help="of the model (all)")
+    p.add_argument("--held-to", nargs="+", choices=HELD_TO, default=[*HELD_TO], help="vector instructions (all)")
+    p.add_argument("--peers", nargs="+", default=["*"], metavar="NAME", help=f"{', '.join(PEERS)}; * matches any (*)")
+    p.add_argument("--workloads", nargs="+", default=["*"], metavar="NAME", help="such as 8x128+64 or 4x* (*)")
+    p.add_argument("--rounds", type=at_least_one, default=3, help="of each workload (%(default)s)")
+    p.add_argument("--threads", type=at_least_one, default=torch.get_num_threads(), help="of an engine (%(default)s)")
+    p.add_argument("--pause", action="store_true", help="wait for Enter when the engines of a table are ready")
+    options, console = p.parse_args(arguments), Console(highlight=False)
+    saved = options.json is not None and options.json.exists()
+    figures: dict[str, Any] = json.loads(options.json.read_text("utf-8"))["figures"] if saved else {}
+    for isa, shape in product(options.held_to, options.shapes):
+        rows = figures.setdefault(isa, {}).setdefault(shape, {})
+        for name in compare(shape, isa, options, rows):
+            cells = [(peer, figure["median"], figure["least"], figure["most"]) for peer, figure in rows[name].items()]
+            console.print(f"{shape}, {name}, {isa}: tokens a second")
+            console.print(table(("", "median", "least", "most"), cells), "")
+            finish(p, options, arguments, figures, console=Console(quiet=True))
+    return 0

@@ -1,0 +1,22 @@
+"""This engine in the comparison: run_ours.py MODEL THREADS TOKENS [FIELD=VALUE ...], with fields of EngineOptions."""
+
+import sys
+
+from phase0_request.machine import describe
+from phase0_request.params import SamplingParams
+from phase6_integration.engine.engine import NanoServingEngine
+from phase6_integration.lab.peers.worker import serve
+
+
+def main(model: str, threads: int, tokens: int, **options: str) -> None:
+    engine = NanoServingEngine.from_pretrained(model, threads=threads, max_model_len=tokens, **options)
+
+    def generate(prompts: list[list[int]], output: int) -> list[list[int]]:
+        params = SamplingParams(temperature=0, max_tokens=output, ignore_eos=True)
+        return [completion.output_tokens for completion in engine.generate(prompts, params)]
+
+    serve({"features": describe().vectors or ""}, generate)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), **dict(field.split("=") for field in sys.argv[4:]))

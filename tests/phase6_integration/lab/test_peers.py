@@ -1,0 +1,74 @@
+"""The comparison with other engines: each runs as a process, is checked, and a cut comparison is continued."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phase2_prefill_decode.lab.random_weights import random_peer
+from phase2_prefill_decode.lab.shapes import SHAPES
+from phase6_integration.lab.gpu.rows import TINY
+from phase6_integration.lab.peers import compare
+from phase6_integration.lab.peers.compare import Process, Workload, available, row
+
+
+@pytest.fixture
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SHAPES, "17m", TINY)
+    monkeypatch.setattr(compare, "BUILD", tmp_path)
+    monkeypatch.setattr(compare, "CONTEXT", 64)
+    monkeypatch.setattr(compare, "WARM_UP", ())
+    monkeypatch.setitem(compare.WORKLOADS, "17m", (Workload(2, 5, 3), Workload(2, 6, 1)))
+    monkeypatch.setattr(compare, "LONG", ())
+
+
+def test_engines_answer_in_turn_and_a_cut_comparison_is_continued(
+    small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "peers.json"
+
+    def run(*more: str) -> dict[str, Any]:
+        given = ["--shapes", "17m", "--held-to", "native", "--rounds", "2", "--threads", "1", "--json", str(file)]
+        assert compare.main([*given, *more]) == 0
+        rows: dict[str, Any] = json.loads(file.read_text())["figures"]["native"]["17m"]
+        return rows
+
+    first = run("--peers", "llama*", "transformers", "ours", "--workloads", "2x5*")
+    assert {*first["2x5+3"]} == {"ours", "transformers"}  # llama.cpp is not there
+    log = file.with_suffix(".txt").read_text().splitlines()
+    assert sum(" transformers 2x5+3 " in line for line in log) == 2
+
+    def measure(names: list[str], loads: list[Workload], *_: object) -> Iterator[tuple[Workload, Any]]:
+        return ((load, {name: [2.0] for name in names}) for load in loads)
+
+    monkeypatch.setattr(compare, "measure", measure)
+    rows = run("--peers", "ours")
+    assert rows["2x5+3"] == first["2x5+3"]
+    assert {*rows["2x6+1"]} == {"ours"}
+    assert {*run()["2x6+1"]} == {name for name in compare.PEERS if available(name, "native")}
+
+
+def test_an_engine_that_ends_is_named(small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    random_peer(TINY, compare.torch.bfloat16).save_pretrained(tmp_path / "17m")
+    monkeypatch.setitem(compare.PEERS, "ours", compare.Peer("ours", "bfloat16", ("dtype=bfloat17",)))
+    said = "native 17m ours ended during start; .*native_17m_ours[.]stderr says why"
+    with Process("ours", "17m", "native", 1, 32, None) as process, pytest.raises(RuntimeError, match=said):
+        process.read("start")
+    assert "bfloat17" in (tmp_path / "native_17m_ours.stderr").read_text()
+
+
+def test_rates_are_medians_of_answers_or_of_prompts() -> None:
+    """Tokens of the answers a second, or of the prompts if an answer is one token."""
+    seconds = {"ours": [0.5, 4.0, 1.0], "llama": [2.0, 2.0, 2.0]}
+    figures = row(Workload(8, 16, 4), seconds)
+    assert figures["ours"] == {"median": 32, "least": 8, "most": 64, "rounds": 3, "over_llama": 2.0}
+    assert row(Workload(4, 512, 1), seconds)["llama"]["median"] == 1024
+
+
+def test_no_round_finds_its_prompts_in_a_prefix_cache_but_those_of_cached_workloads_do() -> None:
+    prompts = [load.prompts(1000, seed) for load in (Workload(8, 32, 4), Workload(16, 32, 4)) for seed in (1, 2)]
+    assert len({tuple(prompt[:16]) for some in prompts for prompt in some}) == 48
+    again = Workload(1, 33, 4, cached=True)
+    assert again.prompts(1000, 1) == again.prompts(1000, 2)
