@@ -8,6 +8,7 @@ is one kernel, `kernels.cpu.forward`, which does the same.
 """
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import torch
@@ -148,8 +149,11 @@ class Decoder:
         return self.layers[0].mlp.down_proj.kernel
 
     def compile_kernels(self, kv_dtype: str | None = None, *, progress: bool = False) -> None:
-        """Compile the kernels of a CPU for this model, with keys and values in `kv_dtype` or its own dtype, unless the
-        cache has them. Without this each is at its first call, for seconds and without a message."""
+        """Compile the kernels of a CPU for this model, with keys and values in `kv_dtype` or its own dtype, or those of
+        a GPU for quantized weights, unless the cache has them. Without this each is at its first call, for seconds and without a message."""
+        for linear in (*chain(*self._linears()), self.lm_head):
+            for product in linear.on_gpu:
+                product.compile()
         if self._on_cpu:
             from phase2_prefill_decode.kernels.cpu.compilation import compile_kernels, kernels_of
 

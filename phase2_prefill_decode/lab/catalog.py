@@ -12,6 +12,7 @@ from typing import Any
 from phase1_kv_pool.lab.ahead import ARCHITECTURES, Expect, KernelSpec
 from phase1_kv_pool.lab.catalog import HEAD_DIMS, KV_TYPES, TYPES, kv_types, on
 from phase2_prefill_decode.kernels.triton import decode, draw, mask, pointwise, prefill, splits
+from phase2_prefill_decode.kernels.triton import product as products
 from phase2_prefill_decode.kernels.triton.plan import FEW, ROWS
 from phase2_prefill_decode.kernels.triton.tiles import Tiling, constants
 from phase2_prefill_decode.kernels.triton.tuning import Tuning, default
@@ -165,6 +166,52 @@ def mask_spec(dtype: str) -> KernelSpec:
     )
 
 
+def product_spec(
+    kind: str, dtype: str, rows: int, group: int = 4096, besides: tuple[str, ...] = (), inputs: int = 4096
+) -> KernelSpec:
+    """A product with a quantized weight of 4096 outputs: the splits of few rows, or all of many."""
+    constants, options = products.constants(4096, inputs, group, kind, rows, TYPES[dtype])
+    types = {"x": f"*{dtype}", "values": "*u8", "scales": "*bf16", "rows": "i32", "outputs": "i32"}
+    types["result"] = "*fp32" if constants["apart"] and constants["split"] < inputs else f"*{dtype}"
+    types |= dict.fromkeys(besides, "*bf16")
+    names = products.product_kernel.arg_names
+    few = constants["tile_rows"] <= 64
+    return KernelSpec(
+        name=", ".join([f"product {kind} {dtype}, {rows} rows, groups of {group}", *besides]),
+        function=products.product_kernel,
+        signature={name: types[name] for name in names if name in types},
+        constants={name: constants.get(name) for name in names if name not in types},
+        options=options,
+        expect=Expect(
+            registers=168 if few and dtype != "fp32" else 255, async_copies=True, tensor_cores=dtype != "fp32"
+        ),
+    )
+
+
+def join_splits_spec(dtype: str, splits: int = 8) -> KernelSpec:
+    return KernelSpec(
+        name=f"join_splits {dtype}, {splits} splits",
+        function=products.join_splits_kernel,
+        signature={"parts": "*fp32", "result": f"*{dtype}", "rows": "i32", "outputs": "i32"},
+        constants={"bias": None, "splits": splits, "tile": products.JOINED},
+        sixteens=("outputs",),
+        expect=Expect(registers=64, wide_loads=True),
+    )
+
+
+def quantize_rows_spec(inputs: int) -> KernelSpec:
+    constants = products.quantize_rows_constants(inputs)
+    return KernelSpec(
+        name=f"quantize_rows bf16 x {inputs}",
+        function=products.quantize_rows_kernel,
+        signature={"x": "*bf16", "numbers": "*fp8e4nv", "scales": "*fp32"},
+        constants={name: constants[name] for name in ("inputs", "block_inputs")},
+        options={"num_warps": constants["num_warps"]},
+        architectures=(90, 100),
+        expect=Expect(registers=128, wide_loads=True),
+    )
+
+
 SAMPLE_TYPES = {
     **dict.fromkeys(("temperatures", "top_p", "min_p", "peaks", "maxima"), "*fp32"),
     **dict.fromkeys(("top_k", "bounds", "counts", "candidates"), "*i32"),
@@ -231,6 +278,17 @@ CATALOG = [
     *(on(architecture, rotate_store_spec("bf16", 128, kv="fp8")) for architecture in (90, 100)),
     on(80, swiglu_spec("bf16")),
     on(90, mask_spec("bf16")),
+    *(product_spec("int4", "bf16", rows, 32) for rows in products.TritonProduct.ROWS),
+    on(80, product_spec("int4", "bf16", 1, 128, ("zeros",))),
+    on(90, product_spec("int4", "bf16", 300, 32, ("offsets", "bias"))),
+    *(on(architecture, product_spec("int8", "bf16", 1)) for architecture in (80, 90)),
+    on(80, product_spec("int8", "bf16", 300)),
+    on(90, product_spec("int8", "bf16", 65, 3, inputs=4098)),
+    *(on(architecture, product_spec("fp8", "bf16", 1, 128)) for architecture in (80, 90, 100)),
+    on(80, product_spec("fp8", "bf16", 300)),
+    *(on(90, product_spec("int4", "fp32", rows, 32)) for rows in (1, 300)),
+    on(80, join_splits_spec("bf16")),
+    on(90, quantize_rows_spec(4096)),
     *(on(100, sample_spec("bf16", launch)) for launch in (*IN_TILES, *IN_ROWS)),
     *(on(90, sample_spec("fp32", launch)) for launch in (*IN_TILES, *IN_ROWS)),
 ]
@@ -260,7 +318,14 @@ def everything() -> Iterator[KernelSpec]:
         yield decode_spec("bf16", shape.head_dim, shape.page_size, shape.group, tuning=Tuning(256, *tile))
     for group, window, queries in product(GROUPS, (None, WINDOW), (1, 4)):
         yield splits_spec(group, window, queries)
+    for kind, dtype, rows, group in product(
+        products.KINDS.values(), TYPES, products.TritonProduct.ROWS, (32, 128, 4096)
+    ):
+        yield product_spec(kind, dtype, rows, group)
+        yield product_spec(kind, dtype, rows, group, ("zeros",))
+    yield from (quantize_rows_spec(inputs) for inputs in (1024, 12288, 25600))
     for dtype in TYPES:
+        yield join_splits_spec(dtype)
         yield mask_spec(dtype)
         yield from (add_norm_spec(dtype, width) for width in (1024, 2560, 8192))
         yield from (swiglu_spec(dtype, inner) for inner in (3072, 11008))

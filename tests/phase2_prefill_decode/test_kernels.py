@@ -38,8 +38,11 @@ def test_every_kernel_compiles_well_for_every_gpu(compiled: list[Compiled]) -> N
         found = [kernel for kernel in compiled if kernel.kernel.startswith(f"{name} bf16 ")]
         assert {kernel.architecture for kernel in found} == set(ARCHITECTURES)
         assert all(kernel.async_copies and kernel.tensor_cores for kernel in found)
+    products = [kernel for kernel in compiled if kernel.kernel.startswith("product") and " bf16," in kernel.kernel]
+    assert all(kernel.async_copies and kernel.tensor_cores for kernel in products)
     kinds = {kernel.kernel.split()[0] for kernel in compiled}
-    assert kinds == {"splits", "decode", "join", "prefill", "add_norm", "rotate_store", "swiglu", "mask", "sample"}
+    attention, quantized = {"splits", "decode", "join", "prefill"}, {"product", "join_splits", "quantize_rows"}
+    assert kinds == {*attention, *quantized, "add_norm", "rotate_store", "swiglu", "mask", "sample"}
 
 
 def test_the_decode_kernel_needs_no_more_than_its_grid_counts_on(compiled: list[Compiled]) -> None:
