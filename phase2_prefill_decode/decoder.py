@@ -150,7 +150,8 @@ class Decoder:
 
     def compile_kernels(self, kv_dtype: str | None = None, *, progress: bool = False) -> None:
         """Compile the kernels of a CPU for this model, with keys and values in `kv_dtype` or its own dtype, or those of
-        a GPU for quantized weights, unless the cache has them. Without this each is at its first call, for seconds and without a message."""
+        a GPU for quantized weights, unless the cache has them. Without this each is at its first call, for seconds and
+        without a message."""
         for linear in (*chain(*self._linears()), self.lm_head):
             for product in linear.on_gpu:
                 product.compile()
