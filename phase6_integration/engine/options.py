@@ -3,7 +3,6 @@
 Each field carries its check and the help text of its command-line flag: `engine.flags.add_fields` builds the flags.
 """
 
-import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
@@ -14,7 +13,6 @@ from phase0_request.checks import ConfigError, check_bool, check_choice, check_i
 from phase0_request.tokenizer import BUNDLED
 from phase1_kv_pool.layout import DTYPE_BYTES, KV_DTYPES
 from phase2_prefill_decode.loading.quantized.layout import SCHEMES
-from phase2_prefill_decode.threads import cores
 from phase3_chunked_prefill.budget import TokenBudget
 from phase5_continuous.policies import POLICIES
 from phase5_continuous.speculation.speculation import speculation_of
@@ -218,10 +216,3 @@ class EngineOptions:
             )
         tokens = max(tokens, max_model_len)
         return TokenBudget(tokens, tokens)
-
-
-def openmp_environment(threads: int) -> dict[str, str]:
-    """Environment variables for an engine's process: threads that use all cores sleep while they wait, so that they
-    leave the cores to the HTTP server. Variables that are set already are kept."""
-    policy = {"OMP_WAIT_POLICY": "passive"} if threads >= cores() > 1 else {}
-    return {name: value for name, value in policy.items() if name not in os.environ}
