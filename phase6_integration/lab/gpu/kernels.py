@@ -19,6 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
+from phase1_kv_pool.layer import KVLayer
 from phase2_prefill_decode.kernels.attention import ATTEND, AttentionMetadata
 from phase2_prefill_decode.lab import ceilings
 from phase2_prefill_decode.linear import Linear
@@ -122,8 +123,7 @@ def attention(
     pairs = sum(new * (2 * length - new + 1) // 2 for new, length in sizes)
 
     def call() -> Tensor:
-        keys, values = next(pools)
-        return attend(query, keys, values, metadata, head_dim**-0.5, None)
+        return attend(query, KVLayer(*next(pools)), metadata, head_dim**-0.5, None)
 
     return call, read, 4 * pairs * heads * head_dim
 
