@@ -10,7 +10,7 @@ from collections.abc import Generator
 import pytest
 from hypothesis import settings
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # on a busy machine threads that spin are 30 times slower
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before anything loads torch
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 for name in ("NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE", "COLUMNS", "LINES"):

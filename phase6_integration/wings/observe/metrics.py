@@ -167,7 +167,7 @@ class Metrics(Observer):
             known = (
                 ready.page_size,
                 ready.pages,
-                ready.dtype,
+                ready.kv_cache_dtype,
                 *(getattr(self._engine.options, name) for name in options),
             )
             info.add_metric((*self._labels, *map(str, known)), 1)
