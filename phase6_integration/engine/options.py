@@ -11,7 +11,7 @@ from typing import Any
 
 from phase0_request.checks import ConfigError, check_bool, check_choice, check_int, check_number, invalid
 from phase0_request.tokenizer import BUNDLED
-from phase1_kv_pool.layout import DTYPE_BYTES
+from phase1_kv_pool.layout import DTYPE_BYTES, KV_DTYPES
 from phase2_prefill_decode.loading.quantized.layout import SCHEMES
 from phase3_chunked_prefill.budget import TokenBudget
 from phase5_continuous.policies import POLICIES
@@ -101,6 +101,13 @@ class EngineOptions:
         partial(check_choice, allowed=tuple(SCHEMES)),
     )
     quantize_embeddings: bool = option(False, "with --quantization: the embedding and lm_head too", check=check_bool)
+    kv_cache_dtype: str | None = option(
+        None,
+        "int8 or fp8: keys and values in 8 bits, for nearly twice the tokens; auto: in the model's dtype (auto)",
+        "DTYPE",
+        partial(check_choice, allowed=KV_DTYPES),
+        words=AUTO,
+    )
     device: str | None = option(
         None,
         "cpu, cuda or cuda:N; auto: a GPU if there is one (auto)",

@@ -83,7 +83,7 @@ def launch(case: Case, inputs: Inputs, chunk: int | None = None) -> Tensor:
     """The result of the decode kernel, which starts out as 7 everywhere."""
     result = torch.full_like(inputs.query, 7.0)
     metadata, tuning = replace(inputs.metadata, sizes=()), None if chunk is None else Tuning(chunk)
-    decode.decode(inputs.query, inputs.keys, inputs.values, result, metadata, case.scaling, case.window, tuning)
+    decode.decode(inputs.query, inputs.kv, result, metadata, case.scaling, case.window, tuning)
     return result.cpu()
 
 
@@ -334,7 +334,7 @@ def test_a_captured_decode_follows_lengths_and_pages() -> None:
     pages = torch.zeros_like(later.metadata.page_table)
     metadata = replace(inputs.metadata, page_table=pages, max_seqlen_k=2000, sizes=())
     query, attend = torch.zeros_like(later.query), ATTEND.load("triton")
-    arguments = query, later.keys, later.values, metadata, long.scaling, None
+    arguments = query, later.kv, metadata, long.scaling, None
     attend(*arguments)  # compiles
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
