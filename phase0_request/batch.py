@@ -29,9 +29,9 @@ class Slice(NamedTuple):
 
     @property
     def is_decode(self) -> bool:
-        """Whether the slice is only the newest output token. All others are prefills: of a prompt, or of prompt and
-        output after a preemption."""
-        return self.length == 1 and self.completes and self.start >= len(self.request.prompt_tokens)
+        """Whether the slice is the newest output token, alone or with a draft to verify. All others are prefills: of a
+        prompt, or of prompt and output after a preemption."""
+        return self.start + 1 >= self.request.total and self.start >= len(self.request.prompt_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +56,16 @@ class Batch:
         total = decode = 0
         for request, start, length in self.slices:
             total += length
-            if length == 1 and start >= len(request.prompt_tokens) and start + 1 >= request.total:
-                decode += 1
+            if start >= len(request.prompt_tokens) and start + 1 >= request.total:
+                decode += length
         return total - decode, decode
+
+
+class Verified(NamedTuple):
+    """A token that a step drew after an accepted draft: each draft before it is the token that was drawn there."""
+
+    token: int
+    logprobs: TokenLogprobs | None = None
 
 
 class Forced(NamedTuple):
@@ -94,6 +101,7 @@ class StepOutput:
     prompt_logprobs: Mapping[int, Sequence[TokenLogprobs]] = field(default_factory=dict)  # of tokens start + 1 onwards
     forced: Mapping[int, Forced] = field(default_factory=dict)  # after the token. An engine may draw these one by one
     late: Mapping[int, WaitHandle] = field(default_factory=dict)  # no token yet: the last token is computed again
+    verified: Mapping[int, Sequence[Verified]] = field(default_factory=dict)  # after the token, before forced ones
 
 
 class Event(NamedTuple):

@@ -44,6 +44,7 @@ class SequenceState:
     def reset(self, capacity: int = 0) -> None:
         """Count again from what the request has computed: nothing is in flight."""
         request = self.request
+        request.draft.clear()
         self.num_scheduled, self.num_tokens, self.in_flight = request.computed, request.total, 0
         self.late = None
         self.capacity = capacity

@@ -104,6 +104,7 @@ class Request:
     cache_salt: str = ""  # cached prefixes are shared only between requests of the same salt
     tenant: str = ""  # the client that sent it: tenants get equal shares of the engine
     output_tokens: list[int] = field(default_factory=list, init=False)
+    draft: list[int] = field(default_factory=list, init=False)  # tokens after `total` that a step in flight verifies
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list, init=False)  # of prompt tokens 1, 2, ...
     computed: int = field(default=0, init=False)
     state: RequestState = field(default=RequestState.WAITING, init=False)
@@ -140,7 +141,7 @@ class Request:
 
     @property
     def total(self) -> int:
-        """The number of known tokens: prompt and output."""
+        """The number of known tokens: prompt and output, without drafts."""
         return len(self.prompt_tokens) + len(self.output_tokens)
 
     @property
@@ -156,11 +157,13 @@ class Request:
         return known if missing else self.total
 
     def tokens(self, start: int, stop: int) -> list[int]:
-        """The tokens from position `start` up to `stop`, over prompt and output as one sequence."""
-        if not 0 <= start <= stop <= self.total:
-            raise IndexError(f"request {self.id} has tokens 0 to {self.total}, not {start} to {stop}")
+        """The tokens from position `start` up to `stop`, over prompt, output and draft as one sequence."""
+        total = self.total
+        if not 0 <= start <= stop <= total + len(self.draft):
+            raise IndexError(f"request {self.id} has tokens 0 to {total + len(self.draft)}, not {start} to {stop}")
         split = len(self.prompt_tokens)
-        return [*self.prompt_tokens[start:stop], *self.output_tokens[max(start - split, 0) : max(stop - split, 0)]]
+        known = [*self.prompt_tokens[start:stop], *self.output_tokens[max(start - split, 0) : max(stop - split, 0)]]
+        return known if stop <= total else [*known, *self.draft[max(start - total, 0) : stop - total]]
 
     # region exercise 0.1
     def admit(self, now: float) -> None:

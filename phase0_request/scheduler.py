@@ -5,9 +5,9 @@ plan, and in the memory that these hold.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 
-from phase0_request.batch import Batch, Event, Forced, Slice, StepOutput, WaitHandle, reason_to_finish
+from phase0_request.batch import Batch, Event, Forced, Slice, StepOutput, Verified, WaitHandle, reason_to_finish
 from phase0_request.queue import SequenceState
 from phase0_request.request import FinishReason, Request, RequestState, TokenLogprobs
 
@@ -88,14 +88,19 @@ class BaseScheduler(ABC):
         return self.drain()
 
     def _advance(self, part: Slice, number: int, output: StepOutput, now: float) -> None:
-        """Advance a request by a computed slice, and append its next tokens if the slice completes it."""
+        """Advance a request by a computed slice, and append its next tokens if the slice completes it. Of a draft, what
+        the step has verified counts as computed; what it rejected leaves no trace."""
         request, start, length = part
+        length -= len(request.draft)
+        request.draft.clear()
         request.advance(start, length)
         self._publish(request, length)
         token = output.tokens[number]
         if token is None or request.computed < request.total:
             return
         self._append(request, token, now, output.logprobs.get(number))
+        if number in output.verified and not request.finished:
+            self._append_verified(request, output.verified[number], now)
         if number in output.forced and not request.finished:
             self._append_forced(request, output.forced[number], now)
 
@@ -120,6 +125,14 @@ class BaseScheduler(ABC):
                 known = number in output.failed or number in output.late or part.request.finished
                 if token is None and part.completes and not known:
                     raise ValueError(f"the step gave no token for request {part.request.id}, which it completed")
+
+    def _append_verified(self, request: Request, verified: Sequence[Verified], now: float) -> None:
+        """Append the tokens that were drawn after accepted drafts. The drafts themselves have been computed."""
+        for token, logprobs in verified:
+            if not request.finished:
+                request.advance(request.computed, 1)
+                self._publish(request, 1)
+                self._append(request, token, now, logprobs)
 
     def _append_forced(self, request: Request, forced: Forced, now: float) -> None:
         """Append the tokens that a grammar forces. They are one slice: prefilled together, not decoded one by one."""
@@ -165,7 +178,8 @@ class BaseScheduler(ABC):
 
     def _postpone(self, part: Slice, late: WaitHandle) -> None:
         """Have the last token of a slice computed again, because no token could be drawn after it yet."""
-        request, start, length = part.request, part.start, part.length - 1
+        request, start, length = part.request, part.start, part.length - len(part.request.draft) - 1
+        request.draft.clear()
         if start == request.computed and length:
             request.advance(start, length)
             self._publish(request, length)

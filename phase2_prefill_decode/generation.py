@@ -24,20 +24,19 @@ class Delta(NamedTuple):
 
 @dataclass(slots=True)
 class Completion:
-    """One finished output: the request with its tokens and times, the text and the logprobs."""
+    """One finished output: the request with its times, the tokens up to the one that ended it, text and logprobs."""
 
     request: Request
+    output_tokens: list[int] = field(default_factory=list)
     text: str = ""
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # one per output token, if requested
 
     def add(self, delta: Delta) -> None:
         self.text += delta.text
+        if delta.token is not None:
+            self.output_tokens.append(delta.token)
         if delta.logprobs is not None:
             self.logprobs.append(delta.logprobs)
-
-    @property
-    def output_tokens(self) -> list[int]:
-        return self.request.output_tokens
 
     @property
     def finish_reason(self) -> FinishReason | None:

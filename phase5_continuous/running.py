@@ -68,12 +68,25 @@ class RunningSet:
         it, unless a commit is about to free pages, or the whole pool is too small: then it is the last to fail."""
         while sequence.capacity:  # else it was preempted itself
             if self.cache.can_grow(sequence.request, sequence.num_tokens):
-                self.cache.grow(sequence.request, sequence.num_tokens)
-                sequence.capacity = len(self.cache.table(sequence.request)) * self.cache.page_size
+                self._grow(sequence, sequence.num_tokens)
                 return
             if self.leaving or len(self.running) == 1 or sequence.num_tokens > self.cache.max_tokens:
                 return
             self.remove(self.victim)
+
+    def allocate_draft(self, sequence: SequenceState, tokens: int) -> int:
+        """Give a request slots for up to `tokens` tokens more than it has, as far as the pool has room beside the
+        watermark. Returns how many got one. What a rejected draft leaves empty, the next tokens of the request fill."""
+        total = sequence.request.total
+        if total + tokens > sequence.capacity:
+            if self.cache.can_grow(sequence.request, total + tokens + self.watermark):
+                self._grow(sequence, total + tokens)
+            tokens = min(tokens, sequence.capacity - total)
+        return tokens
+
+    def _grow(self, sequence: SequenceState, tokens: int) -> None:
+        self.cache.grow(sequence.request, tokens)
+        sequence.capacity = len(self.cache.table(sequence.request)) * self.cache.page_size
 
     @property
     def victim(self) -> SequenceState:

@@ -1,10 +1,10 @@
 """Scheduler: plans the tokens of the next step, and commits the results of the last. Integers over a PagedCache."""
 
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import chain
 
-from phase0_request.batch import Batch, Event, Forced, Slice, StepOutput, WaitHandle
+from phase0_request.batch import Batch, Event, Forced, Slice, StepOutput, Verified, WaitHandle
 from phase0_request.checks import check_int, check_number
 from phase0_request.queue import RequestQueue, SequenceState
 from phase0_request.request import FinishReason, Request, RequestState
@@ -16,6 +16,7 @@ from phase5_continuous.admission import Admission
 from phase5_continuous.fairness import FairQueue
 from phase5_continuous.policies import FirstComeFirstServed, Policy
 from phase5_continuous.running import RunningSet
+from phase5_continuous.speculation.speculation import Speculation
 
 
 class Scheduler(PagedScheduler):
@@ -31,6 +32,9 @@ class Scheduler(PagedScheduler):
       take a place from it.
     - `watermark` of the pool, 1 % as in vLLM and rounded down, stays free when a request is admitted, so that those
       that run can grow before one of them must be preempted.
+
+    With `speculation`, decodes are longer by drafts. The step computes these after the newest token, and draws after
+    each of them: a draft is accepted if it is the token that was drawn in its place.
 
     With `ahead=1`, as the server runs on a GPU, a step may be planned while another is in flight, so that the
     device need not wait for the host. The tokens of that other step are known only to the device. If one of them ends
@@ -48,14 +52,16 @@ class Scheduler(PagedScheduler):
         watermark: float = 0.01,
         queue_limit: int | None = None,
         ahead: int = 0,
+        speculation: Speculation | None = None,
     ) -> None:
         check_int("max_running", max_running, 1)
         check_int("queue_limit", 1 if queue_limit is None else queue_limit, 1)
         check_number("watermark", watermark, 0, 1, below=True)
-        check_int("ahead", ahead, 0, 1)
+        check_int("ahead", ahead, 0, 0 if speculation else 1)  # a draft follows the newest token, so it must be known
         super().__init__(cache, eos_ids)
         self.chunker = Chunker(budget or TokenBudget(), cache.page_size)
         self.ahead = ahead
+        self.speculation = speculation
         self.running_set = RunningSet(cache, watermark=int(watermark * cache.usage.total) * cache.page_size)
         self.admission = Admission(
             policy or FirstComeFirstServed(),
@@ -127,7 +133,8 @@ class Scheduler(PagedScheduler):
         ready = [sequence for sequence in running_set.running if sequence.late is None]
         step = self.chunker.schedule(ready, waiting, running_set.allocate_slots)
         admission.admit(step, now)
-        batch = Batch(tuple(step.slices))
+        slices = step.slices if self.speculation is None else self.speculation.add_drafts(step, running_set)
+        batch = Batch(tuple(slices))
         if step.slices:
             for sequence, part in zip(step.sequences, step.slices, strict=True):
                 sequence.schedule(part.length)
@@ -176,6 +183,17 @@ class Scheduler(PagedScheduler):
         super()._postpone(part, late)
         request, sequence = part.request, self._live[part.request.id]
         sequence.late = late
+        sequence.num_scheduled, sequence.num_tokens = request.computed, request.total
+
+    def _advance(self, part: Slice, number: int, output: StepOutput, now: float) -> None:
+        drafted = len(part.request.draft)
+        super()._advance(part, number, output, now)
+        if drafted and self.speculation is not None:
+            self.speculation.learn(part.request, drafted, len(output.verified.get(number, ())))
+
+    def _append_verified(self, request: Request, verified: Sequence[Verified], now: float) -> None:
+        sequence = self._live[request.id]
+        super()._append_verified(request, verified, now)
         sequence.num_scheduled, sequence.num_tokens = request.computed, request.total
 
     def _append_forced(self, request: Request, forced: Forced, now: float) -> None:

@@ -5,6 +5,7 @@ that draws it has ended, while the device already runs the model for the next on
 """
 
 import math
+from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
@@ -42,6 +43,7 @@ class RequestEdits:
         stops = {*params.stop_token_ids, *(() if params.ignore_eos else eos_ids)} if params.min_tokens else ()
         seen = request.prompt_tokens if params.repetition_penalty != 1 else ()
         self.output: Sequence[int] = request.output_tokens  # committed
+        self.draft: Sequence[int] = request.draft  # after them
         self._params = params
         self._counted = 0  # tokens of the output
         self._drawn: tuple[int, int] | None = None  # the latest token and its index; it may not be committed yet
@@ -69,17 +71,21 @@ class RequestEdits:
                 self._penalize(self._edits, column, self._times[column])
             self._counted = known
         self._edits[1, self._stops] = -math.inf if index < params.min_tokens else self._bias_of_stops
-        if not self.in_flight(index) or self._drawn is None or self._drawn[0] != known:
+        tokens = self.draft[: index - known]
+        if self.in_flight(index) and self._drawn is not None and self._drawn[0] == known:
+            tokens = [self._drawn[1]]
+        if not tokens or not _penalizes(params):
             return self._edits[:, : len(self._columns)]
-        column = self._column(self._drawn[1])
+        columns = [self._column(token) for token in tokens]
         edits = self._edits[:, : len(self._columns)].copy()
-        self._penalize(edits, column, self._times[column] + 1)
+        for column, times in Counter(columns).items():
+            self._penalize(edits, column, self._times[column] + times)
         return edits
 
     def in_flight(self, index: int) -> bool:
         """Whether the edits of output token `index` depend on a token that no step has committed yet. If the step that
         should draw it fails, it never comes, and what is drawn after it is discarded."""
-        return index > len(self.output) and _penalizes(self._params)
+        return index > len(self.output) + len(self.draft) and _penalizes(self._params)
 
     def _penalize(self, edits: NDArray[np.float64], column: int, times: int) -> None:
         params = self._params

@@ -1,13 +1,13 @@
 """LaunchedStep: a step that may still be on the device, and its result on the way to the host."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 
 import torch
 
-from phase0_request.batch import NO_TOKEN_LEFT, Forced, StepOutput, WaitHandle
+from phase0_request.batch import NO_TOKEN_LEFT, Forced, StepOutput, Verified, WaitHandle
 from phase0_request.request import TokenLogprobs
 from phase2_prefill_decode.sampling.sampler import Sampled
 from phase2_prefill_decode.step.packed import PackedStep
@@ -34,31 +34,50 @@ class LaunchedStep:
         step, sampled = self.step, self._sampled
         tokens, peaks = sampled.tokens.tolist(), sampled.peaks.tolist()
         drawn: list[int | None] = [None] * step.slices
-        failed = {}
-        for number, token, peak in zip(step.drawn, tokens, peaks, strict=False):  # a recorded step may have more rows
-            if math.isfinite(peak):
-                drawn[number] = token
-            else:
-                failed[number] = _reason(peak)
-        logprobs: dict[int, TokenLogprobs] = {}
+        failed, logprobs, verified = dict[int, str](), dict[int, TokenLogprobs](), dict[int, list[Verified]]()
+        of_rows: dict[int, TokenLogprobs] = {}
         if sampled.logprobs is not None:
-            asked = [step.drawn[row] for row, _ in step.sampling.logprobs]
-            of_rows = zip(asked, sampled.logprobs.read(), strict=True)
-            logprobs = {number: of_row for number, of_row in of_rows if number not in failed}
+            asked = (row for row, _ in step.sampling.logprobs)
+            of_rows = dict(zip(asked, sampled.logprobs.read(), strict=True))
+        accepted = self._accepted(tokens, peaks) if step.max_seqlen_q > 1 else ()
+        for row, (number, token, peak) in enumerate(zip(step.drawn, tokens, peaks, strict=False)):
+            if row in accepted:
+                verified.setdefault(number, []).append(Verified(token, of_rows.get(row)))
+            elif step.verifies(row):
+                continue  # rejected
+            elif not math.isfinite(peak):
+                failed[number] = _reason(peak)
+            else:
+                drawn[number] = token
+                if row in of_rows:
+                    logprobs[number] = of_rows[row]
         of_prompts = (of_token for block in sampled.prompt_logprobs for of_token in block.read())
         counts = step.prompt.counts if step.prompt is not None else ()
         scores = {number: list(islice(of_prompts, count)) for number, count in enumerate(counts) if count}
         for number, of_prompt in scores.items():
             if any(math.isnan(of_token.logprob) for of_token in of_prompt):
                 failed.setdefault(number, "its prompt cannot be scored: there is NaN among the logits")
-        return self._follow(StepOutput(drawn, failed, logprobs, scores))
+        return self._follow(StepOutput(drawn, failed, logprobs, scores, verified=verified))
+
+    def _accepted(self, tokens: Sequence[int], peaks: Sequence[float]) -> set[int]:
+        """The rows behind a draft that is accepted: it is the token that was drawn from the row before it, and that row
+        counts too. A draw depends on the logits, the seed and the position alone, so each is what it would have been
+        without drafts. A row that gives no token ends the run: what goes before it is right."""
+        step, rows, counts = self.step, set[int](), False
+        for row in range(len(step.drawn)):
+            verifies = step.verifies(row)
+            counts = math.isfinite(peaks[row]) and (not verifies or counts)
+            counts = counts and (not verifies or step.tokens[step.last[row]] == tokens[row - 1])
+            if verifies and counts:
+                rows.add(row)
+        return rows
 
     def _follow(self, output: StepOutput) -> StepOutput:
         """Pass the drawn tokens to edits and constraints, and add the tokens that grammars force after them."""
         step, sampling = self.step, self.step.sampling
         for row, edits, index in sampling.edits:
             token = output.tokens[step.drawn[row]]
-            if token is not None:
+            if token is not None and not step.verifies(row):
                 edits.take(index, token)
         if not sampling.masks:
             return output

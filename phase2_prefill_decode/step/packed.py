@@ -34,8 +34,8 @@ class StepTensors:
     slots: Tensor  # [tokens] int64, where its key and value are stored
     metadata: AttentionMetadata
     last: Tensor | None  # [rows] int64, the rows that need logits, see `pack`; None: all of them, in order
-    drawn_rows: Tensor  # [slices that complete] int64, the rows of their requests in the device state
-    inputs: SamplingInputs  # of the slices that complete
+    drawn_rows: Tensor  # [rows that draw] int64, the rows of their requests in the device state
+    inputs: SamplingInputs  # of the rows that draw
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class PackedStep:
     max_seqlen_q: int
     max_seqlen_k: int
     all_logits: bool  # whether `last` is all rows, in order
-    drawn: tuple[int, ...] = ()  # the numbers of the slices that complete their requests
+    drawn: tuple[int, ...] = ()  # for each row that draws a token, the number of its slice
     slices: int = 0
     sampling: SamplingMetadata = NO_SAMPLING
     prompt: PromptTargets | None = None
@@ -66,6 +66,10 @@ class PackedStep:
     def empty(cls) -> "PackedStep":
         """A step without slices."""
         return cls([], [], [], [], [], [], [0], [], [], [], (), 1, 0, all_logits=True)
+
+    def verifies(self, row: int) -> bool:
+        """Whether a row that draws is of a draft, and not the first of its slice."""
+        return row > 0 and self.drawn[row] == self.drawn[row - 1]
 
     @property
     def in_flight(self) -> bool:
@@ -126,12 +130,14 @@ def split(array: Tensor, arrays: Sequence[NDArray[Any]]) -> list[Tensor]:
 
 # region exercise 2.2
 def pack(batch: Batch, cache: PagedCache, width: int, scored: Sequence[int] = ()) -> PackedStep:
-    """Pack a batch. Logits are computed for the last row of each slice that completes its request, then for the first
-    scored[i] rows of each slice i. `width` is the number of entries of a page table on the device."""
+    """Pack a batch. Logits are computed for the last row of each slice that completes its request, and for those of its
+    draft, then for the first scored[i] rows of each slice i. `width` is the number of entries of a page table on the
+    device."""
     tokens: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
-    cu_seqlens_q, seq_lens, last, drawn = [0], [], [], []
+    last: list[int] = []
+    cu_seqlens_q, seq_lens, drawn = [0], [], list[int]()
     for number, part in enumerate(batch.slices):
         request, start, length = part
         tokens += tokens_of(part, cache)
@@ -140,8 +146,9 @@ def pack(batch: Batch, cache: PagedCache, width: int, scored: Sequence[int] = ()
         cu_seqlens_q.append(len(tokens))
         seq_lens.append(start + length)
         if start + length >= request.total:
-            last.append(len(tokens) - 1)
-            drawn.append(number)
+            draws = 1 + len(request.draft)
+            last += range(len(tokens) - draws, len(tokens))
+            drawn += [number] * draws
     for start, count in zip(cu_seqlens_q, scored, strict=False):
         last += range(start, start + count)
     rows = [cache.row(part.request) for part in batch.slices]
@@ -179,7 +186,7 @@ def tokens_of(part: Slice, cache: PagedCache) -> list[int]:
     """The tokens of a slice. If a step in flight yields the last one, the host does not know it: it gets -1 - row."""
     request, start, length = part
     output, stop = request.output_tokens, start + length
-    known = len(request.prompt_tokens) + len(output)
+    known = len(request.prompt_tokens) + len(output) + len(request.draft)
     if stop > known:
         newest = -1 - cache.row(request)
         return [newest] if length == 1 else [*request.tokens(start, known), newest]

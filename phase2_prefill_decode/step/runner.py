@@ -47,8 +47,8 @@ class ModelRunner:
         self.state.reserve(self.cache)
         prompt = pack_prompt_targets(batch, self.pool.device)
         step = pack(batch, self.cache, self.state.width, prompt.counts if prompt else ())
-        slices = [batch.slices[number] for number in step.drawn]
-        sampling = self.sampler.pack([part.request for part in slices], [part.stop for part in slices])
+        requests = [batch.slices[number].request for number in step.drawn]
+        sampling = self.sampler.pack(requests, [step.positions[row] + 1 for row in step.last[: len(requests)]])
         step = replace(step, sampling=sampling, prompt=prompt)
         if self.graphs is not None and (size := self.graphs.size_for(step)):
             return self.graphs.pad(step, size)

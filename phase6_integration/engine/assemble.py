@@ -28,6 +28,7 @@ from phase2_prefill_decode.step.runner import ModelRunner
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.policies import policy
 from phase5_continuous.scheduler import Scheduler
+from phase5_continuous.speculation.speculation import speculation_of
 from phase6_integration.engine.hub import directory_of
 from phase6_integration.engine.isolation import IsolatedStep, IsolatingRunner, LoadShedding
 from phase6_integration.engine.options import EngineOptions
@@ -36,6 +37,7 @@ from phase6_integration.engine.warmup import KINDS, attention_batches, long_step
 
 log = logging.getLogger(__name__)
 LARGEST = SamplingParams(logprobs=MAX_LOGPROBS, logit_bias={0: 1.0}, allowed_token_ids=(0,))  # copies of its logits
+SPARE_ROWS, SPARE_ROWS_ON_GPU = 4, 64  # of a step; a few on a CPU, where a small model's weights are in its cache
 MAX_BYTES_ON_CPU = 4 << 30  # of KV cache: a CPU takes minutes to fill that much
 LONG = 4096  # tokens: on a CPU, requests up to this can all run at once; of longer ones, at least one
 
@@ -79,6 +81,7 @@ def assemble(options: EngineOptions, loaded: Model | None = None, stats: Stats |
         policy=policy(options.scheduling_policy),
         max_running=running,
         ahead=options.ahead(on_gpu),
+        speculation=speculation_of(options.speculative_config, SPARE_ROWS_ON_GPU if on_gpu else SPARE_ROWS),
     )
     context = _context_length(options, context, cache)
     model.decoder.rope(context)  # the tables are built now, not in the middle of a step

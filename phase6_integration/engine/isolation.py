@@ -144,6 +144,7 @@ class IsolatingRunner(Generic[P]):
         request = part.request
         probe = Request(request.id, (0,) * len(request.prompt_tokens))
         probe.output_tokens += [0] * len(request.output_tokens)
+        probe.draft += [0] * len(request.draft)
         try:
             self._alone(Slice(probe, part.start, part.length))
         except Exception as error:

@@ -17,6 +17,7 @@ from phase2_prefill_decode.loading.quantized.layout import SCHEMES
 from phase2_prefill_decode.threads import cores
 from phase3_chunked_prefill.budget import TokenBudget
 from phase5_continuous.policies import POLICIES
+from phase5_continuous.speculation.speculation import speculation_of
 
 MAX_INT = 1 << 30
 MAX_CONTEXT = 1 << 17  # tokens, unless max_model_len is set: a few bytes of a config.json can claim any length
@@ -155,6 +156,12 @@ class EngineOptions:
     async_scheduling: bool | None = option(
         None, "launch a step before the one before it has been read (on a GPU)", check=check_bool
     )
+    speculative_config: Mapping[str, Any] | None = option(
+        None,
+        'draft tokens and verify them in one step: {"method": "ngram", "num_speculative_tokens": 4} (none)',
+        "JSON",
+        lambda name, value: speculation_of(value),
+    )
     enforce_eager: bool = option(False, "launch kernels one by one, without CUDA graphs", check=check_bool)
     check_invariants: bool = option(False, "check the scheduler's invariants after every step; slow", check=check_bool)
     load_timeout: float = option(600.0, "an engine may take to load its model", "SECONDS", positive)
@@ -170,6 +177,8 @@ class EngineOptions:
             raise ConfigError("quantize_embeddings is for quantization, which is not set")
         if not self.enable_chunked_prefill and self.max_chunk_size is not None:
             raise ConfigError("max_chunk_size is for chunked prefill, which enable_chunked_prefill=False turns off")
+        if self.speculative_config is not None and self.async_scheduling:
+            raise ConfigError("async_scheduling launches a step before the tokens are known that a draft would follow")
 
     @property
     def queued_per_client(self) -> int:
@@ -187,7 +196,8 @@ class EngineOptions:
     def ahead(self, on_gpu: bool) -> int:
         """How many steps may be launched before the oldest one has been read. A CPU computes while it launches: there,
         running ahead would only delay the tokens."""
-        return int(on_gpu if self.async_scheduling is None else self.async_scheduling)
+        wanted = on_gpu and self.speculative_config is None
+        return int(wanted if self.async_scheduling is None else self.async_scheduling)
 
     def budget(self, on_gpu: bool, max_model_len: int) -> TokenBudget:
         """The token budget of a step. Without chunked prefill it must hold the longest prompt."""

@@ -97,14 +97,16 @@ def test_the_logits_are_those_of_transformers(name: str, tmp_path: Path, calls: 
 
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("config", [SMALL, replace(SMALL, vocab_size=321, qkv_bias=True, mlp_bias=True)])
-@pytest.mark.parametrize("count", [1, 2, 4, 9])
-def test_logits_keys_and_values_are_those_of_the_layers(count: int, config: ModelConfig, calls: list[int]) -> None:
+@pytest.mark.parametrize(("count", "new"), [(1, 1), (2, 1), (4, 1), (9, 1), (1, 8), (9, 3)])
+def test_logits_keys_and_values_are_those_of_the_layers(
+    count: int, new: int, config: ModelConfig, calls: list[int]
+) -> None:
     decoder = Decoder(config, random_weights(config))
-    step, pools = packed(LENGTHS[:count]), [pool_of(config), pool_of(config)]
+    step, pools = packed(tuple(length + new - 1 for length in LENGTHS[:count]), new), [pool_of(config), pool_of(config)]
     found = decoder(step, pools[0].keys, pools[0].values)
-    assert calls == [count]
+    assert calls == [count * new]
     wanted = by_layers(decoder)(step, pools[1].keys, pools[1].values)
-    assert calls == [count]
+    assert calls == [count * new]
     assert torch.equal(found, wanted)
     assert all(map(torch.equal, pools[0].keys + pools[0].values, pools[1].keys + pools[1].values))
 
@@ -114,6 +116,17 @@ def test_a_row_does_not_depend_on_the_others() -> None:
     pool = pool_of(SMALL)
     alone = decoder(packed(LENGTHS[:1]), pool.keys, pool.values)
     assert torch.equal(decoder(packed(LENGTHS), pool.keys, pool.values)[:1], alone)
+
+
+@pytest.mark.parametrize("window", [None, 7, 40])
+def test_tokens_that_are_verified_have_the_bits_of_decodes(window: int | None) -> None:
+    config = replace(SMALL, sliding_windows=(window,) * 3) if window else SMALL
+    decoder, pool = Decoder(config, random_weights(config)), pool_of(config)
+    together = decoder(packed((70, 620), 5), pool.keys, pool.values).unflatten(0, (2, 5))
+    for place in range(5):
+        step = packed((66 + place, 616 + place))
+        step.tokens[:] = torch.tensor([place, place + 5]) + 7
+        assert torch.equal(decoder(step, pool.keys, pool.values), together[:, place])
 
 
 def test_padding_stores_nothing_and_only_the_rows_that_are_wanted_return() -> None:
@@ -129,7 +142,8 @@ def test_padding_stores_nothing_and_only_the_rows_that_are_wanted_return() -> No
 def test_other_steps_and_other_models_go_by_layers(calls: list[int]) -> None:
     weights, pool = random_weights(SMALL), pool_of(SMALL)
     decoder = Decoder(SMALL, weights)
-    decoder(packed(LENGTHS[:2], new=2), pool.keys, pool.values)
+    last = torch.tensor([1, 3])
+    decoder(replace(packed((17, 32), new=2), last=last), pool.keys, pool.values)  # prompts: few of their logits count
     Decoder(SMALL, weights, attend=ATTEND.reference)(packed(LENGTHS[:1]), pool.keys, pool.values)
     assert calls == []
     for config in (replace(SMALL, dtype="float32"), replace(SMALL, intermediate_size=96)):

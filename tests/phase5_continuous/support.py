@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from phase0_request import Batch, Event, FinishReason, Request, SamplingParams, StepOutput
-from phase0_request.batch import Forced
+from phase0_request.batch import Forced, Verified
 from phase0_request.core import EngineCore
 from phase1_kv_pool import PagedCache
 from phase5_continuous.invariants import check
@@ -66,7 +66,7 @@ class Launched:
     start: int
     tokens: list[int | None]  # None: the device itself knows it
     slots: list[int]  # of all tokens up to the slice's end
-    yields: bool
+    draws: int  # how many tokens it yields: one more than it has drafts, if it completes its request
 
 
 @dataclass
@@ -77,35 +77,61 @@ class Device:
     memory: dict[int, int] = field(default_factory=dict)
     latest: dict[str, int] = field(default_factory=dict)
     steps: deque[list[Launched]] = field(default_factory=deque)
+    verified: dict[int, list[Verified]] = field(default_factory=dict)  # of the step that landed last
 
     def launch(self, batch: Batch) -> None:
         step: list[Launched] = []
         for request, start, length in batch.slices:
             stop, size, table = start + length, self.cache.page_size, self.cache.table(request)
-            known: list[int | None] = [*request.tokens(start, min(stop, request.total))]
+            known: list[int | None] = [*request.tokens(start, min(stop, request.total + len(request.draft)))]
             slots = [table[position // size] * size + position % size for position in range(stop)]
             assert slots[start:] == self.cache.slots(batch.slices[len(step)])
             known += [None] * (length - len(known))
-            step.append(Launched(request, start, known, slots, stop >= request.total))
+            assert not request.draft or stop == request.total + len(request.draft)
+            draws = 1 + len(request.draft) if stop >= request.total else 0
+            step.append(Launched(request, start, known, slots, draws))
         self.steps.append(step)
 
     def land(self) -> list[int | None]:
-        return [self._run(piece) for piece in self.steps.popleft()]
+        self.verified, tokens = {}, list[int | None]()
+        for number, piece in enumerate(self.steps.popleft()):
+            first, *others = self._run(piece) or [None]
+            tokens.append(first)
+            drafts = piece.tokens[len(piece.tokens) - len(others) :]
+            right = next((place for place, draft in enumerate(drafts) if draft != [first, *others][place]), len(others))
+            if right:
+                self.verified[number] = [Verified(token) for token in others[:right] if token is not None]
+        return tokens
 
-    def _run(self, piece: Launched) -> int | None:
+    def _run(self, piece: Launched) -> list[int | None]:
         name = piece.request.id
         states = [self.memory[slot] for slot in piece.slots[: piece.start]]
         for token, slot in zip(piece.tokens, piece.slots[piece.start :], strict=True):
             states.append(mix(states[-1] if states else 1, self.latest[name] if token is None else token))
             self.memory[slot] = states[-1]
-        if not piece.yields:
-            return None
+        if not piece.draws:
+            return []
         self.latest[name] = sum(states) % VOCABULARY
-        return self.latest[name]
+        return [sum(states[: len(states) + 1 - left]) % VOCABULARY for left in range(piece.draws, 0, -1)]
 
     @property
     def pages_in_flight(self) -> set[int]:
         return {slot // self.cache.page_size for step in self.steps for piece in step for slot in piece.slots}
+
+
+@dataclass
+class Oracle:
+    """Proposes what a request says when it is served alone: all of it, or with a wrong token somewhere."""
+
+    outputs: dict[str, tuple[list[int], FinishReason]] = field(default_factory=dict)
+
+    def propose(self, request: Request, most: int) -> list[int]:
+        done = len(request.output_tokens)
+        draft = (self.outputs[request.id][0][done:] + [VOCABULARY - 1] * most)[:most]  # also past a token that ends it
+        wrong = mix(done, len(request.prompt_tokens)) % (most + 2)
+        if wrong < most:
+            draft[wrong] += 1
+        return draft
 
 
 @dataclass
@@ -136,6 +162,8 @@ class Engine:
         self.in_flight: deque[Batch] = deque()
         self.requests: dict[str, Request] = {}
         self.alone: dict[str, tuple[list[int], FinishReason]] = {}  # the output of each, served alone
+        if scheduler.speculation is not None and isinstance(scheduler.speculation.proposer, Oracle):
+            self.alone = scheduler.speculation.proposer.outputs
         self.delivered: dict[str, list[int]] = {}
         self.ended: dict[str, FinishReason] = {}
         self.batches: list[Batch] = []
@@ -184,7 +212,7 @@ class Engine:
         self.late = {batch.slices[number].request.id: later for number, later in late.items()}
         tokens = [None if number in late else token for number, token in enumerate(tokens)]
         failed, self.failed = self.failed, {}
-        return StepOutput(tokens, failed, forced=forced, late=late)
+        return StepOutput(tokens, failed, forced=forced, late=late, verified=self.device.verified)
 
     def commit(self, failed: dict[int, str] | None = None) -> list[Event]:
         self.failed = failed or {}

@@ -37,11 +37,14 @@ ANSWER = 24
 PROMPTS = ["What is a KV cache?", "Hello!", "Why does paging matter?", "How does a radix tree work?"]
 
 
-@pytest.fixture(params=["in turn", "ahead", "recorded"], autouse=True)
+@pytest.fixture(params=["in turn", "ahead", "recorded", "drafts"], autouse=True)
 def ahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Each test runs in three ways: a step is read before the next one is launched, or after, or after and with decode
-    steps recorded as on a GPU."""
-    steps = int(request.param != "in turn")
+    """Each test runs in four ways: a step is read before the next one is launched, or after, or after and with decode
+    steps recorded as on a GPU, or before and with drafts, most of them wrong."""
+    steps = int(request.param in ("ahead", "recorded"))
+    if request.param == "drafts":
+        config = {"method": "ngram", "prompt_lookup_min": 1, "spare_rows": 64}
+        monkeypatch.setitem(continuous.__kwdefaults__, "speculative_config", config)
     monkeypatch.setitem(continuous.__kwdefaults__, "ahead", steps)
     if request.param == "recorded":
         monkeypatch.setattr(engine_module, "ModelRunner", recorded_runner)

@@ -21,7 +21,8 @@ from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.policies import ByPriority, FirstComeFirstServed, LongestPrefixFirst
 from phase5_continuous.scheduler import Scheduler
-from tests.phase5_continuous.support import EOS, Engine
+from phase5_continuous.speculation.speculation import Speculation
+from tests.phase5_continuous.support import EOS, Engine, Oracle
 
 BEGINNINGS = [(), (5,) * 4, (5,) * 8, (5,) * 8 + (6,) * 5]
 
@@ -44,6 +45,7 @@ class Anything(RuleBasedStateMachine):
 
     cache_type: type[PagedCache] = PagedCache
     ahead = 0
+    drafts = False
     rules_run = 0
     seen: ClassVar[Counter[str]] = Counter()
 
@@ -78,6 +80,7 @@ class Anything(RuleBasedStateMachine):
             watermark=watermark,
             queue_limit=queue_limit,
             ahead=self.ahead,
+            speculation=Speculation(Oracle(), 5, spare_rows=200) if self.drafts else None,
         )
         self.engine = Engine(scheduler)
 
@@ -215,15 +218,18 @@ class Anything(RuleBasedStateMachine):
             Anything.seen += Counter(reason.value for reason in self.engine.ended.values())
             Anything.seen["preempted"] += self.engine.scheduler.running_set.num_preemptions
             Anything.seen["pending preemption"] += self.engine.pending_preemptions
+            if (speculation := self.engine.scheduler.speculation) is not None:
+                Anything.seen["accepted"] += sum(speculation.accepted)
+                Anything.seen["rejected"] += speculation.drafted - sum(speculation.accepted)
 
 
-def run_machine(cache_type: type[PagedCache], ahead: int, examples: int, rarely: int) -> int:
+def run_machine(cache_type: type[PagedCache], how: str, examples: int, rarely: int) -> int:
     """The number of rules that were run. Each rare case is counted, and must have happened."""
 
     class Machine(Anything):
         pass
 
-    Machine.cache_type, Machine.ahead = cache_type, ahead
+    Machine.cache_type, Machine.ahead, Machine.drafts = cache_type, int(how == "ahead"), how == "with drafts"
     Anything.rules_run, Anything.seen = 0, Counter()
     run_state_machine_as_test(
         Machine, settings=settings(max_examples=examples, stateful_step_count=60, derandomize=True, deadline=None)
@@ -239,21 +245,23 @@ def run_machine(cache_type: type[PagedCache], ahead: int, examples: int, rarely:
         "error",
         "timeout",
     ]
-    rare += ["pending preemption"] * ahead
+    rare += {"ahead": ["pending preemption"], "with drafts": ["accepted", "rejected"]}.get(how, [])
     assert {what: Anything.seen[what] for what in rare if Anything.seen[what] < rarely} == {}
     return Anything.rules_run
 
 
-SETTINGS = [(cache_type, ahead) for cache_type in (PagedCache, PrefixCache) for ahead in (0, 1)]
+SETTINGS = [
+    (cache_type, how) for cache_type in (PagedCache, PrefixCache) for how in ("one by one", "ahead", "with drafts")
+]
 
 
-@pytest.mark.parametrize(("cache_type", "ahead"), SETTINGS)
-def test_any_order_of_events(cache_type: type[PagedCache], ahead: int) -> None:
-    assert run_machine(cache_type, ahead, examples=20, rarely=5) >= 1_000
+@pytest.mark.parametrize(("cache_type", "how"), SETTINGS)
+def test_any_order_of_events(cache_type: type[PagedCache], how: str) -> None:
+    assert run_machine(cache_type, how, examples=20, rarely=5) >= 1_000
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("cache_type", "ahead"), SETTINGS)
-def test_twenty_thousand_rules_hold(cache_type: type[PagedCache], ahead: int) -> None:
-    """Five thousand for each of four settings."""
-    assert run_machine(cache_type, ahead, examples=130, rarely=50) >= 5_000
+@pytest.mark.parametrize(("cache_type", "how"), SETTINGS)
+def test_thirty_thousand_rules_hold(cache_type: type[PagedCache], how: str) -> None:
+    """Five thousand for each of six settings."""
+    assert run_machine(cache_type, how, examples=130, rarely=50) >= 5_000

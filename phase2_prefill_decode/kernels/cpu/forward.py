@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
-"""A whole decode step in one call: all layers and the logits, on all threads.
+"""A whole decode step in one call: all layers and the logits, on all threads. Also of drafts that it verifies.
 
 Of a small model, an operator computes for a few microseconds, and calling it takes as long. Here the threads start once
 a step and go through the same operations as `decoder.py`, with the same functions as the other kernels. The work of an
@@ -50,7 +50,7 @@ Linears = Sequence[Sequence[Linear]]  # qkv_proj, o_proj, gate_up_proj and down_
 
 
 class Forward:
-    """The layers and lm_head of a model, for steps of up to TOKENS sequences with one new token each."""
+    """The layers and lm_head of a model, for steps of up to TOKENS tokens that all need logits, or are all decodes."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Forward:
 
     @staticmethod
     def takes(step: StepTensors) -> bool:
-        return step.metadata.max_seqlen_q == 1 and len(step.tokens) <= TOKENS
+        return len(step.tokens) <= TOKENS and (step.last is None or step.metadata.max_seqlen_q == 1)
 
     def __call__(
         self,
@@ -110,12 +110,12 @@ class Forward:
             forward_kernel(
                 forward_body(self.stored),
                 (x.data_ptr(), rope[0].data_ptr(), rope[1].data_ptr(), step.positions.data_ptr(),
-                 step.slots.data_ptr()),
+                 step.slots.data_ptr(), metadata.cu_seqlens_q.data_ptr()),
                 (metadata.seq_lens.data_ptr(), metadata.page_table.data_ptr(), logits.data_ptr()),
                 (self._table.ctypes.data, *self._lm_head.numbers, self._norm.data_ptr()),
                 (self._shared.data_ptr(), self._counters.data_ptr(), USLEEP),
                 (tokens, c.num_hidden_layers, c.hidden_size, c.intermediate_size, c.vocab_size, c.num_attention_heads,
-                 c.head_dim, len(rope[0]), *keys[0].shape[:3], metadata.page_table.shape[1],
+                 c.head_dim, len(rope[0]), *keys[0].shape[:3], *metadata.page_table.shape, metadata.max_seqlen_q,
                  self._groups),
                 c.rms_norm_eps,
                 torch.get_num_threads() if OPENMP else 1,
@@ -153,11 +153,11 @@ def forward_body(stored: torch.dtype) -> int:
 
     def body(work):
         (
-            x, cos, sin, positions, slots, seq_lens, page_table, logits, table, blocks, bias, scales, offsets, pairs,
-            group, last_norm, shared, counters, usleep, tokens, layers, hidden, inner, vocab, heads, head_dim,
-            most_positions, pages, kv_heads, page_size, max_pages, groups, eps,
+            x, cos, sin, positions, slots, cu_seqlens_q, seq_lens, page_table, logits, table, blocks, bias, scales,
+            offsets, pairs, group, last_norm, shared, counters, usleep, tokens, layers, hidden, inner, vocab, heads,
+            head_dim, most_positions, pages, kv_heads, page_size, sequences, max_pages, new, groups, eps,
             scale,
-        ) = to_fixed_tuple(array(work, (34,), INT64), 34)  # fmt: skip
+        ) = to_fixed_tuple(array(work, (37,), INT64), 37)  # fmt: skip
         eps = np.float32(np.int64(eps).view(np.float64))
         scale = np.float32(np.int64(scale).view(np.float64))
         x, logits = array(x, (tokens, hidden), like), array(logits, (tokens, vocab), like)
@@ -167,15 +167,16 @@ def forward_body(stored: torch.dtype) -> int:
             array(sin, (most_positions, head_dim // 2), FLOAT32),
         )
         batch = (
-            array(positions, (tokens,), INT64), array(slots, (tokens,), INT64), array(seq_lens, (tokens,), INT32),
-            array(page_table, (tokens, max_pages), INT32),
+            array(positions, (tokens,), INT64), array(slots, (tokens,), INT64),
+            array(cu_seqlens_q, (sequences + 1,), INT32), array(seq_lens, (sequences,), INT32),
+            array(page_table, (sequences, max_pages), INT32),
         )  # fmt: skip
         pool, table = (pages, kv_heads, page_size, head_dim), array(table, (layers, COLUMNS), INT64)
         residual, normed = np.empty((tokens, hidden), x.dtype), np.empty((tokens, hidden), x.dtype)
         left = array(work, (1,), operand_like)  # of that type
         left = np.empty(tokens * (max(hidden, inner, heads * head_dim) + SPARE), left.dtype)
         memory = scratch(tokens, groups)
-        room = np.empty(room_for(heads // kv_heads, head_dim), np.float32)
+        room = np.empty(room_for(new * (heads // kv_heads), head_dim), np.float32)
         residual[:] = 0
         for layer in range(layers):
             row = table[layer]
@@ -298,36 +299,39 @@ def mlp(x, weight, result, left, memory, counters, usleep):
 def attention(
     qkv, q, attended, keys, values, angles, batch, q_norm, k_norm, eps, scale, window, room, counters, usleep
 ):
-    """An item is a KV head of a sequence: store its new key and value, then attend."""
-    (tokens, heads, head_dim), kv_heads = q.shape, keys.shape[1]
+    """An item is a KV head of a sequence: store its new keys and values, then attend."""
+    (_, heads, head_dim), kv_heads = q.shape, keys.shape[1]
     group, page_size = heads // kv_heads, keys.shape[2]
-    positions, slots, seq_lens, page_table = batch
+    positions, slots, cu_seqlens_q, seq_lens, page_table = batch
     has_norms, normed = q_norm != NO_TENSOR, np.empty(head_dim, q.dtype)
     q_norm, k_norm = array(q_norm, (head_dim,), q[0, 0, 0]), array(k_norm, (head_dim,), q[0, 0, 0])
     tiles = np.zeros(1, TILE)
     item = take(counters)
-    while item < tokens * kv_heads:
-        token, head = item // kv_heads, item % kv_heads
-        turn = angles[0][positions[token]], angles[1][positions[token]]
-        page, offset = slots[token] // page_size, slots[token] % page_size
-        for row in range(head * group, (head + 1) * group):
-            x = qkv[token, row]
-            if has_norms:
-                norm(x, q_norm, eps, normed)
-                x = normed
-            rotate(x, turn, q[token, row])
-        if slots[token] >= 0:
-            x = qkv[token, heads + head]
-            if has_norms:
-                norm(x, k_norm, eps, normed)
-                x = normed
-            rotate(x, turn, keys[page, head, offset])
-            values[page, head, offset] = qkv[token, heads + kv_heads + head]
-        tile, length = tiles[0], np.int64(seq_lens[token])
-        tile.sequence, tile.first, tile.tokens, tile.position, tile.split = token, token, 1, length - 1, -1
-        tile.head, tile.heads, tile.begin, tile.end = head, 1, max(length - window, 0), length
+    while item < len(seq_lens) * kv_heads:
+        sequence, head = item // kv_heads, item % kv_heads
+        first, stop = np.int64(cu_seqlens_q[sequence]), np.int64(cu_seqlens_q[sequence + 1])
+        for token in range(first, stop):
+            turn = angles[0][positions[token]], angles[1][positions[token]]
+            page, offset = slots[token] // page_size, slots[token] % page_size
+            for row in range(head * group, (head + 1) * group):
+                x = qkv[token, row]
+                if has_norms:
+                    norm(x, q_norm, eps, normed)
+                    x = normed
+                rotate(x, turn, q[token, row])
+            if slots[token] >= 0:
+                x = qkv[token, heads + head]
+                if has_norms:
+                    norm(x, k_norm, eps, normed)
+                    x = normed
+                rotate(x, turn, keys[page, head, offset])
+                values[page, head, offset] = qkv[token, heads + kv_heads + head]
+        tile, length = tiles[0], np.int64(seq_lens[sequence])
+        position = length - (stop - first)
+        tile.sequence, tile.first, tile.tokens, tile.position, tile.split = sequence, first, stop - first, position, -1
+        tile.head, tile.heads, tile.begin, tile.end = head, 1, max(position + 1 - window, 0), length
         state = attend_tile(tile, q, (keys, values, page_table), window, scale, room)
         write(tile, group, state, attended)
         take(counters + 64)
         item = take(counters)
-    finish(counters + 64, tokens * kv_heads, usleep)
+    finish(counters + 64, len(seq_lens) * kv_heads, usleep)

@@ -1,0 +1,75 @@
+"""Prompt lookup: when the last few tokens have occurred before, draft what followed them then.
+
+Answers repeat their prompt and themselves: code that is edited, a document that is summarised, names, tables.
+"""
+
+from collections.abc import Sequence
+from weakref import WeakKeyDictionary
+
+from phase0_request.checks import check_int
+from phase0_request.request import Request
+
+CANDIDATES = 16  # earlier occurrences that are compared, so that a draft takes microseconds however long the text is
+
+
+class NgramIndex:
+    """A text, and where each of its n-grams ends.
+
+    All ends of one n-gram are chained, the latest first, as gzip finds repetitions: a token costs one look-up and one
+    link, a match as many comparisons as it has candidates.
+    """
+
+    def __init__(self, shortest: int, longest: int) -> None:
+        self.shortest = shortest
+        self.longest = longest
+        self.tokens: list[int] = []
+        self._latest: dict[tuple[int, ...], int] = {}  # of each n-gram of the shortest length, where it ends
+        self._previous: list[int] = []  # for each end, the one before it of the same n-gram; 0: there is none
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append tokens to the text."""
+        for token in tokens:
+            self.tokens.append(token)
+            ngram = tuple(self.tokens[-self.shortest :])
+            self._previous.append(self._latest.get(ngram, 0))
+            self._latest[ngram] = len(self.tokens)
+
+    def continuation(self, most: int) -> list[int]:
+        """Up to `most` tokens that followed an earlier occurrence of the last tokens: of the longest match up to
+        `longest` tokens, and of equals the latest. What repeats with a period is continued beyond the end of the text.
+        """
+        tokens, best, longest = self.tokens, 0, 0
+        candidate = self._previous[-1] if self._previous else 0
+        for _ in range(CANDIDATES):
+            if candidate < self.shortest or longest == self.longest:
+                break
+            length = self.shortest
+            while length < min(self.longest, candidate) and tokens[candidate - 1 - length] == tokens[-1 - length]:
+                length += 1
+            if length > longest:
+                best, longest = candidate, length
+            candidate = self._previous[candidate - 1]
+        if not longest:
+            return []
+        draft = tokens[best : best + most]
+        period = len(tokens) - best
+        while len(draft) < most:
+            draft.append(draft[len(draft) - period])
+        return draft
+
+
+class NgramProposer:
+    """Drafts for each request from its own prompt and output."""
+
+    def __init__(self, shortest: int, longest: int) -> None:
+        self.shortest = check_int("prompt_lookup_min", shortest, 1)
+        self.longest = check_int("prompt_lookup_max", longest, shortest)
+        self._indexes: WeakKeyDictionary[Request, NgramIndex] = WeakKeyDictionary()
+
+    def propose(self, request: Request, most: int) -> Sequence[int]:
+        """Up to `most` tokens that may follow those of the request."""
+        index = self._indexes.get(request)
+        if index is None:
+            index = self._indexes[request] = NgramIndex(self.shortest, self.longest)
+        index.extend(request.tokens(len(index.tokens), request.total))
+        return index.continuation(most)

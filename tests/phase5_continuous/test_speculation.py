@@ -1,0 +1,229 @@
+"""Speculation: drafts change how long an output takes, and nothing else. The oracle is the engine without drafts."""
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from phase0_request.params import SamplingParams
+from phase0_request.request import Request
+from phase1_kv_pool.cache import PagedCache
+from phase2_prefill_decode.engine import Engine
+from phase2_prefill_decode.generation import Completion
+from phase2_prefill_decode.loading.model import Model
+from phase3_chunked_prefill.budget import TokenBudget
+from phase4_radix.prefix_cache import PrefixCache
+from phase5_continuous.engine import continuous
+from phase5_continuous.invariants import check
+from phase5_continuous.scheduler import Scheduler
+from phase5_continuous.speculation.ngram import NgramIndex
+from phase5_continuous.speculation.speculation import Speculation, speculation_of
+from tests.phase5_continuous.support import Engine as LoopOverIntegers
+from tests.phase5_continuous.support import Oracle, request
+
+NGRAM = {"method": "ngram", "prompt_lookup_min": 1}
+
+
+class Replay:
+    """Proposes what each prompt is known to be answered with; every few tokens, one is wrong."""
+
+    def __init__(self, outputs: dict[tuple[int, ...], list[list[int]]], wrong: int = 5) -> None:
+        self.outputs = outputs
+        self.wrong = wrong
+
+    def propose(self, request: Request, most: int) -> Sequence[int]:
+        done, total = len(request.output_tokens), len(request.prompt_tokens)
+        outputs = self.outputs[request.prompt_tokens]
+        known = next((each for each in outputs if each[:done] == request.output_tokens), outputs[0])
+        return [
+            token + 1 if (total + done + place) % self.wrong == 0 else token
+            for place, token in enumerate(known[done : done + most])
+        ]
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def chatty(request: pytest.FixtureRequest) -> Model:
+    """The bundled model. In bfloat16 a step of few rows is one kernel."""
+    return Model.load(device="cpu", dtype=request.param)
+
+
+def facts(answers: Sequence[Completion]) -> list[Any]:
+    return [(each.output_tokens, each.text, each.finish_reason, each.logprobs) for each in answers]
+
+
+def with_drafts(model: Model, prompts: list[list[int]], wanted: Sequence[Completion], **more: Any) -> Engine[Scheduler]:
+    """An engine that drafts what it is known to answer, with a wrong token here and there."""
+    outputs = dict[tuple[int, ...], list[list[int]]]()
+    for prompt, answer in zip(prompts, wanted, strict=True):
+        outputs.setdefault(tuple(prompt), []).append(list(answer.output_tokens))
+    engine = continuous(model, speculative_config=NGRAM, **more)
+    engine.core.scheduler.speculation = Speculation(Replay(outputs), 5, spare_rows=1000)
+    return engine
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0},
+    "sampled": {"temperature": 1.0, "top_p": 0.9, "seed": 3},
+    "filters": {"temperature": 1.5, "top_k": 20, "min_p": 0.02, "seed": 4},
+    "penalties": {"temperature": 0, "presence_penalty": 1.0, "frequency_penalty": 0.5, "repetition_penalty": 1.3},
+    "sampled with penalties": {"temperature": 1.0, "frequency_penalty": 1.0, "repetition_penalty": 1.2, "seed": 5},
+    "bias": {"temperature": 0.8, "logit_bias": {260: 4.0, 261: -100}, "seed": 6},
+    "min_tokens": {"temperature": 0, "min_tokens": 30, "ignore_eos": False},
+    "stop token": {"temperature": 0, "ignore_eos": False, "max_tokens": 200},
+    "stop string": {"temperature": 0, "stop": ["the"]},
+    "logprobs": {"temperature": 0.9, "logprobs": 3, "prompt_logprobs": 1, "seed": 7},
+    "length": {"temperature": 0, "max_tokens": 3},
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_output_is_that_without_drafts(chatty: Model, name: str) -> None:
+    """Tokens, text, finish reason and logprobs, bit for bit; of several requests at once, some of them with the same
+    prompt, in a pool that holds few of them."""
+    assert chatty.tokenizer is not None
+    fields = {"max_tokens": 40, "ignore_eos": True, **CASES[name]}
+    params = [SamplingParams(**fields).vary(fields["max_tokens"], seed) for seed in range(4)]
+    questions = ["What is a KV cache?", "Why does paging matter?"] * 2
+    prompts = [chatty.tokenizer.chat([{"role": "user", "content": question}]) for question in questions]
+    wanted = continuous(chatty).generate(prompts, params)
+    for more in ({}, {"budget": TokenBudget(16, 24), "cache": PrefixCache(24, 4)}, {"cache": PagedCache(28, 4)}):
+        engine = with_drafts(chatty, prompts, wanted, **more)
+        assert facts(engine.generate(prompts, params)) == facts(wanted)
+        speculation, scheduler = engine.core.scheduler.speculation, engine.core.scheduler
+        assert speculation is not None
+        assert sum(speculation.accepted) > 0
+        check(scheduler)
+        assert scheduler.cache.usage.referenced == 0
+
+
+def test_a_run_of_accepted_tokens_takes_one_step(chatty: Model) -> None:
+    params, prompt = SamplingParams(temperature=0, max_tokens=25, ignore_eos=True), [5, 6, 7]
+    wanted = continuous(chatty).generate([prompt], params)
+    engine = with_drafts(chatty, [prompt], wanted)
+    assert engine.core.scheduler.speculation is not None
+    engine.core.scheduler.speculation.proposer = Replay({(5, 6, 7): [list(wanted[0].output_tokens)]}, wrong=1000)
+    engine.generate([prompt], params)
+    assert engine.core.steps == 1 + 4, "a prompt and four slices of six"
+    assert engine.core.scheduler.speculation.accepted == [4] * 5
+
+
+def test_text_that_repeats_is_drafted_from_the_request_itself(chatty: Model) -> None:
+    params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True, logit_bias={300: 100.0})  # always this token
+    wanted = continuous(chatty).generate([[5, 6, 7]], params)
+    engine = continuous(chatty, speculative_config=NGRAM)
+    assert facts(engine.generate([[5, 6, 7]], params)) == facts(wanted)
+    assert engine.core.steps < 20
+
+
+@given(st.lists(st.integers(0, 3), max_size=40), st.integers(1, 3), st.integers(0, 3), st.integers(1, 8))
+def test_an_ngram_is_continued_as_it_was_the_last_time(text: list[int], shortest: int, more: int, most: int) -> None:
+    """Against a search through the whole text."""
+    index, longest = NgramIndex(shortest, shortest + more), shortest + more
+    index.extend(text[:20])
+    index.extend(text[20:])
+    wanted = list[int]()
+    for length in range(longest, shortest - 1, -1):
+        ends = [end for end in range(length, len(text)) if text[end - length : end] == text[len(text) - length :]]
+        if ends:
+            wanted = [*text]
+            while len(wanted) < len(text) + most:
+                wanted.append(wanted[ends[-1] + len(wanted) - len(text)])
+            wanted = wanted[len(text) :]
+            break
+    assert index.continuation(most) == wanted
+
+
+def planned(
+    spare_rows: int, *sizes: tuple[int, int], acceptance: float = 0.7, pages: int = 99, **more: Any
+) -> list[int]:
+    """The lengths of the slices of a step, when each request has a token of output. `sizes`: prompt, max_tokens."""
+    running = [request(f"{number}", *size) for number, size in enumerate(sizes)]
+    speculation = Speculation(Oracle(), 4, spare_rows)
+    engine = LoopOverIntegers(Scheduler(PagedCache(pages, 4), speculation=speculation, **more))
+    engine.submit(*running)
+    engine.step()
+    engine.check()
+    for each in running:
+        speculation._acceptance[each] = acceptance
+    return [part.length for part in engine.plan()]
+
+
+def test_drafts_fill_the_spare_rows_of_a_step_and_no_more() -> None:
+    one, many = (3, 50), [(3, 50)] * 40
+    assert planned(100, one) == [5]
+    assert planned(0, one) == [1]
+    assert planned(8, *many) == [1] * 40, "this step is bound by arithmetic"
+    assert 40 < sum(planned(200, *many)) < 200
+    assert planned(8, one, acceptance=0.1) == [1], "one that rejects drafts gets none"
+    assert planned(8, one, one, acceptance=0.5) == [3, 2]
+
+
+def test_a_prompt_in_the_step_leaves_no_spare_rows() -> None:
+    speculation = Speculation(Oracle(), 4, 8)
+    engine = LoopOverIntegers(Scheduler(PagedCache(99, 4), speculation=speculation))
+    engine.submit(request("a", 3, 50))
+    engine.step()
+    engine.submit(request("b", 200, 50))
+    assert [part.length for part in engine.plan()] == [1, 200]
+
+
+def test_no_page_is_taken_from_another_request_or_from_the_watermark_for_a_draft() -> None:
+    """A prompt of three tokens and one of output fill a page of four; a pool of one more page has room for a draft."""
+    assert planned(100, (3, 7), pages=2) == [5]
+    assert planned(100, (3, 2), pages=2) == [1], "its output has one token more, which is never computed"
+    assert planned(100, (2, 6), pages=2, watermark=0.5) == [2], "what is left of its page"
+    assert planned(100, (3, 7), (3, 7), pages=3) == [5, 1]
+
+
+def test_one_that_rejects_its_drafts_is_rarely_drafted_again() -> None:
+    class Wrong:
+        def propose(self, request: Request, most: int) -> list[int]:
+            return [1_000_000] * most
+
+    speculation = Speculation(Wrong(), 4, 8)
+    engine = LoopOverIntegers(Scheduler(PagedCache(400, 4), speculation=speculation))
+    engine.submit(request("a", 3, 1000))
+    engine.run().check_the_end()
+    assert speculation.accepted == [0] * 4
+    assert speculation.drafts < 150
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({}, "method must be one of ngram"),
+        ({"method": "eagle"}, "method must be one of ngram, got 'eagle'"),
+        ({"method": "ngram", "num_speculative_tokens": 0}, "num_speculative_tokens must be an integer from 1 to 64"),
+        ({"method": "ngram", "prompt_lookup_min": 5}, "prompt_lookup_min must be an integer from 1 to 4, got 5"),
+        ({"method": "ngram", "draft": 1, "model": ""}, r"of the keys method, .* got 'draft, model'"),
+    ],
+)
+def test_a_wrong_config_is_refused_by_name(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        speculation_of(config)
+
+
+def test_a_step_with_drafts_that_fails_is_planned_again(chatty: Model) -> None:
+    params, prompt, rng = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True), [5, 6, 7], random.Random(1)
+    wanted = continuous(chatty).generate([prompt], params)
+    engine = with_drafts(chatty, [prompt], wanted)
+    launch = engine.core.runner.launch
+
+    def shaky(step: Any) -> Any:
+        if rng.random() < 0.3:
+            raise RuntimeError("the device is lost")
+        return launch(step)
+
+    engine.core.runner.launch = shaky  # type: ignore[method-assign]
+    made = Request("r", tuple(prompt), params)
+    engine.core.submit(made)
+    while engine.core.has_work:
+        try:
+            engine.core.step()
+        except RuntimeError:
+            assert not made.draft
+        check(engine.core.scheduler)
+    assert made.output_tokens == wanted[0].output_tokens
