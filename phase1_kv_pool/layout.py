@@ -8,7 +8,9 @@ from typing import Any
 from phase0_request.checks import check_choice, check_int
 from phase0_request.model_files import read_object
 
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}  # of models
+KV_DTYPES = "int8", "fp8"  # of keys and values in 8 bits, which have scales
+SCALE_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +26,7 @@ class KVLayout:
     def __post_init__(self) -> None:
         for name in ("layers", "kv_heads", "head_dim", "page_size"):
             check_int(name, getattr(self, name), 1)
-        check_choice("dtype", self.dtype, DTYPE_BYTES)
+        check_choice("dtype", self.dtype, (*DTYPE_BYTES, *KV_DTYPES))
 
     @classmethod
     def from_config(
@@ -54,8 +56,10 @@ class KVLayout:
     # region exercise 1.1
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of one token: a key and a value in every layer, for every KV head."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * DTYPE_BYTES[self.dtype]
+        """Bytes of one token: a key and a value in every layer, for every KV head. In 8 bits each has a scale."""
+        in_8_bits = self.dtype in KV_DTYPES
+        head = self.head_dim + SCALE_BYTES if in_8_bits else self.head_dim * DTYPE_BYTES[self.dtype]
+        return 2 * self.layers * self.kv_heads * head
 
     @property
     def bytes_per_page(self) -> int:

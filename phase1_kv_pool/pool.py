@@ -1,6 +1,7 @@
 """KVPool: the key and value tensors, one of each for every layer, cut into pages.
 
-    keys[layer], values[layer]   [pages, kv_heads, page_size, head_dim]
+    layers[layer].keys, .values               [pages, kv_heads, page_size, head_dim]
+    layers[layer].key_scales, .value_scales   [pages, kv_heads, page_size], of keys and values in 8 bits
 
 Attention reads one head of one sequence at a time. With heads before tokens, a head's part of a page is contiguous
 (page_size * head_dim numbers); with tokens first it would be page_size separate pieces. The heads of one token are not
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from phase0_request.checks import check_int
 from phase1_kv_pool.kernels.store import STORE
+from phase1_kv_pool.layer import HIGHEST, KVLayer, torch_dtype
 from phase1_kv_pool.layout import KVLayout
 from phase1_kv_pool.memory import free_bytes
 
@@ -41,15 +43,29 @@ class KVPool:
             layout = replace(layout, dtype=str(dtype).removeprefix("torch."))
         self.layout = layout  # with the dtype of the pool, so that its byte counts are those of the tensors
         self.num_pages = num_pages
-        self.dtype: torch.dtype = getattr(torch, layout.dtype)
+        self.dtype: torch.dtype = torch_dtype(layout.dtype)
         if torch.device(device).type == "cuda" and not torch.cuda.is_available():
             raise ValueError(f"device {str(device)!r} needs a GPU, and torch {torch.__version__} sees none")
         self.device = torch.empty(0, device=device).device  # with its index: "cuda" becomes "cuda:0"
+        if layout.dtype == "fp8" and self.device.type == "cuda":
+            _check_float8(torch.cuda.get_device_capability(self.device))
         _check_memory(layout, num_pages, self.device)
-        shape = num_pages, layout.kv_heads, layout.page_size, layout.head_dim
-        self.keys = [torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in range(layout.layers)]
-        self.values = [torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in range(layout.layers)]
+        self.layers = [self._layer() for _ in range(layout.layers)]
         self._store = STORE.on(self.device)
+
+    def _layer(self) -> KVLayer:
+        shape = self.num_pages, self.layout.kv_heads, self.layout.page_size
+        keys, values = (
+            torch.zeros((*shape, self.layout.head_dim), dtype=self.dtype, device=self.device) for _ in range(2)
+        )
+        if self.dtype not in HIGHEST:
+            return KVLayer(keys, values)
+        return KVLayer(keys, values, *(torch.zeros(shape, device=self.device) for _ in range(2)))
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All that the pool has in memory."""
+        return [tensor for layer in self.layers for tensor in layer if tensor is not None]
 
     @property
     def num_slots(self) -> int:
@@ -63,7 +79,7 @@ class KVPool:
         slots: [tokens], without duplicates; k, v: [tokens, kv_heads, head_dim], may be views of a larger tensor.
         """
         self._check_shapes(slots, k, v)
-        self._store(self.keys[layer], self.values[layer], slots, k, v)
+        self._store(self.layers[layer], slots, k, v)
 
     # endregion
 
@@ -72,7 +88,7 @@ class KVPool:
         pages = table[: self.layout.pages_for(length)]
         # region exercise 1.4
         index = torch.tensor(pages, dtype=torch.int64, device=self.device)
-        k, v = (side[layer][index].transpose(1, 2).flatten(0, 1)[:length] for side in (self.keys, self.values))
+        k, v = (side.transpose(1, 2).flatten(0, 1)[:length] for side in self.layers[layer].read(index))
         return k, v
         # endregion
 
@@ -82,9 +98,16 @@ class KVPool:
             raise ValueError(f"slots must be [tokens] in int64 or int32 on {self.device}, got {_describe(slots)}")
         shape = (len(slots), self.layout.kv_heads, self.layout.head_dim)
         for name, rows in (("k", k), ("v", v)):
-            if rows.shape != shape or rows.dtype != self.dtype or rows.device != self.device:
+            dtype_fits = rows.is_floating_point() if self.dtype in HIGHEST else rows.dtype == self.dtype
+            if rows.shape != shape or not dtype_fits or rows.device != self.device:
                 wanted = f"{list(shape)} in {self.layout.dtype} on {self.device}"
                 raise ValueError(f"{name} must be {wanted} for {len(slots)} slots, got {_describe(rows)}")
+
+
+def _check_float8(capability: tuple[int, int]) -> None:
+    if capability < (8, 9):
+        version = ".".join(map(str, capability))
+        raise ValueError(f"fp8 keys and values need a GPU of compute capability 8.9, this is {version}; int8 works")
 
 
 def _check_memory(layout: KVLayout, num_pages: int, device: torch.device) -> None:

@@ -8,12 +8,14 @@ is one kernel, `kernels.cpu.forward`, which does the same.
 """
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
+from phase1_kv_pool.layer import KVLayer, torch_dtype
 from phase2_prefill_decode.kernels.attention import ATTEND, Attend
 from phase2_prefill_decode.kernels.pointwise import ADD_NORM, ROTATE_STORE, SWIGLU
 from phase2_prefill_decode.linear import Linear
@@ -61,14 +63,13 @@ class Attention:
         x: Tensor,
         rope: tuple[Tensor, Tensor],
         step: StepTensors,
-        keys: Tensor,
-        values: Tensor,
+        kv: KVLayer,
         rows: Tensor | None,
     ) -> Tensor:
         """`rows` selects the rows to return; None: all."""
         qkv = self.qkv_proj(x)
-        q = self._rotate_store(qkv, *rope, step.positions, step.slots, keys, values, self.qk_norm, self.eps)
-        x = self.attend(q, keys, values, step.metadata, self.scale, self.window).flatten(1)
+        q = self._rotate_store(qkv, *rope, step.positions, step.slots, kv, self.qk_norm, self.eps)
+        x = self.attend(q, kv, step.metadata, self.scale, self.window).flatten(1)
         return self.o_proj(x if rows is None else x[rows])
 
     # endregion
@@ -105,13 +106,12 @@ class DecoderLayer:
         residual: Tensor | None,
         rope: tuple[Tensor, Tensor],
         step: StepTensors,
-        keys: Tensor,
-        values: Tensor,
+        kv: KVLayer,
         rows: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """Return what comes out of the MLP, and the residual that is to be added to it. `rows`: see `Attention`."""
         x, residual = self.input_layernorm(x, residual)
-        x = self.self_attn(x, rope, step, keys, values, rows)
+        x = self.self_attn(x, rope, step, kv, rows)
         x, residual = self.post_attention_layernorm(x, residual if rows is None else residual[rows])
         return self.mlp(x), residual
 
@@ -148,16 +148,21 @@ class Decoder:
         """How the linear layers compute."""
         return self.layers[0].mlp.down_proj.kernel
 
-    def compile_kernels(self, *, progress: bool = False) -> None:
-        """Compile the kernels of a CPU for this model, unless the cache has them. Without this each is at its first
-        call, for seconds and without a message."""
+    def compile_kernels(self, kv_dtype: str | None = None, *, progress: bool = False) -> None:
+        """Compile the kernels of a CPU for this model, with keys and values in `kv_dtype` or its own dtype, or those of
+        a GPU for quantized weights, unless the cache has them. Without this each is at its first call, for seconds and
+        without a message."""
+        for linear in (*chain(*self._linears()), self.lm_head):
+            for product in linear.on_gpu:
+                product.compile()
         if self._on_cpu:
             from phase2_prefill_decode.kernels.cpu.compilation import compile_kernels, kernels_of
 
             forward = None if self._forward is None else self._forward.stored
             packed = [linear.packed for layer in self._linears() for linear in (*layer, self.lm_head)]
             stored = {weight.dtype for weight in packed if weight is not None}
-            compile_kernels(kernels_of(self.dtype, forward, stored), progress=progress)
+            cached = None if kv_dtype is None else torch_dtype(kv_dtype)
+            compile_kernels(kernels_of(self.dtype, forward, stored, cached), progress=progress)
 
     # region exercise 2.5
     def rope(self, positions: int) -> tuple[Tensor, Tensor]:
@@ -170,19 +175,19 @@ class Decoder:
         return self._rope
 
     @torch.inference_mode()
-    def __call__(self, step: StepTensors, keys: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
+    def __call__(self, step: StepTensors, pool: Sequence[KVLayer]) -> Tensor:
         """Compute one step: store the keys and values of its tokens, return the logits [rows, vocab_size]."""
         if self._forward is None or not self._forward.takes(step):
-            return self.lm_head(self.hidden(step, keys, values))
-        return self._forward(*self._inputs(step), step, keys, values)
+            return self.lm_head(self.hidden(step, pool))
+        return self._forward(*self._inputs(step), step, pool)
 
     @torch.inference_mode()
-    def hidden(self, step: StepTensors, keys: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
+    def hidden(self, step: StepTensors, pool: Sequence[KVLayer]) -> Tensor:
         """The same step up to `lm_head`: the final hidden states [rows, hidden_size]."""
         (x, rope), residual = self._inputs(step), None
         for number, layer in enumerate(self.layers):
             rows = step.last if number == len(self.layers) - 1 else None  # other rows end with the last attention
-            x, residual = layer(x, residual, rope, step, keys[number], values[number], rows)
+            x, residual = layer(x, residual, rope, step, pool[number], rows)
         x, _ = self.norm(x, residual)
         return x
 

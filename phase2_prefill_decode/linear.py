@@ -2,20 +2,28 @@
 
 A model uses the same weights in every step. On a CPU they are packed when the model is loaded, for one product of any
 number of rows, `kernels.cpu.product`: a row's result does not depend on the others. Quantized weights stay as small as
-they are. On a GPU torch multiplies, and quantized weights are dequantized when they are loaded.
+they are. On a GPU torch multiplies, and a kernel of ours if the weight is quantized, `kernels.triton.product`.
 """
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from phase1_kv_pool.kernels import prepare_triton
 from phase2_prefill_decode.loading.quantized.weight import MIDDLE, Matrix, QuantizedWeight, Stream
 
 if TYPE_CHECKING:
     from phase2_prefill_decode.kernels.cpu.product import PackedWeight
+    from phase2_prefill_decode.kernels.triton.product import TritonProduct
+
+
+class Product(Protocol):
+    """rows @ weight.T + bias, written to `out` if that is given."""
+
+    def __call__(self, rows: Tensor, out: Tensor | None = None, /) -> Tensor: ...
 
 
 class Linear:
@@ -26,36 +34,48 @@ class Linear:
     """
 
     packed: "PackedWeight | None" = None
+    on_gpu: "Sequence[TritonProduct]" = ()  # of quantized weights
     kernel = "torch"  # what multiplies
 
     def __init__(self, weight: Matrix, bias: Tensor | None = None) -> None:
-        self._product: Callable[[Tensor], Tensor]
-        self._plain: tuple[Tensor, Tensor | None] | None = None
+        self._product: Product
         if isinstance(weight, tuple):
-            self.kernel, self._product = _side_by_side(weight, bias)
+            linears = _each(weight, bias)
+            self.kernel = " and ".join(dict.fromkeys(each.kernel for each in linears))
+            self.on_gpu = [product for each in linears for product in each.on_gpu]
+            self._product = lambda rows, out=None: torch.cat([each(rows) for each in linears], -1, out=out)
         elif isinstance(weight, Stream) or weight.device.type == "cpu":
             from phase2_prefill_decode.kernels.cpu.microkernel import SET  # here: a GPU does not need numba
 
             self.packed = _packed(weight, bias)
             self.kernel, self._product = f"{self.packed.format}, packed for {SET}", self.packed
         elif isinstance(weight, QuantizedWeight):
-            dense = Linear(weight.dequantize().to(weight.dtype), bias)
-            self.kernel, self._product = f"{weight.bits} bits, dequantized when loaded; {dense.kernel}", dense
+            prepare_triton()
+            from phase2_prefill_decode.kernels.triton.product import product_of
+
+            self.on_gpu = [product_of(weight, bias)]
+            self.kernel, self._product = self.on_gpu[0].kernel, self.on_gpu[0]
         else:
-            self._plain = weight.t(), bias
-            self._product = lambda rows: linear(rows, weight, bias)
+            self._product = plain(weight, bias)
 
     def __call__(self, rows: Tensor) -> Tensor:
         return self._product(rows)
 
     def into(self, out: Tensor, rows: Tensor) -> Tensor:
         """Write the result to `out`, which is contiguous; without a copy, but for several weights."""
-        if self.packed is not None:
-            return self.packed(rows, out)
-        if self._plain is None:
-            return out.copy_(self(rows))
-        transposed, bias = self._plain
+        return self._product(rows, out)
+
+
+def plain(weight: Tensor, bias: Tensor | None) -> Product:
+    """The product of torch."""
+    transposed = weight.t()
+
+    def product(rows: Tensor, out: Tensor | None = None) -> Tensor:
+        if out is None:
+            return linear(rows, weight, bias)
         return torch.mm(rows, transposed, out=out) if bias is None else torch.addmm(bias, rows, transposed, out=out)
+
+    return product
 
 
 def _packed(weight: Tensor | QuantizedWeight | Stream, bias: Tensor | None) -> "PackedWeight":
@@ -93,10 +113,6 @@ def _parts(weight: Tensor | QuantizedWeight) -> tuple[Tensor, Tensor | None, Ten
     # endregion
 
 
-def _side_by_side(
-    weights: Sequence[Tensor | QuantizedWeight | Stream], bias: Tensor | None
-) -> tuple[str, Callable[[Tensor], Tensor]]:
+def _each(weights: Sequence[Tensor | QuantizedWeight | Stream], bias: Tensor | None) -> list[Linear]:
     biases = [None] * len(weights) if bias is None else torch.split(bias, [len(weight) for weight in weights])
-    products = [Linear(weight, own) for weight, own in zip(weights, biases, strict=True)]
-    kernels = dict.fromkeys(product.kernel for product in products)
-    return " and ".join(kernels), lambda rows: torch.cat([product(rows) for product in products], -1)
+    return [Linear(weight, own) for weight, own in zip(weights, biases, strict=True)]

@@ -104,7 +104,7 @@ def logits_of(model: Model, texts: Sequence[tuple[list[int], list[int]]]) -> Ten
         state.reserve(cache)
         step = pack(Batch((Slice(request, 0, request.total),)), cache, state.width, [request.total - 1])
         tensors = state.load(step, step.to(pool.device), PAGE_SIZE)
-        hidden = model.decoder.hidden(tensors, pool.keys, pool.values)  # of the last token, then of all before it
+        hidden = model.decoder.hidden(tensors, pool.layers)  # of the last token, then of all before it
         rows.append(model.decoder.lm_head(hidden[len(prompt) :]))
         cache.release(request)
     return torch.cat(rows)

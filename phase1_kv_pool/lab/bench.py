@@ -106,17 +106,17 @@ def storing(device: torch.device, tokens: int, num_pages: int) -> Iterator[Stori
     heads, dim = LAYER.kv_heads, LAYER.head_dim
     fused = torch.randn(tokens, 4 * heads, dim, device=device).to(pool.dtype)  # as a layer computes q, k and v
     k, v = fused[:, -2 * heads : -heads], fused[:, -heads:]
-    keys, values = pool.keys[0], pool.values[0]
+    kv = pool.layers[0]
     slots = list(_slots(tokens, pool))
     every = pool.num_slots // len(slots)
 
     def copy(place: int) -> None:
-        keys.view(-1, heads, dim)[place : place + tokens].copy_(k)
-        values.view(-1, heads, dim)[place : place + tokens].copy_(v)
+        kv.keys.view(-1, heads, dim)[place : place + tokens].copy_(k)
+        kv.values.view(-1, heads, dim)[place : place + tokens].copy_(v)
 
     on_gpu = device.type == "cuda"
     calls: dict[str, Calls] = {
-        way: [partial(STORE.load(way), keys, values, s, k, v) for s in slots]
+        way: [partial(STORE.load(way), kv, s, k, v) for s in slots]
         for way in ("reference", "cpu", *(["triton"] if on_gpu else []))
     }
     calls["copy"] = [partial(copy, i * every) for i in range(len(slots))]

@@ -1,9 +1,12 @@
 """Attention over pages: the interface and the reference.
 
-query          [tokens, heads, head_dim]                the new tokens of all sequences, one sequence after the other
-keys, values   [pages, kv_heads, page_size, head_dim]   one layer of the pool, with the new tokens already stored
-metadata       AttentionMetadata                        where each sequence's queries, keys and values are
-result         [tokens, heads, head_dim]
+query      [tokens, heads, head_dim]   the new tokens of all sequences, one sequence after the other
+kv         KVLayer                     one layer of the pool, with the new tokens already stored
+metadata   AttentionMetadata           where each sequence's queries, keys and values are
+result     [tokens, heads, head_dim]
+
+Keys and values of 8 bits are not dequantized in memory. A score is a product with the numbers of a key, times its
+scale, and a weight is multiplied by the scale of its value before the values are added up.
 
 Query head h reads KV head h // (heads // kv_heads). A query sees the keys at its own position and before; with a
 window, only the last `window` of them, its own included.
@@ -17,6 +20,7 @@ import torch
 from torch import Tensor
 
 from phase1_kv_pool.kernels.backends import Backends
+from phase1_kv_pool.layer import HIGHEST, KVLayer
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +40,17 @@ class AttentionMetadata:
     plans: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)  # of kernels
 
 
-Attend = Callable[[Tensor, Tensor, Tensor, AttentionMetadata, float, int | None], Tensor]
+Attend = Callable[[Tensor, KVLayer, AttentionMetadata, float, int | None], Tensor]
 
 
 # region exercise 2.6
 def reference(
-    query: Tensor, keys: Tensor, values: Tensor, metadata: AttentionMetadata, scale: float, window: int | None = None
+    query: Tensor, kv: KVLayer, metadata: AttentionMetadata, scale: float, window: int | None = None
 ) -> Tensor:
     """For each sequence: gather its pages, score, mask, softmax, sum. In float32."""
     result = torch.empty_like(query)
-    page_size = keys.shape[2]
-    group = query.shape[1] // keys.shape[1]
+    _, kv_heads, page_size, _ = kv.keys.shape
+    group = query.shape[1] // kv_heads
     cu_seqlens_q, seq_lens = metadata.cu_seqlens_q.tolist(), metadata.seq_lens.tolist()
     for sequence, length in enumerate(seq_lens):
         start, stop = cu_seqlens_q[sequence], cu_seqlens_q[sequence + 1]
@@ -54,7 +58,7 @@ def reference(
             continue
         pages = metadata.page_table[sequence, : -(-length // page_size)]
         # [heads, length, head_dim]
-        k, v = (side[pages].transpose(0, 1).flatten(1, 2)[:, :length].float() for side in (keys, values))
+        k, v = (side.transpose(0, 1).flatten(1, 2)[:, :length].float() for side in kv.read(pages))
         k, v = k.repeat_interleave(group, 0), v.repeat_interleave(group, 0)
         q = query[start:stop].transpose(0, 1).float()  # [heads, new, head_dim]
         at = torch.arange(length - (stop - start), length, device=query.device)[:, None]  # positions of the new tokens
@@ -70,17 +74,20 @@ def reference(
 # endregion
 
 
-def check_shapes(query: Tensor, keys: Tensor, values: Tensor) -> None:
+def check_shapes(query: Tensor, kv: KVLayer) -> None:
     """Check shapes, dtypes and strides: what does not fit, a kernel would read wrongly. No device data is read."""
+    keys, values, *scales = kv
     shape, (_, heads, head_dim) = keys.shape, query.shape
     if heads % shape[1] or head_dim != shape[3] or shape != values.shape:
         shapes = f"queries {list(query.shape)}, keys {list(shape)}, values {list(values.shape)}"
         raise ValueError(f"query heads must be a multiple of KV heads and all heads of one size, got {shapes}")
-    if not query.dtype == keys.dtype == values.dtype:
+    if keys.dtype in HIGHEST and not all(side is not None and side.shape == shape[:3] for side in scales):
+        raise ValueError(f"keys and values in {keys.dtype} need scales {list(shape[:3])}")
+    if keys.dtype != values.dtype or keys.dtype not in (query.dtype, *HIGHEST):
         raise ValueError(
             f"queries, keys and values must be of one dtype, got {query.dtype}, {keys.dtype}, {values.dtype}"
         )
-    if not (keys.is_contiguous() and values.is_contiguous()):
+    if not all(side is None or side.is_contiguous() for side in kv):
         raise ValueError("keys and values must be whole layers of a pool, contiguous: pages are addressed by number")
 
 

@@ -11,11 +11,10 @@ from torch.nn.functional import silu
 
 from phase1_kv_pool.kernels.backends import Backends
 from phase1_kv_pool.kernels.store import reference as store
+from phase1_kv_pool.layer import KVLayer
 
 AddNorm = Callable[[Tensor, Tensor | None, Tensor, float], tuple[Tensor, Tensor]]
-RotateStore = Callable[
-    [Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, tuple[Tensor, Tensor] | None, float], Tensor
-]
+RotateStore = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, KVLayer, tuple[Tensor, Tensor] | None, float], Tensor]
 Swiglu = Callable[[Tensor], Tensor]
 
 
@@ -45,20 +44,19 @@ def rotate_store_reference(
     sin: Tensor,
     positions: Tensor,  # [tokens] int64
     slots: Tensor,  # [tokens] int64; -1: padding, store nothing
-    keys: Tensor,  # [pages, kv_heads, page_size, head_dim]
-    values: Tensor,
+    kv: KVLayer,
     norms: tuple[Tensor, Tensor] | None,  # weights of the q norm and of the k norm, for models that have them
     eps: float,
 ) -> Tensor:
     """Norm q and k, apply the rotary embedding, store K and V. Returns q: [tokens, heads, head_dim]."""
-    kv_heads, head_dim = keys.shape[1], keys.shape[3]
+    _, kv_heads, _, head_dim = kv.keys.shape
     heads = qkv.shape[1] // head_dim - 2 * kv_heads
     rows = qkv.view(len(qkv), heads + 2 * kv_heads, head_dim)
     q, k, v = rows[:, :heads], rows[:, heads : heads + kv_heads], rows[:, heads + kv_heads :]
     if norms is not None:
         q, k = rms_norm(q, norms[0], eps), rms_norm(k, norms[1], eps)
     cos, sin = cos[positions], sin[positions]
-    store(keys, values, slots, rotate(k, cos, sin), v)
+    store(kv, slots, rotate(k, cos, sin), v)
     return rotate(q, cos, sin)
 
 

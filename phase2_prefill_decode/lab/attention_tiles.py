@@ -7,6 +7,7 @@ read it beside the kernels and try it at a prompt. Tests hold it to the same res
 import torch
 from torch import Tensor
 
+from phase1_kv_pool.layer import KVLayer
 from phase2_prefill_decode.kernels.attention import AttentionMetadata
 
 LOG2_E = 1.4426950408889634  # exp(x) is exp2(x * LOG2_E)
@@ -40,8 +41,7 @@ def join(parts: Tensor, lse: Tensor) -> Tensor:
 # region tiled
 def tiled(
     query: Tensor,
-    keys: Tensor,
-    values: Tensor,
+    kv: KVLayer,
     metadata: AttentionMetadata,
     scale: float,
     window: int | None = None,
@@ -51,7 +51,7 @@ def tiled(
 ) -> Tensor:
     """Compute what `reference` does. On a GPU the two outer loops and the splits are programs that run in parallel."""
     result = torch.empty_like(query)
-    _, kv_heads, page_size, _ = keys.shape
+    _, kv_heads, page_size, _ = kv.keys.shape
     group = query.shape[1] // kv_heads
     starts, lengths = metadata.cu_seqlens_q.tolist(), metadata.seq_lens.tolist()
     for sequence, length in enumerate(lengths):
@@ -67,7 +67,7 @@ def tiled(
             for split in torch.split(token, chunk):
                 m_i, l_i, acc = q.new_full(q.shape[:1], LOWEST), q.new_zeros(q.shape[:1]), torch.zeros_like(q)
                 for at in torch.split(split, tile):
-                    key, value = (side[page[at], kv_head, at % page_size].float() for side in (keys, values))
+                    key, value = (side.float() for side in kv.read((page[at], kv_head, at % page_size)))
                     seen = at <= position[:, None]
                     if window is not None:
                         seen &= at > position[:, None] - window

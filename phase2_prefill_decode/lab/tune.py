@@ -11,6 +11,7 @@ import torch
 from rich.console import Console
 
 from phase1_kv_pool.lab.timing import replay_seconds
+from phase1_kv_pool.layer import KVLayer
 from phase2_prefill_decode.kernels.attention import AttentionMetadata
 from phase2_prefill_decode.kernels.triton.tuning import Tuning, default
 
@@ -57,13 +58,13 @@ def on_gpu(shape: Shape, tuning: Tuning, batch: tuple[int, int]) -> float:
     size, pages = shape.head_dim, -(-tokens // shape.page_size)
     copies = -(-BYTES // (sequences * tokens * KV_HEADS * size * 4))
     new = partial(torch.randn, device="cuda", dtype=torch.bfloat16)
-    keys, values = (new(copies * sequences * pages, KV_HEADS, shape.page_size, size) for _ in "kv")
+    kv = KVLayer(*(new(copies * sequences * pages, KV_HEADS, shape.page_size, size) for _ in "kv"))
     query = new(sequences, KV_HEADS * shape.group, size)
-    tables = torch.randperm(len(keys), device="cuda").int().view(copies, sequences, pages)
+    tables = torch.randperm(len(kv.keys), device="cuda").int().view(copies, sequences, pages)
     starts = torch.arange(sequences + 1, device="cuda", dtype=torch.int32)
     lengths = torch.full_like(starts[1:], tokens)
     steps = [AttentionMetadata(starts, lengths, table, 1, tokens) for table in tables]
-    run = partial(decode, query, keys, values, torch.empty_like(query), scale=size**-0.5, tuning=tuning)
+    run = partial(decode, query, kv, torch.empty_like(query), scale=size**-0.5, tuning=tuning)
     try:
         return replay_seconds([partial(run, step) for step in steps])
     except OutOfResources:

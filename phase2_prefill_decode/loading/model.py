@@ -34,13 +34,14 @@ class Model:
         dtype: str | None = None,
         quantization: str | None = None,
         quantize_embeddings: bool = False,
+        kv_cache_dtype: str | None = None,
         attend: Attend | None = None,
         progress: bool = False,
     ) -> "Model":
         """Load a model in Hugging Face layout or from a GGUF file, by default the bundled one, on the GPU if there is
         one, in the dtype of its config. `quantization` is a scheme for the matrices of its layers, such as int8, with
         `quantize_embeddings` for the embedding and lm_head too. On a CPU its kernels are compiled, if they are not in
-        the cache. `progress` shows bars."""
+        the cache, for keys and values in `kv_cache_dtype`. `progress` shows bars."""
         place = usable(device)
         if dtype is not None:
             check_choice("dtype", dtype, DTYPE_BYTES)
@@ -60,7 +61,7 @@ class Model:
         )
         tokenizer = load_tokenizer(directory, config) if Tokenizer.is_in(directory) else None
         decoder = Decoder(config, weights, attend=attend)
-        decoder.compile_kernels(progress=progress)
+        decoder.compile_kernels(kv_cache_dtype, progress=progress)
         return cls(config, decoder, tokenizer)
 
     @classmethod

@@ -100,14 +100,14 @@ class ModelRunner:
     def compute(self, step: PackedStep, arrays: Sequence[Tensor], out: Tensor | None = None) -> Computed:
         """Run the model on a step, given its arrays on the device. A recorded step writes its logits to `out`."""
         tensors = self.state.load(step, arrays, self.cache.page_size)
-        keys, values, drawn = self.pool.keys, self.pool.values, len(step.drawn_rows)
+        layers, drawn = self.pool.layers, len(step.drawn_rows)
         scored = None
         if out is not None:
-            logits = self.decoder.lm_head.into(out, self.decoder.hidden(tensors, keys, values))
+            logits = self.decoder.lm_head.into(out, self.decoder.hidden(tensors, layers))
         elif drawn == len(step.last):
-            logits = self.decoder(tensors, keys, values)
+            logits = self.decoder(tensors, layers)
         else:  # the logits of prompts are computed a few rows at a time
-            hidden = self.decoder.hidden(tensors, keys, values)
+            hidden = self.decoder.hidden(tensors, layers)
             logits, scored = self.decoder.lm_head(hidden[:drawn]), hidden[drawn:]
         return Computed(tensors.drawn_rows, tensors.inputs, logits, scored)
 

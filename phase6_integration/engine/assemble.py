@@ -50,6 +50,7 @@ class Assembled:
     scheduler: Scheduler
     core: ObservedCore[IsolatedStep[PackedStep]]
     sampler: Sampler
+    layout: KVLayout
 
 
 # region assemble
@@ -65,14 +66,15 @@ def assemble(options: EngineOptions, loaded: Model | None = None, stats: Stats |
     context = _wanted_context(options, model.config.max_position_embeddings)
     budget, running = options.budget(on_gpu, context), options.running(on_gpu)
     sampler = Sampler.of(model, options.seed)
-    activations = profile(model, sampler, budget.max_batched_tokens, running, options.page_size, context)
+    model_dtype = str(model.decoder.dtype).removeprefix("torch.")
+    layout = model.config.kv_layout(options.page_size, options.kv_cache_dtype or model_dtype)
+    activations = profile(model, sampler, budget.max_batched_tokens, running, layout, context)
     sizes = batch_sizes(running) if on_gpu and not options.enforce_eager else []
-    graphs = graph_bytes(model, sampler, sizes, context, options.page_size)
-    layout = model.config.kv_layout(options.page_size, str(model.decoder.dtype).removeprefix("torch."))
+    graphs = graph_bytes(model, sampler, sizes, context, layout)
     pages = options.kv_cache_pages or pages_that_fit(
         layout, device, options.gpu_memory_utilization, activations + graphs, max(running * min(context, LONG), context)
     )
-    pool = allocate_pool(model, pages, options.page_size)
+    pool = allocate_pool(layout, pages, device)
     cache = (PrefixCache if options.enable_prefix_caching else PagedCache)(pages, options.page_size)
     scheduler = Scheduler(
         cache,
@@ -89,7 +91,7 @@ def assemble(options: EngineOptions, loaded: Model | None = None, stats: Stats |
     isolating = IsolatingRunner(runner, LoadShedding(scheduler))
     core = ObservedCore(scheduler, isolating, check_invariants=options.check_invariants, stats=stats)
     shorter = replace(model, config=replace(model.config, max_position_embeddings=context))
-    return Assembled(shorter, scheduler, core, sampler)
+    return Assembled(shorter, scheduler, core, sampler, layout)
 
 
 # endregion
@@ -104,6 +106,7 @@ def load_model(options: EngineOptions) -> Model:
         dtype=options.dtype,
         quantization=options.quantization,
         quantize_embeddings=options.quantize_embeddings,
+        kv_cache_dtype=options.kv_cache_dtype,
     )
     if options.tokenizer is None:
         return model
@@ -111,17 +114,16 @@ def load_model(options: EngineOptions) -> Model:
     return replace(model, tokenizer=load_tokenizer(named, model.config))
 
 
-def allocate_pool(model: Model, pages: int, page_size: int) -> KVPool:
+def allocate_pool(layout: KVLayout, pages: int, device: torch.device) -> KVPool:
     """Allocate the pool. On a CPU every byte is written, so that memory that is missing is noticed now."""
-    decoder = model.decoder
-    pool = KVPool(model.config.kv_layout(page_size), pages, decoder.device, decoder.dtype)
-    if decoder.device.type == "cpu":
-        for tensor in (*pool.keys, *pool.values):
+    pool = KVPool(layout, pages, device)
+    if device.type == "cpu":
+        for tensor in pool.tensors:
             tensor.zero_()
     return pool
 
 
-def profile(model: Model, sampler: Sampler, tokens: int, running: int, page_size: int, context: int) -> int:
+def profile(model: Model, sampler: Sampler, tokens: int, running: int, layout: KVLayout, context: int) -> int:
     """Run the largest step on dummy tokens: the whole budget, with as many requests sampling as can run, in the way
     that takes most memory, and beside them a block of prompt rows to score. On a GPU the step with most splits of long
     contexts may take more, in attention. Returns the peak memory of a step, without its pages.
@@ -129,11 +131,11 @@ def profile(model: Model, sampler: Sampler, tokens: int, running: int, page_size
     requests = min(tokens, running)
     length = min(tokens // requests, model.config.max_position_embeddings)
     block = min(tokens, BLOCK, model.config.max_position_embeddings)
-    on_gpu = model.decoder.device.type == "cuda"
+    on_gpu, page_size = model.decoder.device.type == "cuda", layout.page_size
     pages = -(-length // page_size) * requests + -(-block // page_size)
     pages = max(pages, warmup_pages(page_size) if on_gpu else len(KINDS))
     cache = PagedCache(pages, page_size)
-    runner = ModelRunner(model.decoder, allocate_pool(model, pages, page_size), cache, sampler)
+    runner = ModelRunner(model.decoder, allocate_pool(layout, pages, model.decoder.device), cache, sampler)
     dummies = [Request(f"{number}", (0,) * length, LARGEST) for number in range(requests)]
     scored = Request("scored", (0,) * (block + 1), SamplingParams(prompt_logprobs=MAX_LOGPROBS))
 
@@ -184,7 +186,7 @@ def make_runner(
     return runner
 
 
-def graph_bytes(model: Model, sampler: Sampler, sizes: Sequence[int], context: int, page_size: int) -> int:
+def graph_bytes(model: Model, sampler: Sampler, sizes: Sequence[int], context: int, layout: KVLayout) -> int:
     """The memory of recorded steps, measured by recording the two largest over a pool of one page. They share what the
     largest needs; each further one takes what the second took."""
     if not sizes:
@@ -192,9 +194,10 @@ def graph_bytes(model: Model, sampler: Sampler, sizes: Sequence[int], context: i
 
     def taken(few: Sequence[int]) -> int:
         before = unreserved_bytes()
-        runner = make_runner(model, allocate_pool(model, 1, page_size), PagedCache(1, page_size), sampler, few, context)
+        pool = allocate_pool(layout, 1, model.decoder.device)
+        runner = make_runner(model, pool, PagedCache(1, layout.page_size), sampler, few, context)
         bytes = before - unreserved_bytes()
-        del runner
+        del runner, pool
         gc.collect()
         return bytes
 

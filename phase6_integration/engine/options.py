@@ -3,7 +3,6 @@
 Each field carries its check and the help text of its command-line flag: `engine.flags.add_fields` builds the flags.
 """
 
-import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
@@ -12,9 +11,8 @@ from typing import Any
 
 from phase0_request.checks import ConfigError, check_bool, check_choice, check_int, check_number, invalid
 from phase0_request.tokenizer import BUNDLED
-from phase1_kv_pool.layout import DTYPE_BYTES
+from phase1_kv_pool.layout import DTYPE_BYTES, KV_DTYPES
 from phase2_prefill_decode.loading.quantized.layout import SCHEMES
-from phase2_prefill_decode.threads import cores
 from phase3_chunked_prefill.budget import TokenBudget
 from phase5_continuous.policies import POLICIES
 from phase5_continuous.speculation.speculation import speculation_of
@@ -103,6 +101,13 @@ class EngineOptions:
         partial(check_choice, allowed=tuple(SCHEMES)),
     )
     quantize_embeddings: bool = option(False, "with --quantization: the embedding and lm_head too", check=check_bool)
+    kv_cache_dtype: str | None = option(
+        None,
+        "int8 or fp8: keys and values in 8 bits, for nearly twice the tokens; auto: in the model's dtype (auto)",
+        "DTYPE",
+        partial(check_choice, allowed=KV_DTYPES),
+        words=AUTO,
+    )
     device: str | None = option(
         None,
         "cpu, cuda or cuda:N; auto: a GPU if there is one (auto)",
@@ -211,10 +216,3 @@ class EngineOptions:
             )
         tokens = max(tokens, max_model_len)
         return TokenBudget(tokens, tokens)
-
-
-def openmp_environment(threads: int) -> dict[str, str]:
-    """Environment variables for an engine's process: threads that use all cores sleep while they wait, so that they
-    leave the cores to the HTTP server. Variables that are set already are kept."""
-    policy = {"OMP_WAIT_POLICY": "passive"} if threads >= cores() > 1 else {}
-    return {name: value for name, value in policy.items() if name not in os.environ}

@@ -26,6 +26,7 @@ from phase0_request.lab.report import finish, parser, section
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
+from phase1_kv_pool.layer import KVLayer
 from phase1_kv_pool.layout import KVLayout
 from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.lab.cost import CostModel
@@ -115,10 +116,10 @@ class NoDecoder:
     def rope(self, positions: int) -> None:
         """It has no tables."""
 
-    def hidden(self, step: StepTensors, keys: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
-        return self(step, keys, values)
+    def hidden(self, step: StepTensors, layers: Sequence[KVLayer]) -> Tensor:
+        return self(step, layers)
 
-    def __call__(self, step: StepTensors, keys: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
+    def __call__(self, step: StepTensors, layers: Sequence[KVLayer]) -> Tensor:
         return torch.zeros(len(step.tokens if step.last is None else step.last), VOCABULARY)
 
 

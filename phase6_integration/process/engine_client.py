@@ -14,7 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from phase0_request import entry
-from phase6_integration.engine.options import EngineOptions, openmp_environment
+from phase6_integration.engine.options import EngineOptions
 from phase6_integration.process.health import Health
 from phase6_integration.process.messages import (
     Dead,
@@ -94,7 +94,7 @@ class EngineClient(asyncio.Protocol):
                 pass_fds=[end.fileno()],
                 stdin=subprocess.DEVNULL,
                 process_group=0,  # so that Ctrl-C reaches this process only
-                env={**entry.environment(), **openmp_environment(self.options.threads or 1)},
+                env=entry.environment(),
             )
 
     def send(self, message: ToEngine) -> None:

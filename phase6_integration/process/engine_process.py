@@ -169,7 +169,11 @@ def bundled_engine(
         grammars = grammar_work(parts.sampler, options)
     decoder, cache = parts.model.decoder, parts.scheduler.cache
     context, dtype = parts.model.config.max_position_embeddings, str(decoder.dtype).removeprefix("torch.")
-    ready = Ready(context, cache.usage.total, cache.page_size, str(decoder.device), dtype, decoder.linear)
+    layout, pages = parts.layout, cache.usage.total
+    ready = Ready(
+        context, pages, cache.page_size, str(decoder.device), dtype, decoder.linear, layout.dtype,
+        pages * layout.bytes_per_page,
+    )  # fmt: skip
     return LoadedEngine(parts.core, ready, grammars)
 
 

@@ -97,6 +97,8 @@ class Ready(msgspec.Struct, tag=True, frozen=True):
     device: str
     dtype: str
     linear: str = ""  # how the linear layers compute
+    kv_cache_dtype: str = ""
+    kv_cache_bytes: int = 0
 
 
 class Progress(msgspec.Struct, array_like=True, frozen=True):

@@ -3,7 +3,7 @@ without either, while the pool runs out and prefixes are shared."""
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 from unittest.mock import patch
@@ -11,7 +11,6 @@ from unittest.mock import patch
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
 from phase0_request.batch import StepOutput
 from phase0_request.core import EngineCore
@@ -19,10 +18,15 @@ from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase1_kv_pool.kernels.backends import Backends
 from phase1_kv_pool.pool import KVPool
+from phase2_prefill_decode.decoder import Decoder
 from phase2_prefill_decode.kernels.attention import ATTEND
-from phase2_prefill_decode.linear import Linear
+from phase2_prefill_decode.kernels.triton.product import TritonProduct
+from phase2_prefill_decode.linear import Linear, plain
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.model import Model
+from phase2_prefill_decode.loading.quantized.quantize import quantize
+from phase2_prefill_decode.loading.quantized.weight import QuantizedWeight
+from phase2_prefill_decode.loading.weights import random_weights
 from phase2_prefill_decode.sampling.sampler import Sampled, Sampler
 from phase2_prefill_decode.step.device_state import DeviceState
 from phase2_prefill_decode.step.graphs import Computed
@@ -55,6 +59,7 @@ KINDS: tuple[dict[str, Any], ...] = (
     {"logit_bias": {3: 2.0}},
     {"allowed_token_ids": tuple(range(0, VOCABULARY, 2))},
 )
+MATRICES = "qkv_proj", "o_proj", "gate_up_proj", "down_proj"
 WAYS = {"graphs": (SIZES, 0), "ahead": ((), 1), "graphs-ahead": (SIZES, 1)}
 
 
@@ -64,12 +69,22 @@ def kernels_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @cache
-def model() -> Model:
-    def multiply_with_torch(self: Linear, weight: Tensor, bias: Tensor | None = None) -> None:
-        self._plain, self._product = (weight.t(), bias), lambda rows: linear(rows, weight, bias)
+def model(scheme: str | None = None) -> Model:
+    """A model with the products of a GPU, for those of a CPU are not recorded. With a scheme, of quantized weights."""
+    weights = random_weights(CONFIG, "cpu", seed=3)
+    if scheme is not None:
+        table = quantize(weights.embed_tokens, scheme)
+        layers = [
+            replace(layer, **{name: quantize(getattr(layer, name), scheme) for name in MATRICES})
+            for layer in weights.layers
+        ]
+        weights = replace(weights, embed_tokens=table, lm_head=table, layers=layers)
 
-    with patch.object(Linear, "__init__", multiply_with_torch):  # as on a GPU: the product of a CPU is not recorded
-        return Model.random(CONFIG, device="cpu", attend=ATTEND.load("triton"), seed=3)
+    def multiply_as_on_a_gpu(self: Linear, weight: Any, bias: Tensor | None = None) -> None:
+        self._product = TritonProduct(weight, bias) if isinstance(weight, QuantizedWeight) else plain(weight, bias)
+
+    with patch.object(Linear, "__init__", multiply_as_on_a_gpu):
+        return Model(CONFIG, Decoder(CONFIG, weights, attend=ATTEND.load("triton")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,15 +111,21 @@ def arrivals(rng: random.Random, count: int) -> list[tuple[int, tuple[int, ...],
 
 
 def play(
-    seed: int, sizes: Sequence[int] = (), ahead: int = 0, runner_type: type[ModelRunner] = ModelRunner, count: int = 8
+    seed: int,
+    sizes: Sequence[int] = (),
+    ahead: int = 0,
+    runner_type: type[ModelRunner] = ModelRunner,
+    count: int = 8,
+    scheme: str | None = None,
 ) -> Played:
     """Serve random requests with recorded steps of these sizes, and so many steps ahead."""
     prefix_cache, recorder = PrefixCache(PAGES, PAGE_SIZE), Recorder()
     pool = KVPool(CONFIG.kv_layout(PAGE_SIZE), PAGES, "cpu", torch.float32)
     scheduler = Scheduler(prefix_cache, (), TokenBudget(9, 14), max_running=RUNNING, watermark=0, ahead=ahead)
     state = DeviceState(pool.device, 2 * RUNNING, CONTEXT // PAGE_SIZE)
-    model().decoder.rope(CONTEXT)
-    runner = runner_type(model().decoder, pool, prefix_cache, Sampler.of(model(), 0), state, ahead=ahead > 0)
+    played = model(scheme)
+    played.decoder.rope(CONTEXT)
+    runner = runner_type(played.decoder, pool, prefix_cache, Sampler.of(played, 0), state, ahead=ahead > 0)
     if sizes:
         runner.record(sizes, CONTEXT, recorder)
     core = EngineCore(scheduler, runner)
@@ -128,18 +149,20 @@ def play(
 
 
 @cache
-def eager(seed: int, count: int = 8) -> Played:
-    return play(seed, count=count)
+def eager(seed: int, count: int = 8, scheme: str | None = None) -> Played:
+    return play(seed, count=count, scheme=scheme)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("way", "scheme"), [*((way, None) for way in WAYS), ("graphs-ahead", "int4")])
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 6))])
-def test_tokens_are_those_of_eager_steps_while_the_pool_runs_out_and_prefixes_are_shared(seed: int, way: str) -> None:
+def test_tokens_are_those_of_eager_steps_while_the_pool_runs_out_and_prefixes_are_shared(
+    seed: int, way: str, scheme: str | None
+) -> None:
     sizes, ahead = WAYS[way]
-    played, plain = play(seed, sizes, ahead), eager(seed)
-    assert played.errors == plain.errors == []
-    assert played.tokens == plain.tokens
-    assert min(played.preemptions, plain.preemptions, played.hit_tokens) > 0
+    played, wanted = play(seed, sizes, ahead, scheme=scheme), eager(seed, scheme=scheme)
+    assert played.errors == wanted.errors == []
+    assert played.tokens == wanted.tokens
+    assert min(played.preemptions, wanted.preemptions, played.hit_tokens) > 0
     assert (played.replays > 5) == bool(sizes)
     assert played.eager > 0  # prompts
 

@@ -116,6 +116,12 @@ def device_of(backend: str) -> torch.device:
     return torch.device("cuda" if backend == "triton" and torch.cuda.is_available() else "cpu")
 
 
+def skip_float8(backend: str, dtype: torch.dtype | None) -> None:
+    """Triton's interpreter rounds to float8 wrongly. It reads float8 rightly."""
+    if (backend, dtype) == ("triton", torch.float8_e4m3fn) and not torch.cuda.is_available():
+        pytest.skip("needs a GPU: Triton's interpreter loses the carry of a mantissa that it rounds up to float8")
+
+
 def bits(tensor: torch.Tensor) -> torch.Tensor:
     """The bit patterns of a tensor, on the CPU: NaN equals NaN, and 0 differs from -0."""
     return tensor.cpu().contiguous().view({2: torch.int16, 4: torch.int32}[tensor.element_size()])

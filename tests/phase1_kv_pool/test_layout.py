@@ -30,11 +30,13 @@ def test_bytes_per_token_of_common_models() -> None:
     st.integers(1, 4),
     st.integers(1, 32),
     st.integers(1, 64),
-    st.sampled_from(["float32", "bfloat16", "float16"]),
+    st.sampled_from(["float32", "bfloat16", "float16", "int8", "fp8"]),
 )
 def test_byte_counts_equal_the_tensors(layers: int, heads: int, dim: int, page: int, dtype: str) -> None:
-    layout = KVLayout(layers, heads, dim, page, dtype)
-    tensors = [torch.empty(3, heads, page, dim, dtype=getattr(torch, dtype)) for _ in range(2 * layers)]
+    layout, in_8_bits = KVLayout(layers, heads, dim, page, dtype), dtype in ("int8", "fp8")
+    number = torch.uint8 if in_8_bits else getattr(torch, dtype)
+    tensors = [torch.empty(3, heads, page, dim, dtype=number) for _ in range(2 * layers)]
+    tensors += [torch.empty(3, heads, page) for _ in range(2 * layers * in_8_bits)]
     assert layout.bytes_per_page * 3 == sum(t.nbytes for t in tensors)
     assert layout.bytes_per_token * page == layout.bytes_per_page
 
@@ -76,8 +78,8 @@ def test_wrong_values_are_refused_with_the_field_name(tmp_path: Path) -> None:
     for field, value in (("layers", 0), ("kv_heads", -1), ("head_dim", 1.5), ("page_size", 0), ("layers", True)):
         with pytest.raises(ValueError, match=f"{field} must be an integer from 1, got "):
             KVLayout(**({"layers": 1, "kv_heads": 1, "head_dim": 8} | {field: value}))  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="dtype must be one of float32, bfloat16, float16, got 'int8'"):
-        KVLayout(1, 1, 8, dtype="int8")
+    with pytest.raises(ValueError, match="dtype must be one of float32, bfloat16, float16, int8, fp8, got 'int4'"):
+        KVLayout(1, 1, 8, dtype="int4")
     for missing in CONFIG:
         with pytest.raises(ValueError, match=f"{missing} must be an integer from 1, got None"):
             KVLayout.from_config({name: value for name, value in CONFIG.items() if name != missing})

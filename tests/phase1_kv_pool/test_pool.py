@@ -2,6 +2,7 @@ import os
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,15 +37,15 @@ def test_each_layer_has_zeroed_key_and_value_pages(device: str, dtype: torch.dty
     layout = KVLayout(layers=2, kv_heads=3, head_dim=16, page_size=4, dtype="bfloat16")
     pool = KVPool(layout, 5, device, dtype)
     assert pool.dtype == (dtype or torch.bfloat16)
-    assert len(pool.keys) == len(pool.values) == 2
-    for side in (*pool.keys, *pool.values):
+    assert len(pool.layers) == 2
+    for side in pool.tensors:
         assert side.shape == (5, 3, 4, 16)
         assert (side.dtype, side.device) == (pool.dtype, pool.device)
         assert side.is_contiguous()
         assert not side.any()
     assert pool.num_slots == 20
-    assert 5 * pool.layout.bytes_per_page == sum(side.nbytes for side in (*pool.keys, *pool.values))
-    assert len({side.data_ptr() for side in (*pool.keys, *pool.values)}) == 4
+    assert 5 * pool.layout.bytes_per_page == sum(side.nbytes for side in pool.tensors)
+    assert len({side.data_ptr() for side in pool.tensors}) == 4
 
 
 @pytest.mark.proof
@@ -108,7 +109,29 @@ def test_a_store_of_wrong_shapes_is_refused(slots: Any, k: Any, v: Any, message:
     pool = KVPool(LAYOUT, 2)
     with pytest.raises(ValueError, match=message):
         pool.store(0, slots, k, v)
-    assert not any(side.any() for side in (*pool.keys, *pool.values))
+    assert not any(side.any() for side in pool.tensors)
+
+
+@pytest.mark.parametrize(("dtype", "number"), [("int8", torch.int8), ("fp8", torch.float8_e4m3fn)])
+def test_a_pool_in_8_bits_has_scales_and_takes_any_float(dtype: str, number: torch.dtype) -> None:
+    pool = KVPool(replace(LAYOUT, dtype=dtype), 5)
+    assert [(side.dtype, side.shape) for side in pool.tensors[:4]] == [(number, (5, 3, 4, 16))] * 2 + [
+        (torch.float32, (5, 3, 4))
+    ] * 2
+    assert 5 * pool.layout.bytes_per_page == sum(side.nbytes for side in pool.tensors)
+    k, v = rows(2, dtype=torch.bfloat16)
+    pool.store(1, torch.tensor([3, 9]), k, v)
+    for found, wanted in zip(pool.gather(1, [2], 2), (k, v), strict=True):
+        torch.testing.assert_close(found[1], wanted[1].float(), atol=0.02, rtol=0.07)
+    with pytest.raises(ValueError, match=r"k must be .* got \[1, 3, 16\] in int8"):
+        pool.store(0, torch.tensor([8]), *rows(1, dtype=torch.int8))
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (8, 6)])
+def test_float8_on_a_gpu_that_lacks_it_is_refused_by_name(capability: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match=rf"fp8 .* capability 8\.9, this is 8\.{capability[1]}; int8 works"):
+        pool_module._check_float8(capability)
+    pool_module._check_float8((8, 9))
 
 
 def test_on_a_cpu_a_slot_past_the_end_is_refused() -> None:
@@ -192,7 +215,7 @@ def test_a_pool_on_a_cpu_never_loads_triton() -> None:
     program = "import sys, torch\nfrom phase1_kv_pool import KVLayout\nfrom phase1_kv_pool.pool import KVPool\n"
     program += "pool = KVPool(KVLayout(1, 1, 8), 1, 'cpu', torch.float32)\n"
     program += "pool.store(0, torch.tensor([3]), torch.ones(1, 1, 8), torch.ones(1, 1, 8))\n"
-    program += "assert pool.keys[0].sum() == 8\nprint('triton' in sys.modules)"
+    program += "assert pool.layers[0].keys.sum() == 8\nprint('triton' in sys.modules)"
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=root, check=True)
     assert done.stdout.strip() == "False"

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from phase1_kv_pool.layer import KVLayer
 from phase2_prefill_decode.kernels.attention import Attend, AttentionMetadata
 from tests.phase1_kv_pool.support import device_of
 
@@ -19,15 +20,25 @@ TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 NO_PAGE = 2**31 - 1  # fills a page table behind its last page: a kernel that reads there crashes
 
 
+def in_8_bits(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Heads as 8-bit numbers with a scale for each: the largest number of a head is the largest of the format."""
+    scales = x.float().abs().amax(-1) / torch.tensor(127.0 if dtype == torch.int8 else torch.finfo(dtype).max)
+    numbers = x.float() / scales[..., None]
+    return (numbers.round() if dtype == torch.int8 else numbers).to(dtype), scales
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    return torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+
+
 @dataclass(frozen=True)
 class Inputs:
     """The arguments of `attend`, and the contiguous keys and values of each sequence."""
 
     query: Tensor
-    keys: Tensor
-    values: Tensor
+    kv: KVLayer
     metadata: AttentionMetadata
-    k: list[Tensor]  # [length, kv_heads, head_dim]
+    k: list[Tensor]  # [length, kv_heads, head_dim]; dequantized
     v: list[Tensor]
     tables: list[list[int]]
 
@@ -46,7 +57,8 @@ class Case:
     scale: float | None = None
     spread: float = 1.0  # of the queries; a large one makes a softmax with one winner
 
-    def inputs(self, backend: str, dtype: torch.dtype) -> Inputs:
+    def inputs(self, backend: str, dtype: torch.dtype, stored: torch.dtype | None = None) -> Inputs:
+        """`stored`: the 8-bit format of keys and values; None: the dtype of the queries."""
         torch.manual_seed(sum(self.lengths))
         device = device_of(backend)
         query = (torch.randn(sum(self.new), self.heads, self.head_dim) * self.spread).to(dtype)
@@ -56,15 +68,25 @@ class Case:
         free = torch.randperm(sum(counts) + 3).tolist()
         tables = [[free.pop() for _ in range(count)] for count in counts]
         shape = sum(counts) + 3, self.kv_heads, self.page_size, self.head_dim
-        keys, values = (torch.full(shape, torch.nan, dtype=dtype) for _ in "kv")
+        kv = [torch.full(shape, torch.nan, dtype=dtype) for _ in "kv"]
+        if stored is not None:
+            kv = [
+                *(torch.full(shape, 77.0).to(stored) for _ in "kv"),
+                *(torch.full(shape[:3], torch.nan) for _ in "kv"),
+            ]
         for sequence, table in enumerate(tables):
             positions = torch.arange(self.lengths[sequence])
             page, offset = (
                 torch.tensor(table, dtype=torch.long)[positions // self.page_size],
                 positions % self.page_size,
             )
-            keys[page, :, offset] = k[sequence]
-            values[page, :, offset] = v[sequence]
+            for side, all_x in enumerate((k, v)):
+                if stored is None:
+                    kv[side][page, :, offset] = all_x[sequence]
+                else:
+                    numbers, scales = in_8_bits(all_x[sequence], stored)
+                    kv[side][page, :, offset], kv[side + 2][page, :, offset] = numbers, scales
+                    all_x[sequence] = numbers.double() * scales.double()[..., None]
         pages = torch.full((len(tables), max(counts) + 2), NO_PAGE, dtype=torch.int32)
         for row, table in zip(pages, tables, strict=True):
             row[: len(table)] = torch.tensor(table, dtype=torch.int32)
@@ -76,7 +98,7 @@ class Case:
             max_seqlen_k=max(self.lengths),
             sizes=tuple(zip(self.new, self.lengths, strict=True)),
         )
-        return Inputs(query.to(device), keys.to(device), values.to(device), metadata, k, v, tables)
+        return Inputs(query.to(device), KVLayer(*(side.to(device) for side in kv)), metadata, k, v, tables)
 
     def alone(self, inputs: Inputs) -> Iterator[tuple["Case", Inputs]]:
         """Each sequence as a batch of its own, in the same pool."""
@@ -94,10 +116,10 @@ class Case:
 
     def run(self, attend: Attend, inputs: Inputs) -> Tensor:
         """The result of `attend`, on the CPU. It must not change its arguments."""
-        before = [side.clone() for side in (inputs.query, inputs.keys, inputs.values)]
-        found = attend(inputs.query, inputs.keys, inputs.values, inputs.metadata, self.scaling, self.window)
-        for side, was in zip((inputs.query, inputs.keys, inputs.values), before, strict=True):
-            assert torch.equal(side.nan_to_num(7.0), was.nan_to_num(7.0))
+        arguments = [side for side in (inputs.query, *inputs.kv) if side is not None]
+        before = [side.clone() for side in arguments]
+        found = attend(inputs.query, inputs.kv, inputs.metadata, self.scaling, self.window)
+        assert all(map(same_bits, arguments, before))
         assert found.shape == inputs.query.shape
         assert found.dtype == inputs.query.dtype
         return found.cpu()

@@ -7,7 +7,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
+from phase1_kv_pool.layer import KVLayer
 from phase2_prefill_decode.kernels.attention import ATTEND
 from tests.phase1_kv_pool.support import bits, every_backend, every_backend_and_dtype
 from tests.phase2_prefill_decode.attention_cases import EDGES, TOLERANCE, Case, decodes, prompts
@@ -16,6 +18,8 @@ KINDS = (
     "long_beside_short", "prompts_of_any_length", "all_kinds", "splits_in_pages_of_64", "mixture_window_40",
     "chunks_behind_16", "chunks_of_33", "a_chunk_with_drafts", "mixture_gqa_7", "mixture_of_heads_of_128",
 )  # fmt: skip
+
+IN_8_BITS = torch.int8, torch.float8_e4m3fn
 
 
 def every_backend_and_case() -> list[Any]:
@@ -28,8 +32,8 @@ def every_backend_and_case() -> list[Any]:
     ]
 
 
-def check(backend: str, dtype: torch.dtype, case: Case) -> None:
-    inputs = case.inputs(backend, dtype)
+def check(backend: str, dtype: torch.dtype, case: Case, stored: torch.dtype | None = None) -> None:
+    inputs = case.inputs(backend, dtype, stored)
     found = case.run(ATTEND.load(backend), inputs)
     case.assert_close(found, case.oracle(inputs), TOLERANCE[dtype])
 
@@ -37,6 +41,16 @@ def check(backend: str, dtype: torch.dtype, case: Case) -> None:
 @pytest.mark.parametrize(("backend", "dtype", "case"), every_backend_and_case())
 def test_paged_attention_matches_contiguous_attention(backend: str, dtype: torch.dtype, case: Case) -> None:
     check(backend, dtype, case)
+
+
+@pytest.mark.parametrize("name", [*KINDS, "decodes_of_heads_of_80", "mixture_of_heads_of_96", "decodes_in_pages_of_5"])
+@pytest.mark.parametrize("stored", IN_8_BITS)
+@pytest.mark.parametrize("backend", every_backend())
+def test_keys_and_values_in_8_bits_are_scaled_by_token_and_head(backend: str, stored: torch.dtype, name: str) -> None:
+    """The oracle computes in float64 with what is stored, so the result is as close as in the dtype of the queries."""
+    check(backend, torch.float32, EDGES[name], stored)
+    if backend != "triton":
+        check(backend, torch.bfloat16, EDGES[name], stored)
 
 
 @st.composite
@@ -63,9 +77,9 @@ def cases(draw: st.DrawFn) -> Case:
 
 @pytest.mark.parametrize("backend", every_backend())
 @settings(max_examples=30)
-@given(case=cases())
-def test_random_batches_match_contiguous_attention(backend: str, case: Case) -> None:
-    check(backend, torch.float32, case)
+@given(case=cases(), stored=st.sampled_from([None, *IN_8_BITS]))
+def test_random_batches_match_contiguous_attention(backend: str, case: Case, stored: torch.dtype | None) -> None:
+    check(backend, torch.float32, case, stored)
 
 
 @pytest.mark.parametrize(
@@ -81,19 +95,19 @@ def test_scores_of_hundreds_do_not_overflow(backend: str, case: Case) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:All-NaN slice encountered:RuntimeWarning")  # Triton's interpreter on a row of NaN
-@pytest.mark.parametrize("side", ["query", "keys", "values"])
+@pytest.mark.parametrize("side", ["query", "keys", "values", "key_scales", "value_scales"])
 @pytest.mark.parametrize("case", [decodes(40, 600, 33), prompts(40, 70, 33)], ids=["decodes", "prompts"])
 @pytest.mark.parametrize("backend", every_backend())
 def test_a_nan_stays_in_its_request_and_stays_a_nan(backend: str, case: Case, side: str) -> None:
     """Tokens that attend to it get NaN, so that their request fails. No other request is affected."""
-    inputs = case.inputs(backend, torch.float32)
+    inputs = case.inputs(backend, torch.float32, torch.int8 if "scales" in side else None)
     clean = case.run(ATTEND.load(backend), inputs)
     first, last = sum(case.new[:1]), sum(case.new[:2])
     if side == "query":
         inputs.query[last - 1] = torch.nan
     else:
         position = case.lengths[1] - 3
-        getattr(inputs, side)[inputs.tables[1][position // 16], :, position % 16] = torch.nan
+        getattr(inputs.kv, side)[inputs.tables[1][position // 16], :, position % 16] = torch.nan
     found = case.run(ATTEND.load(backend), inputs)
     hit = max(first, last - (1 if side == "query" else 3))
     assert found[hit:last].isnan().all(), f"a NaN among the {side} of sequence 1 is not in its result"
@@ -114,14 +128,16 @@ def test_a_padding_row_of_no_tokens_is_zero(backend: str) -> None:
     torch.testing.assert_close(found[::2].double(), wanted[::2], atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize(("window", "stored"), [(None, None), (40, None), (None, torch.int8), (None, IN_8_BITS[1])])
 @pytest.mark.parametrize(("backend", "dtype"), every_backend_and_dtype())
-def test_the_batch_does_not_change_a_bit(backend: str, dtype: torch.dtype, window: int | None) -> None:
+def test_the_batch_does_not_change_a_bit(
+    backend: str, dtype: torch.dtype, window: int | None, stored: torch.dtype | None
+) -> None:
     """On a GPU a chunk of up to eight tokens may run on either kernel, depending on the rest of its step."""
     case = Case([130, 33, 200, 64, 600, 1100], [100, 1, 30, 64, 1, 1], window=window)
     if backend != "triton":
         case = replace(case, new=[100, 1, 2, 64, 5, 1])
-    inputs, attend = case.inputs(backend, dtype), ATTEND.load(backend)
+    inputs, attend = case.inputs(backend, dtype, stored), ATTEND.load(backend)
     together = case.run(attend, inputs).split(case.new)
     for (one, alone), rows in zip(case.alone(inputs), together, strict=True):
         same = torch.equal(bits(one.run(attend, alone)), bits(rows))
@@ -133,16 +149,22 @@ def test_mismatched_shapes_dtypes_and_strides_are_refused(backend: str) -> None:
     case = decodes(20, 3)
     inputs = case.inputs(backend, torch.float32)
     attend = ATTEND.load(backend)
-    query, keys, values, metadata = inputs.query, inputs.keys, inputs.values, inputs.metadata
+    query, (keys, values, *_), metadata = inputs.query, inputs.kv, inputs.metadata
+
+    def attended(query: Tensor, *kv: Tensor) -> Tensor:
+        return attend(query, KVLayer(*kv), metadata, 1.0, None)
+
     with pytest.raises(ValueError, match=r"multiple of KV heads .* got queries \[2, 3, 64\], keys \[\d+, 2, 16, 64\]"):
-        attend(query[:, :3], keys, values, metadata, 1.0, None)
+        attended(query[:, :3], keys, values)
     with pytest.raises(ValueError, match=r"all heads of one size, got queries \[2, 4, 32\]"):
-        attend(query[..., :32], keys, values, metadata, 1.0, None)
+        attended(query[..., :32], keys, values)
     with pytest.raises(ValueError, match=r"of one dtype, got torch.float16, torch.float32, torch.float32"):
-        attend(query.half(), keys, values, metadata, 1.0, None)
+        attended(query.half(), keys, values)
     with pytest.raises(ValueError, match=r"whole layers of a pool, contiguous"):
-        attend(query, keys.transpose(1, 2).contiguous().transpose(1, 2), values, metadata, 1.0, None)
+        attended(query, keys.transpose(1, 2).contiguous().transpose(1, 2), values)
     with pytest.raises(ValueError, match=r"whole layers of a pool, contiguous"):
-        attend(query, keys, values.transpose(1, 2).contiguous().transpose(1, 2), metadata, 1.0, None)
+        attended(query, keys, values.transpose(1, 2).contiguous().transpose(1, 2))
     with pytest.raises(ValueError, match=r"all heads of one size, got .* values \[\d+, 2, 16, 32\]"):
-        attend(query, keys, values[..., :32], metadata, 1.0, None)
+        attended(query, keys, values[..., :32])
+    with pytest.raises(ValueError, match=r"keys and values in torch.int8 need scales \[\d+, 2, 16\]"):
+        attended(query, keys.char(), values.char())

@@ -21,6 +21,8 @@ def test_only_the_kernels_of_a_model_are_compiled() -> None:
     assert whole[0].name == "attention", "the longest is not the last to begin"
     quantized = {*kernels_of(torch.bfloat16, torch.int8, {torch.bfloat16, torch.int8})} - {*whole}
     assert quantized == {Kernel("product", "bfloat16", "int8"), Kernel("forward", "bfloat16", "int8")}
+    in_8_bits = {*kernels_of(torch.bfloat16, torch.bfloat16, {torch.bfloat16}, torch.int8)} - {*whole}
+    assert in_8_bits == {Kernel(name, "bfloat16", "", "int8") for name in ("attention", "rotation", "forward")}
 
 
 def test_kernels_are_compiled_in_other_processes_and_one_that_fails_there_is_left(

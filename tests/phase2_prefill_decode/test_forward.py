@@ -19,6 +19,7 @@ from phase2_prefill_decode.loading.model import Model
 from phase2_prefill_decode.loading.weights import random_weights
 from phase2_prefill_decode.sampling.inputs import SamplingInputs, pack_columns
 from phase2_prefill_decode.step.packed import StepTensors
+from tests.phase2_prefill_decode.attention_cases import same_bits
 from tests.phase2_prefill_decode.models import VARIANTS, saved, tiny_model
 from tests.phase2_prefill_decode.test_identity import logits, prompts
 
@@ -73,11 +74,12 @@ def packed(lengths: tuple[int, ...], new: int = 1) -> StepTensors:
     return StepTensors(torch.arange(len(positions)) + 7, positions, slots, metadata, None, rows, params)
 
 
-def pool_of(config: ModelConfig) -> KVPool:
-    pool = KVPool(config.kv_layout(16), len(LENGTHS) * PAGES, "cpu", torch.bfloat16)
-    draw = torch.Generator().manual_seed(3)
-    for tensor in (*pool.keys, *pool.values):
-        tensor.normal_(generator=draw)
+def pool_of(config: ModelConfig, kv_dtype: str = "bfloat16") -> KVPool:
+    pool = KVPool(config.kv_layout(16, kv_dtype), len(LENGTHS) * PAGES)
+    draw, slots = torch.Generator().manual_seed(3), torch.arange(pool.num_slots)
+    for layer in range(config.num_hidden_layers):
+        k, v = torch.randn(2, len(slots), 2, config.head_dim, generator=draw).bfloat16()
+        pool.store(layer, slots, k, v)
     return pool
 
 
@@ -97,54 +99,60 @@ def test_the_logits_are_those_of_transformers(name: str, tmp_path: Path, calls: 
 
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("config", [SMALL, replace(SMALL, vocab_size=321, qkv_bias=True, mlp_bias=True)])
-@pytest.mark.parametrize(("count", "new"), [(1, 1), (2, 1), (4, 1), (9, 1), (1, 8), (9, 3)])
+@pytest.mark.parametrize(
+    ("count", "new", "kv"),
+    [(1, 1, "int8"), (2, 1, "int8"), (4, 1, "bfloat16"), (9, 1, "int8"), (1, 8, "bfloat16"), (9, 3, "int8")],
+)
 def test_logits_keys_and_values_are_those_of_the_layers(
-    count: int, new: int, config: ModelConfig, calls: list[int]
+    count: int, new: int, kv: str, config: ModelConfig, calls: list[int]
 ) -> None:
     decoder = Decoder(config, random_weights(config))
-    step, pools = packed(tuple(length + new - 1 for length in LENGTHS[:count]), new), [pool_of(config), pool_of(config)]
-    found = decoder(step, pools[0].keys, pools[0].values)
+    step, pools = (
+        packed(tuple(length + new - 1 for length in LENGTHS[:count]), new),
+        [pool_of(config, kv), pool_of(config, kv)],
+    )
+    found = decoder(step, pools[0].layers)
     assert calls == [count * new]
-    wanted = by_layers(decoder)(step, pools[1].keys, pools[1].values)
+    wanted = by_layers(decoder)(step, pools[1].layers)
     assert calls == [count * new]
     assert torch.equal(found, wanted)
-    assert all(map(torch.equal, pools[0].keys + pools[0].values, pools[1].keys + pools[1].values))
+    assert all(map(same_bits, pools[0].tensors, pools[1].tensors))
 
 
 def test_a_row_does_not_depend_on_the_others() -> None:
     decoder = Decoder(SMALL, random_weights(SMALL))
     pool = pool_of(SMALL)
-    alone = decoder(packed(LENGTHS[:1]), pool.keys, pool.values)
-    assert torch.equal(decoder(packed(LENGTHS), pool.keys, pool.values)[:1], alone)
+    alone = decoder(packed(LENGTHS[:1]), pool.layers)
+    assert torch.equal(decoder(packed(LENGTHS), pool.layers)[:1], alone)
 
 
 @pytest.mark.parametrize("window", [None, 7, 40])
 def test_tokens_that_are_verified_have_the_bits_of_decodes(window: int | None) -> None:
     config = replace(SMALL, sliding_windows=(window,) * 3) if window else SMALL
     decoder, pool = Decoder(config, random_weights(config)), pool_of(config)
-    together = decoder(packed((70, 620), 5), pool.keys, pool.values).unflatten(0, (2, 5))
+    together = decoder(packed((70, 620), 5), pool.layers).unflatten(0, (2, 5))
     for place in range(5):
         step = packed((66 + place, 616 + place))
         step.tokens[:] = torch.tensor([place, place + 5]) + 7
-        assert torch.equal(decoder(step, pool.keys, pool.values), together[:, place])
+        assert torch.equal(decoder(step, pool.layers), together[:, place])
 
 
 def test_padding_stores_nothing_and_only_the_rows_that_are_wanted_return() -> None:
     decoder = Decoder(SMALL, random_weights(SMALL))
     pool, untouched, step = pool_of(SMALL), pool_of(SMALL), packed(LENGTHS[:2])
     step.slots.fill_(-1)
-    both = decoder(step, pool.keys, pool.values)
-    assert all(map(torch.equal, pool.keys + pool.values, untouched.keys + untouched.values))
+    both = decoder(step, pool.layers)
+    assert all(map(torch.equal, pool.tensors, untouched.tensors))
     last = replace(step, last=torch.tensor([1]))
-    assert torch.equal(decoder(last, pool.keys, pool.values), both[1:])
+    assert torch.equal(decoder(last, pool.layers), both[1:])
 
 
 def test_other_steps_and_other_models_go_by_layers(calls: list[int]) -> None:
     weights, pool = random_weights(SMALL), pool_of(SMALL)
     decoder = Decoder(SMALL, weights)
     last = torch.tensor([1, 3])
-    decoder(replace(packed((17, 32), new=2), last=last), pool.keys, pool.values)  # prompts: few of their logits count
-    Decoder(SMALL, weights, attend=ATTEND.reference)(packed(LENGTHS[:1]), pool.keys, pool.values)
+    decoder(replace(packed((17, 32), new=2), last=last), pool.layers)  # prompts: few of their logits count
+    Decoder(SMALL, weights, attend=ATTEND.reference)(packed(LENGTHS[:1]), pool.layers)
     assert calls == []
     for config in (replace(SMALL, dtype="float32"), replace(SMALL, intermediate_size=96)):
         assert Decoder(config, random_weights(config))._forward is None, "gate and up share a block of 64"
@@ -152,9 +160,9 @@ def test_other_steps_and_other_models_go_by_layers(calls: list[int]) -> None:
 
 def test_without_openmp_it_runs_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     decoder, pool = Decoder(SMALL, random_weights(SMALL)), pool_of(SMALL)
-    wanted = decoder(packed(LENGTHS), pool.keys, pool.values)
+    wanted = decoder(packed(LENGTHS), pool.layers)
     monkeypatch.setattr(forward, "OPENMP", 0)  # a call to address 0 would end the process
-    assert torch.equal(decoder(packed(LENGTHS), pool.keys, pool.values), wanted)
+    assert torch.equal(decoder(packed(LENGTHS), pool.layers), wanted)
 
 
 @pytest.mark.parametrize(("field", "value"), [("positions", 4096), ("positions", -1), ("slots", 1 << 20)])
@@ -162,4 +170,4 @@ def test_positions_and_slots_outside_are_refused(field: str, value: int) -> None
     decoder, pool, step = Decoder(SMALL, random_weights(SMALL)), pool_of(SMALL), packed(LENGTHS)
     getattr(step, field)[1] = value
     with pytest.raises(IndexError, match="outside"):
-        decoder(step, pool.keys, pool.values)
+        decoder(step, pool.layers)

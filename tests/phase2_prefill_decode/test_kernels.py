@@ -38,8 +38,11 @@ def test_every_kernel_compiles_well_for_every_gpu(compiled: list[Compiled]) -> N
         found = [kernel for kernel in compiled if kernel.kernel.startswith(f"{name} bf16 ")]
         assert {kernel.architecture for kernel in found} == set(ARCHITECTURES)
         assert all(kernel.async_copies and kernel.tensor_cores for kernel in found)
+    products = [kernel for kernel in compiled if kernel.kernel.startswith("product") and " bf16," in kernel.kernel]
+    assert all(kernel.async_copies and kernel.tensor_cores for kernel in products)
     kinds = {kernel.kernel.split()[0] for kernel in compiled}
-    assert kinds == {"splits", "decode", "join", "prefill", "add_norm", "rotate_store", "swiglu", "mask", "sample"}
+    attention, quantized = {"splits", "decode", "join", "prefill"}, {"product", "join_splits", "quantize_rows"}
+    assert kinds == {*attention, *quantized, "add_norm", "rotate_store", "swiglu", "mask", "sample"}
 
 
 def test_the_decode_kernel_needs_no_more_than_its_grid_counts_on(compiled: list[Compiled]) -> None:
@@ -80,7 +83,7 @@ def launch(case: Case, inputs: Inputs, chunk: int | None = None) -> Tensor:
     """The result of the decode kernel, which starts out as 7 everywhere."""
     result = torch.full_like(inputs.query, 7.0)
     metadata, tuning = replace(inputs.metadata, sizes=()), None if chunk is None else Tuning(chunk)
-    decode.decode(inputs.query, inputs.keys, inputs.values, result, metadata, case.scaling, case.window, tuning)
+    decode.decode(inputs.query, inputs.kv, result, metadata, case.scaling, case.window, tuning)
     return result.cpu()
 
 
@@ -331,7 +334,7 @@ def test_a_captured_decode_follows_lengths_and_pages() -> None:
     pages = torch.zeros_like(later.metadata.page_table)
     metadata = replace(inputs.metadata, page_table=pages, max_seqlen_k=2000, sizes=())
     query, attend = torch.zeros_like(later.query), ATTEND.load("triton")
-    arguments = query, later.keys, later.values, metadata, long.scaling, None
+    arguments = query, later.kv, metadata, long.scaling, None
     attend(*arguments)  # compiles
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

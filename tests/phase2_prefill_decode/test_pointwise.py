@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
+from phase1_kv_pool.layer import KVLayer
 from phase2_prefill_decode.kernels.pointwise import ADD_NORM, ROTATE_STORE, SWIGLU
 from tests.phase1_kv_pool.support import (
     bits,
@@ -17,6 +18,7 @@ from tests.phase1_kv_pool.support import (
     every_backend,
     every_backend_and_dtype,
     pages_and_slots,
+    skip_float8,
     stored,
 )
 
@@ -112,12 +114,17 @@ class Case:
     pages: int = 5
     norms: bool = True
     beside: int = 0  # numbers between one row of the fused projection and the next
+    in_8_bits: torch.dtype | None = None
 
     def check(self, backend: str, dtype: torch.dtype) -> None:
         torch.manual_seed(len(self.slots))
+        skip_float8(backend, self.in_8_bits)
         device = device_of(backend)
         shape = self.pages, self.kv_heads, self.page_size, self.head_dim
-        keys, values = (torch.full(shape, torch.nan, dtype=dtype, device=device) for _ in "kv")
+        kv = KVLayer(*(torch.full(shape, torch.nan, dtype=dtype, device=device) for _ in "kv"))
+        if self.in_8_bits is not None:
+            scales = torch.full((2, *shape[:3]), torch.nan, device=device)
+            kv = KVLayer(*torch.zeros(2, *shape, device=device).to(self.in_8_bits), *scales)
         width = (self.heads + 2 * self.kv_heads) * self.head_dim
         qkv = torch.randn(len(self.slots), width + self.beside).to(device, dtype)[:, :width]
         norms = tuple(torch.rand(2, self.head_dim).add(0.5).to(device, dtype)) if self.norms else None
@@ -125,13 +132,18 @@ class Case:
         cos, sin = angles.cos().to(device), angles.sin().to(device)
         slots, positions = (torch.tensor(list_, device=device).long() for list_ in (self.slots, self.positions))
         before = qkv.clone()
-        q = ROTATE_STORE.load(backend)(qkv, cos, sin, positions, slots, keys, values, norms, EPS)
+        q = ROTATE_STORE.load(backend)(qkv, cos, sin, positions, slots, kv, norms, EPS)
         assert torch.equal(qkv, before)
         assert_near(q, self.turned(qkv, 0, self.heads, norms and norms[0], angles), dtype)
         k = self.turned(qkv, self.heads, self.kv_heads, norms and norms[1], angles)
         v = self.part(qkv, -self.kv_heads, self.kv_heads)
-        assert_near(keys, stored(k, self.slots, self.pages, self.page_size), dtype)
-        assert torch.equal(bits(values), bits(stored(v, self.slots, self.pages, self.page_size)))
+        k, v = (stored(side, self.slots, self.pages, self.page_size) for side in (k, v))
+        if self.in_8_bits is not None:
+            for found, wanted in zip(kv.read(...), (k, v), strict=True):
+                torch.testing.assert_close(found.cpu(), wanted.float(), atol=0.02, rtol=0.07, equal_nan=True)
+            return
+        assert_near(kv.keys, k, dtype)
+        assert torch.equal(bits(kv.values), bits(v))
 
     def part(self, qkv: Tensor, first: int, heads: int) -> Tensor:
         """Heads of the fused projection, [tokens, heads, head_dim]."""
@@ -161,6 +173,8 @@ EDGES = {
     "pages_of_one": Case([4, 1, 0], [2, 3, 4], page_size=1),
     "pages_of_64": Case([60, 64, 319], [60, 61, 62], page_size=64),
     "no_norms": Case([5, -1, 6, 40], [3, 0, 4, 9], norms=False),
+    "in_int8": Case([5, -1, 6, 40], [3, 0, 4, 9], in_8_bits=torch.int8),
+    "in_fp8_without_norms": Case([60, 64, 319], [60, 61, 62], 3, 1, 80, 64, norms=False, in_8_bits=torch.float8_e4m3fn),
     "a_long_prompt_without_norms": Case(list(range(150)), list(range(150)), pages=10, norms=False),
     "a_wider_tensor": Case([5, -1, 6, 40], [3, 0, 4, 9], beside=64),
     "a_wider_tensor_without_norms": Case([5, -1, 6, 40], [3, 0, 4, 9], beside=64, norms=False),
@@ -207,7 +221,14 @@ def test_slots_and_positions_out_of_range_are_refused_on_a_cpu(
     angles = torch.zeros(200, 32)
     with pytest.raises(IndexError, match=message):
         ROTATE_STORE.load("cpu")(
-            torch.zeros(2, 8 * 64), angles, angles, torch.tensor(positions), torch.tensor(slots), keys, keys, None, EPS
+            torch.zeros(2, 512),
+            angles,
+            angles,
+            torch.tensor(positions),
+            torch.tensor(slots),
+            KVLayer(keys, keys),
+            None,
+            EPS,
         )
     assert keys.isnan().all(), "what was right of it is not written either"
 

@@ -77,7 +77,7 @@ def watched(engine: Engine[StaticScheduler]) -> list[int]:
     def poisoned(pages: Sequence[int]) -> int:
         freed = release(pages)
         gone = [page for page in pages if cache.allocator.count(page) == 0]
-        for tensor in (*pool.keys, *pool.values):
+        for tensor in pool.tensors:
             tensor[gone] = torch.nan
         return freed
 

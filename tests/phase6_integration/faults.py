@@ -46,8 +46,8 @@ def _decoder_that(compute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], No
             def __getattr__(self, name: str) -> Any:
                 return getattr(decoder, name)
 
-            def __call__(self, packed: Any, keys: Any, values: Any) -> Any:
-                return compute(packed, lambda: decoder(packed, keys, values))
+            def __call__(self, packed: Any, layers: Any) -> Any:
+                return compute(packed, lambda: decoder(packed, layers))
 
         _runner(core).decoder = Decoder()
 

@@ -2,8 +2,10 @@
 
 from torch import Tensor
 
+from phase1_kv_pool.layer import KVLayer
 
-def store(keys: Tensor, values: Tensor, slots: Tensor, k: Tensor, v: Tensor) -> None:
+
+def store(kv: KVLayer, slots: Tensor, k: Tensor, v: Tensor) -> None:
     """Store all tokens in one indexed assignment per tensor. k and v may be strided views; they are not copied."""
     # region exercise 1.5
     if len(slots) == 0:
@@ -11,8 +13,6 @@ def store(keys: Tensor, values: Tensor, slots: Tensor, k: Tensor, v: Tensor) -> 
     if slots.min().item() < 0:  # check for padding once per call, not once per token
         stored = slots >= 0
         slots, k, v = slots[stored], k[stored], v[stored]
-    page_size = keys.shape[2]
-    where = slots // page_size, slots % page_size
-    keys.transpose(1, 2).index_put_(where, k)
-    values.transpose(1, 2).index_put_(where, v)
+    page_size = kv.keys.shape[2]
+    kv.write((slots // page_size, slice(None), slots % page_size), k, v)
     # endregion

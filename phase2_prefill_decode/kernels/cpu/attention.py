@@ -15,8 +15,9 @@ import torch
 from numba.np.unsafe.ndarray import to_fixed_tuple
 from torch import Tensor
 
+from phase1_kv_pool.layer import KVLayer
 from phase2_prefill_decode.kernels.attention import AttentionMetadata, check_shapes
-from phase2_prefill_decode.kernels.cpu.intrinsics import TAGS, array, compiled, kernel, narrow
+from phase2_prefill_decode.kernels.cpu.intrinsics import KV_TAGS, TAGS, address, array, compiled, kernel, narrow
 from phase2_prefill_decode.kernels.cpu.openmp import OPENMP, on_each_thread, spread, take, threads_for
 from phase2_prefill_decode.kernels.cpu.tiles import SPLIT, TILE, attend_tile, merge, room_for, width
 
@@ -25,26 +26,24 @@ ROWS = 64  # of a tile; more only if the group has more heads
 FLOAT32, INT32, INT64 = np.dtype(np.float32), np.dtype(np.int32), np.dtype(np.int64)
 
 
-def attend(
-    query: Tensor, keys: Tensor, values: Tensor, metadata: AttentionMetadata, scale: float, window: int | None = None
-) -> Tensor:
+def attend(query: Tensor, kv: KVLayer, metadata: AttentionMetadata, scale: float, window: int | None = None) -> Tensor:
     """Compute any ragged batch. The tensors of its metadata are contiguous, as `pack` makes them."""
-    check_shapes(query, keys, values)
+    check_shapes(query, kv)
     query = query.contiguous()
     result = torch.empty_like(query)
     tokens, heads, head_dim = query.shape
     attend_kernel(
-        (query.data_ptr(), keys.data_ptr(), values.data_ptr(), result.data_ptr(), metadata.page_table.data_ptr()),
+        (query.data_ptr(), *map(address, kv), result.data_ptr(), metadata.page_table.data_ptr()),
         metadata.cu_seqlens_q.data_ptr(),
         metadata.seq_lens.data_ptr(),
         (tokens, heads, head_dim),
-        tuple(keys.shape),
+        tuple(kv.keys.shape),
         tuple(metadata.page_table.shape),
         metadata.max_seqlen_k,
         window or metadata.max_seqlen_k + 1,
         scale * math.log2(math.e),  # 2 ** (x log2 e) is e ** x
         TAGS[query.dtype],
-        attend_body(query.dtype),
+        attend_body(query.dtype, kv.keys.dtype),
         threads_for(tokens * heads * head_dim * metadata.max_seqlen_k / 15e3),
         OPENMP,
     )
@@ -69,7 +68,7 @@ def attend_kernel(
     )  # fmt: skip
     spread(body, work, threads, openmp)
     if splits > 0:
-        combine(tiles, partial, heads // kv_heads, array(addresses[3], query_shape, like))
+        combine(tiles, partial, heads // kv_heads, array(addresses[5], query_shape, like))
     return len(scratch)  # keeps it alive until here
 
 
@@ -114,19 +113,21 @@ def plan(cu_seqlens_q, seq_lens, max_seqlen_k, window, group, kv_heads, threads)
 
 
 @cache
-def attend_body(dtype: torch.dtype) -> int:
-    """Compile the body of a thread: it runs one program after the other until none are left."""
-    like = TAGS[dtype]
+def attend_body(dtype: torch.dtype, stored: torch.dtype) -> int:
+    """Compile the body of a thread, for queries in one dtype and keys in another: it runs one program after the other
+    until none are left."""
+    like, kv_like = TAGS[dtype], KV_TAGS[stored]
 
     def body(work):
         (
-            _, _, query, keys, values, result, pages,
+            _, _, query, keys, values, key_scales, value_scales, result, pages,
             tokens, heads, head_dim, num_pages, kv_heads, page_size, _, sequences, most_pages,
             tiles, count, partial, splits, split_rows, scratch, window, scale,
-        ) = to_fixed_tuple(array(work, (24,), INT64), 24)  # fmt: skip
+        ) = to_fixed_tuple(array(work, (26,), INT64), 26)  # fmt: skip
         batch, pool, group = (tokens, heads, head_dim), (num_pages, kv_heads, page_size, head_dim), heads // kv_heads
         query, result = array(query, batch, like), array(result, batch, like)
-        cached = array(keys, pool, like), array(values, pool, like), array(pages, (sequences, most_pages), INT32)
+        keys, values, scales = array(keys, pool, kv_like), array(values, pool, kv_like), (key_scales, value_scales)
+        cached = keys, values, scales, array(pages, (sequences, most_pages), INT32)
         tiles = array(tiles, (count,), TILE)
         partial = array(partial, (splits, split_rows, width(head_dim)), FLOAT32)
         numbers = room_for(max(ROWS, group), head_dim)

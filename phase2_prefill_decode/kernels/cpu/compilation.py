@@ -23,6 +23,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from phase0_request import entry
+from phase1_kv_pool.layer import HIGHEST, KVLayer
 from phase2_prefill_decode.kernels.attention import AttentionMetadata
 from phase2_prefill_decode.kernels.cpu.attention import attend
 from phase2_prefill_decode.kernels.cpu.cache import PLACE, is_writable
@@ -38,37 +39,42 @@ log = logging.getLogger(__name__)
 PROCESSES = 3  # at most: attention alone takes a third of all
 
 
-def _attention(dtype: torch.dtype, _: torch.dtype) -> Tensor:
-    length, page = torch.ones(1, dtype=torch.int32), torch.zeros(1, 1, 16, 16, dtype=dtype)
+def _page(dtype: torch.dtype) -> KVLayer:
+    page, scales = torch.zeros(1, 1, 16, 16, dtype=dtype), torch.zeros(1, 1, 16)
+    return KVLayer(page, page, scales, scales) if dtype in HIGHEST else KVLayer(page, page)
+
+
+def _attention(dtype: torch.dtype, _: torch.dtype, cached: torch.dtype) -> Tensor:
+    length, query = torch.ones(1, dtype=torch.int32), torch.zeros(1, 1, 16, dtype=dtype)
     metadata = AttentionMetadata(torch.arange(2, dtype=torch.int32), length, torch.zeros_like(length)[None], 1, 1)
-    return attend(page[0, :, :1], page, page, metadata, 1.0)
+    return attend(query, _page(cached), metadata, 1.0)
 
 
-def _rotation(dtype: torch.dtype, _: torch.dtype) -> Tensor:
-    zero, page, angles = torch.zeros(1, dtype=torch.int64), torch.zeros(1, 1, 16, 16, dtype=dtype), torch.zeros(1, 8)
-    return rotate_store(torch.zeros(1, 48, dtype=dtype), angles, angles, zero, zero, page, page, None, 1e-6)
+def _rotation(dtype: torch.dtype, _: torch.dtype, cached: torch.dtype) -> Tensor:
+    zero, angles = torch.zeros(1, dtype=torch.int64), torch.zeros(1, 8)
+    return rotate_store(torch.zeros(1, 48, dtype=dtype), angles, angles, zero, zero, _page(cached), None, 1e-6)
 
 
-def _pointwise(dtype: torch.dtype, _: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+def _pointwise(dtype: torch.dtype, *_: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     row = torch.zeros(1, 16, dtype=dtype)
     return *add_norm(row, row, row[0], 1e-6), swiglu(row)
 
 
-def _product(dtype: torch.dtype, stored: torch.dtype) -> tuple[Tensor, Tensor]:
+def _product(dtype: torch.dtype, stored: torch.dtype, _: torch.dtype) -> tuple[Tensor, Tensor]:
     weight = PackedWeight(torch.zeros(1, 2, dtype=torch.float32).to(stored), scales=torch.zeros(1, 1))
     return weight(torch.zeros(1, weight.inputs, dtype=dtype)), weight.rows(torch.zeros(1, dtype=torch.int64), dtype)
 
 
-def _sampling(dtype: torch.dtype, _: torch.dtype) -> tuple[Tensor, Tensor]:
+def _sampling(dtype: torch.dtype, *_: torch.dtype) -> tuple[Tensor, Tensor]:
     number, integer, key = torch.ones(1), torch.zeros(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int64)
     return draw(torch.zeros(1, 16, dtype=dtype), SamplingInputs(key, key, integer, number, number, number), 16)
 
 
 # What compiles each, on tensors as small as can be: kernels are compiled for a dtype, not for sizes. The longest first.
-# The second dtype is that of the weights.
-KERNELS: dict[str, Callable[[torch.dtype, torch.dtype], object]] = {
+# The second dtype is that of the weights, the third that of keys and values.
+KERNELS: dict[str, Callable[[torch.dtype, torch.dtype, torch.dtype], object]] = {
     "attention": _attention,
-    "forward": lambda _, stored: forward_body(stored),
+    "forward": lambda _, stored, cached: forward_body(stored, cached),
     "product": _product,
     "sampling": _sampling,
     "rotation": _rotation,
@@ -82,21 +88,30 @@ class Kernel(NamedTuple):
     name: str
     dtype: str
     stored: str = ""  # the format of the weights, if it is another
+    cached: str = ""  # the format of keys and values, if it is another
 
     def make(self) -> None:
         """Compile it in this process, or load it from the cache."""
-        KERNELS[self.name](getattr(torch, self.dtype), getattr(torch, self.stored or self.dtype))
+        KERNELS[self.name](*(getattr(torch, name or self.dtype) for name in self[1:]))
 
 
-def kernels_of(dtype: torch.dtype, forward: torch.dtype | None, stored: Iterable[torch.dtype] = ()) -> list[Kernel]:
-    """The kernels of a model in this dtype, with weights in `stored` formats too; `forward`: the format of those that
-    the one call for a decode takes. Logits that are edited or masked are float32."""
+def kernels_of(
+    dtype: torch.dtype,
+    forward: torch.dtype | None,
+    stored: Iterable[torch.dtype] = (),
+    cached: torch.dtype | None = None,
+) -> list[Kernel]:
+    """The kernels of a model in this dtype, with weights in `stored` formats too, and keys and values in `cached`;
+    `forward`: the format of the weights that the one call for a decode takes. Logits that are edited or masked are
+    float32."""
     of_model = str(dtype).removeprefix("torch.")
 
-    def named(name: str, weights: torch.dtype) -> Kernel:
-        return Kernel(name, of_model, "" if weights == dtype else str(weights).removeprefix("torch."))
+    def named(name: str, weights: torch.dtype = dtype) -> Kernel:
+        caches = dtype if cached is None or name not in ("attention", "rotation", "forward") else cached
+        others = ("" if other == dtype else str(other).removeprefix("torch.") for other in (weights, caches))
+        return Kernel(name, of_model, *others)
 
-    kernels = [Kernel(name, of_model) for name in KERNELS if name not in ("forward", "product")]
+    kernels = [named(name) for name in KERNELS if name not in ("forward", "product")]
     kernels += [named("product", weights) for weights in {dtype, *stored}]
     kernels += [] if forward is None else [named("forward", forward)]
     kernels += [] if dtype == torch.float32 else [Kernel("sampling", "float32")]

@@ -18,12 +18,23 @@ import torch
 from numba.np.unsafe.ndarray import to_fixed_tuple
 from torch import Tensor
 
+from phase1_kv_pool.layer import KVLayer
 from phase2_prefill_decode.kernels.attention import check_shapes
 from phase2_prefill_decode.kernels.cpu.attention import write
-from phase2_prefill_decode.kernels.cpu.intrinsics import TAGS, array, compiled, kernel, narrow, widen
+from phase2_prefill_decode.kernels.cpu.intrinsics import (
+    KV_TAGS,
+    NO_TENSOR,
+    TAGS,
+    address,
+    array,
+    compiled,
+    kernel,
+    narrow,
+    widen,
+)
 from phase2_prefill_decode.kernels.cpu.microkernel import BLOCK
 from phase2_prefill_decode.kernels.cpu.openmp import OPENMP, USLEEP, call, on_each_thread, peek, spread, take
-from phase2_prefill_decode.kernels.cpu.pointwise import NO_TENSOR, add, check_places, gate, norm, rotate
+from phase2_prefill_decode.kernels.cpu.pointwise import add, check_places, gate, norm, put, rotate
 from phase2_prefill_decode.kernels.cpu.product import (
     FORMATS,
     SPARE,
@@ -44,7 +55,7 @@ SPINS = 20_000  # some ten microseconds
 NAP = 20  # microseconds; meanwhile another thread can have this core
 
 FLOAT32, INT32, INT64 = np.dtype(np.float32), np.dtype(np.int32), np.dtype(np.int64)
-COLUMNS = 31  # of the table of layers: six for each matrix, and seven more
+COLUMNS = 33  # of the table of layers: six for each matrix, and nine more
 
 Linears = Sequence[Sequence[Linear]]  # qkv_proj, o_proj, gate_up_proj and down_proj of each layer
 
@@ -66,8 +77,8 @@ class Forward:
         self._norm, self._others = norm, norms
         self._table = np.array(
             [
-                [*(number for matrix in matrices for number in matrix.numbers), *map(_address, others),
-                 window or 1 << 40, 0, 0]
+                [*(number for matrix in matrices for number in matrix.numbers), *map(address, others),
+                 window or 1 << 40, 0, 0, 0, 0]
                 for matrices, others, window in zip(layers, self._others, config.sliding_windows, strict=True)
             ],
             np.int64,
@@ -97,25 +108,24 @@ class Forward:
         x: Tensor,
         rope: tuple[Tensor, Tensor],
         step: StepTensors,
-        keys: Sequence[Tensor],
-        values: Sequence[Tensor],
+        layers: Sequence[KVLayer],
     ) -> Tensor:
         """x: [tokens, hidden_size], the embedded tokens. Returns the logits [rows, vocab_size]."""
         c, tokens, metadata = self.config, len(x), step.metadata
         logits = torch.empty((tokens, c.vocab_size), dtype=x.dtype)
-        check_shapes(x.new_empty(0, c.num_attention_heads, c.head_dim), keys[0], values[0])
+        check_shapes(x.new_empty(0, c.num_attention_heads, c.head_dim), layers[0])
         with self._lock:  # the call lets other Python threads run
-            for row, k, v in zip(self._table, keys, values, strict=True):
-                row[-2], row[-1] = k.data_ptr(), v.data_ptr()
+            for row, kv in zip(self._table, layers, strict=True):
+                row[-4:] = [address(side) for side in kv]
             forward_kernel(
-                forward_body(self.stored),
+                forward_body(self.stored, layers[0].keys.dtype),
                 (x.data_ptr(), rope[0].data_ptr(), rope[1].data_ptr(), step.positions.data_ptr(),
                  step.slots.data_ptr(), metadata.cu_seqlens_q.data_ptr()),
                 (metadata.seq_lens.data_ptr(), metadata.page_table.data_ptr(), logits.data_ptr()),
                 (self._table.ctypes.data, *self._lm_head.numbers, self._norm.data_ptr()),
                 (self._shared.data_ptr(), self._counters.data_ptr(), USLEEP),
                 (tokens, c.num_hidden_layers, c.hidden_size, c.intermediate_size, c.vocab_size, c.num_attention_heads,
-                 c.head_dim, len(rope[0]), *keys[0].shape[:3], *metadata.page_table.shape, metadata.max_seqlen_q,
+                 c.head_dim, len(rope[0]), *layers[0].keys.shape[:3], *metadata.page_table.shape, metadata.max_seqlen_q,
                  self._groups),
                 c.rms_norm_eps,
                 torch.get_num_threads() if OPENMP else 1,
@@ -128,10 +138,6 @@ def _packed(linears: Sequence[Linear]) -> list[PackedWeight]:
     """Their packed weights; none if one is not packed, or its inputs have another order."""
     packed = [linear.packed for linear in linears if linear.packed is not None and linear.packed.order is None]
     return packed if len(packed) == len(linears) else []
-
-
-def _address(tensor: Tensor | None) -> int:
-    return NO_TENSOR if tensor is None else tensor.data_ptr()
 
 
 @kernel
@@ -147,8 +153,9 @@ def forward_kernel(body, inputs, places, weights, memory, sizes, eps, threads, o
 
 # region forward
 @cache
-def forward_body(stored: torch.dtype) -> int:
-    """The body of a thread, for matrices in this format."""
+def forward_body(stored: torch.dtype, kv_dtype: torch.dtype) -> int:
+    """The body of a thread, for matrices, keys and values in these formats."""
+    kv_like = KV_TAGS[kv_dtype]
     like, operand_like, kind = TAGS[torch.bfloat16], TAGS[operand_dtype(torch.bfloat16)], FORMATS[stored]
 
     def body(work):
@@ -180,7 +187,9 @@ def forward_body(stored: torch.dtype) -> int:
         residual[:] = 0
         for layer in range(layers):
             row = table[layer]
-            in_norm, post_norm, q_norm, k_norm, window, keys, values = to_fixed_tuple(row[24:], 7)
+            in_norm, post_norm, q_norm, k_norm, window, keys, values, key_scales, value_scales = to_fixed_tuple(
+                row[24:], 9
+            )
             qkv, shared = carve(shared, tokens, (heads + 2 * kv_heads) * head_dim, like)
             q, shared = carve(shared, tokens, heads * head_dim, like)
             attended, shared = carve(shared, tokens, heads * head_dim, like)
@@ -193,8 +202,8 @@ def forward_body(stored: torch.dtype) -> int:
             counters += 128
             attention(
                 qkv.reshape((tokens, heads + 2 * kv_heads, head_dim)), q.reshape((tokens, heads, head_dim)),
-                attended.reshape((tokens, heads, head_dim)), array(keys, pool, like), array(values, pool, like), angles,
-                batch, q_norm, k_norm, eps, scale, window, room, counters, usleep,
+                attended.reshape((tokens, heads, head_dim)), array(keys, pool, kv_like), array(values, pool, kv_like),
+                (key_scales, value_scales), angles, batch, q_norm, k_norm, eps, scale, window, room, counters, usleep,
             )  # fmt: skip
             counters += 128
             linear(attended, matrix(kind, row[6:12]), projected, left, memory, counters, usleep)
@@ -297,13 +306,13 @@ def mlp(x, weight, result, left, memory, counters, usleep):
 
 @compiled()
 def attention(
-    qkv, q, attended, keys, values, angles, batch, q_norm, k_norm, eps, scale, window, room, counters, usleep
+    qkv, q, attended, keys, values, scales, angles, batch, q_norm, k_norm, eps, scale, window, room, counters, usleep
 ):
     """An item is a KV head of a sequence: store its new keys and values, then attend."""
     (_, heads, head_dim), kv_heads = q.shape, keys.shape[1]
     group, page_size = heads // kv_heads, keys.shape[2]
     positions, slots, cu_seqlens_q, seq_lens, page_table = batch
-    has_norms, normed = q_norm != NO_TENSOR, np.empty(head_dim, q.dtype)
+    has_norms, normed, turned = q_norm != NO_TENSOR, np.empty(head_dim, q.dtype), np.empty(head_dim, q.dtype)
     q_norm, k_norm = array(q_norm, (head_dim,), q[0, 0, 0]), array(k_norm, (head_dim,), q[0, 0, 0])
     tiles = np.zeros(1, TILE)
     item = take(counters)
@@ -324,13 +333,14 @@ def attention(
                 if has_norms:
                     norm(x, k_norm, eps, normed)
                     x = normed
-                rotate(x, turn, keys[page, head, offset])
-                values[page, head, offset] = qkv[token, heads + kv_heads + head]
+                rotate(x, turn, turned)
+                put(turned, keys, scales[0], page, head, offset)
+                put(qkv[token, heads + kv_heads + head], values, scales[1], page, head, offset)
         tile, length = tiles[0], np.int64(seq_lens[sequence])
         position = length - (stop - first)
         tile.sequence, tile.first, tile.tokens, tile.position, tile.split = sequence, first, stop - first, position, -1
         tile.head, tile.heads, tile.begin, tile.end = head, 1, max(position + 1 - window, 0), length
-        state = attend_tile(tile, q, (keys, values, page_table), window, scale, room)
+        state = attend_tile(tile, q, (keys, values, scales, page_table), window, scale, room)
         write(tile, group, state, attended)
         take(counters + 64)
         item = take(counters)

@@ -24,6 +24,7 @@ from phase2_prefill_decode.kernels.draw import EXP2
 
 POLYNOMIAL = tuple(map(np.float32, EXP2))  # of 2 ** x
 TAGS = {torch.float32: np.float32(0), torch.bfloat16: np.uint16(0), torch.float16: np.int16(0)}
+KV_TAGS = {**TAGS, torch.int8: np.int8(0), torch.float8_e4m3fn: np.uint8(0)}  # of keys and values
 
 # Allowed float32 optimizations: reorder sums, fuse multiply and add. NaN must be respected.
 FAST = {"reassoc", "contract", "arcp", "nsz"}
@@ -52,6 +53,13 @@ def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
 def kernel(function: Callable[..., Any]) -> Any:
     """numba.njit with the same optimizations, for a function that Python calls, with the on-disk cache."""
     return keeping(partial(numba.njit, function, **OPTIONS))
+
+
+NO_TENSOR = 0
+
+
+def address(tensor: torch.Tensor | None) -> int:
+    return NO_TENSOR if tensor is None else tensor.data_ptr()
 
 
 @intrinsic
@@ -112,6 +120,17 @@ def half_from_float(context, x):
     return types.int16(types.float32), generate
 
 
+@compiled(fastmath=False)
+def float8_from_float(x):
+    """A number of at most 448 as float8 e4m3, rounded to nearest, ties to even."""
+    bits = as_bits(x)
+    sign, size = (bits >> np.uint32(24)) & np.uint32(0x80), bits & np.uint32(0x7FFFFFFF)
+    if size < np.uint32(0x3C800000):  # below 2 ** -6 steps are 2 ** -9: those of the float32 from 2 ** 14 to 2 ** 15
+        return np.uint8(sign | (as_bits(as_float(size) + np.float32(16384)) - as_bits(np.float32(16384))))
+    rounded = (size + np.uint32(0x7FFFF) + ((size >> np.uint32(20)) & np.uint32(1))) >> np.uint32(20)
+    return np.uint8(sign | (rounded - np.uint32(0x3C0)))  # the exponent is biased by 7, not 127
+
+
 @compiled()
 def array(address, shape, like):
     """The memory at an address as an array of the type of `like`, a number or a NumPy dtype."""
@@ -151,6 +170,10 @@ def _narrow(x, like):
         return lambda x, like: bfloat_from_float(x)
     if like == types.int16:
         return lambda x, like: half_from_float(x)
+    if like == types.int8:
+        return lambda x, like: np.int8(np.floor(x + np.float32(0.5)))
+    if like == types.uint8:
+        return lambda x, like: float8_from_float(x)
     return lambda x, like: x
 
 

@@ -109,18 +109,25 @@ def _add_tile(height, width):
 
 def load(builder, row, first, like, count):
     """Load `count` numbers of a row, from the number `first` on, as float32."""
-    numbers = ir.VectorType(NUMBER if like == types.float32 else HALF, count)
+    numbers = ir.VectorType(ir.IntType(like.bitwidth), count)
     place = builder.add(row, builder.mul(first, BYTES(like.bitwidth // 8)))
-    return widened(builder, builder.load(builder.inttoptr(place, numbers.as_pointer()), align=2), like)
+    return widened(builder, builder.load(builder.inttoptr(place, numbers.as_pointer()), align=1), like)
 
 
 def widened(builder, numbers, like):
     """Numbers of the type of `like` as float32."""
-    floats, words, half = (ir.VectorType(kind, numbers.type.count) for kind in (NUMBER, WORD, ir.HalfType()))
+    kinds = NUMBER, WORD, HALF, ir.HalfType()
+    floats, words, halves, half = (ir.VectorType(kind, numbers.type.count) for kind in kinds)
     if like == types.float32:
         return builder.bitcast(numbers, floats)
     if like == types.int16:
         return builder.fpext(builder.bitcast(numbers, half), floats)
+    if like == types.int8:
+        return builder.sitofp(builder.sext(numbers, words), floats)
+    if like == types.uint8:  # float8: exponent and mantissa are those of a float16 that is 2 ** -8 as large
+        bits = builder.shl(builder.sext(numbers, halves), halves([7] * halves.count))
+        bits = builder.and_(bits, halves([0xBFFF] * halves.count))  # the sign was two bits long
+        return builder.fmul(builder.fpext(builder.bitcast(bits, half), floats), floats([256.0] * floats.count))
     shifted = builder.shl(builder.zext(numbers, words), ir.Constant(words, [16] * words.count))
     return builder.bitcast(shifted, floats)
 
@@ -141,12 +148,13 @@ def transpose(context, rows, offset, result, down, like):
     """Write a block of LANES rows as columns of float32. `rows`: where the addresses of the rows are; `offset`: where
     the block begins in each, in bytes; `result`: where to write, `down` bytes from one line to the next.
 
-    A lane holds one float32 or two 16-bit numbers of a row. Each step exchanges the two blocks off the diagonal in
-    blocks of two by two: of one lane, of 2, of 4, and of 8."""
+    A lane holds one float32, two numbers of 16 bits or four of 8 bits of a row. Each step exchanges the two blocks off
+    the diagonal in blocks of two by two: of one lane, of 2, of 4, and of 8."""
 
     def generate(context, builder, signature, args):
         rows, offset, result, down, _ = args
-        words, halves, numbers = (ir.VectorType(kind, LANES) for kind in (WORD, HALF, NUMBER))
+        words, numbers = (ir.VectorType(kind, LANES) for kind in (WORD, NUMBER))
+        parts = ir.VectorType(ir.IntType(like.bitwidth), LANES)
         lines = []
         for row in range(LANES):
             place = builder.load(builder.inttoptr(builder.add(rows, BYTES(8 * row)), BYTES.as_pointer()))
@@ -159,9 +167,8 @@ def transpose(context, rows, offset, result, down, like):
                     pair = lines[row], lines[row + size]
                     lines[row], lines[row + size] = (builder.shuffle_vector(*pair, lanes) for lanes in (upper, lower))
         if like != types.float32:
-            shift = ir.Constant(words, [16] * LANES)
-            parts = [part for line in lines for part in (line, builder.lshr(line, shift))]
-            lines = [builder.trunc(part, halves) for part in parts]
+            shifts = [ir.Constant(words, [shift] * LANES) for shift in range(0, 32, like.bitwidth)]
+            lines = [builder.trunc(builder.lshr(line, shift), parts) for line in lines for shift in shifts]
         for number, line in enumerate(lines):
             place = builder.add(result, builder.mul(down, BYTES(number)))
             builder.store(widened(builder, line, like), builder.inttoptr(place, numbers.as_pointer()), align=STEP)

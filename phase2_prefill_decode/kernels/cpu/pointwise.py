@@ -10,16 +10,32 @@ from functools import cache
 
 import numpy as np
 import torch
+from numba import types
+from numba.extending import overload
 from numba.np.unsafe.ndarray import to_fixed_tuple
 from torch import Tensor
 
-from phase2_prefill_decode.kernels.cpu.intrinsics import TAGS, array, compiled, exp2, kernel, narrow, widen
+from phase1_kv_pool.layer import HIGHEST, LOWEST_PEAK, KVLayer
+from phase2_prefill_decode.kernels.cpu.intrinsics import (
+    KV_TAGS,
+    NO_TENSOR,
+    TAGS,
+    address,
+    array,
+    as_bits,
+    as_float,
+    compiled,
+    exp2,
+    kernel,
+    narrow,
+    widen,
+)
 from phase2_prefill_decode.kernels.cpu.openmp import OPENMP, launch, on_each_thread, spread, take, threads_for
 
 BLOCK = 16  # rows
 FLOAT32, INT64 = np.dtype(np.float32), np.dtype(np.int64)
-NO_TENSOR = 0
 LOG2_E = np.float32(math.log2(math.e))
+LOWEST_BITS = np.float32(LOWEST_PEAK).view(np.uint32)
 
 
 @compiled()
@@ -75,20 +91,18 @@ def rotate_store(
     sin: Tensor,
     positions: Tensor,
     slots: Tensor,
-    keys: Tensor,
-    values: Tensor,
+    kv: KVLayer,
     norms: tuple[Tensor, Tensor] | None,
     eps: float,
 ) -> Tensor:
-    pages, kv_heads, page_size, head_dim = keys.shape
+    pages, kv_heads, page_size, head_dim = kv.keys.shape
     tokens, width = qkv.shape
     heads = width // head_dim - 2 * kv_heads
     q = torch.empty((tokens, heads, head_dim), dtype=qkv.dtype)
-    q_norm, k_norm = (NO_TENSOR, NO_TENSOR) if norms is None else (norms[0].data_ptr(), norms[1].data_ptr())
     rotate_store_kernel(
-        rotate_store_body(qkv.dtype),
+        rotate_store_body(qkv.dtype, kv.keys.dtype),
         (qkv.data_ptr(), cos.data_ptr(), sin.data_ptr(), positions.data_ptr(), slots.data_ptr()),
-        (keys.data_ptr(), values.data_ptr(), q_norm, k_norm, q.data_ptr()),
+        (*map(address, (*kv, *(norms or (None, None)))), q.data_ptr()),
         (tokens, qkv.stride(0), heads, head_dim, cos.shape[0], pages, kv_heads, page_size),
         eps,
         threads_for(tokens * width / 2e3),
@@ -116,14 +130,14 @@ def check_places(positions, slots, tokens, most_positions, most_slots):
 
 
 @cache
-def rotate_store_body(dtype: torch.dtype) -> int:
-    like = TAGS[dtype]
+def rotate_store_body(dtype: torch.dtype, stored: torch.dtype) -> int:
+    like, kv_like = TAGS[dtype], KV_TAGS[stored]
 
     def body(work):
         (
-            _, qkv, cos, sin, positions, slots, keys, values, q_norm, k_norm, q,
+            _, qkv, cos, sin, positions, slots, keys, values, key_scales, value_scales, q_norm, k_norm, q,
             tokens, stride, heads, head_dim, most_positions, pages, kv_heads, page_size, eps,
-        ) = to_fixed_tuple(array(work, (20,), INT64), 20)  # fmt: skip
+        ) = to_fixed_tuple(array(work, (22,), INT64), 22)  # fmt: skip
         half, pool, eps = (
             head_dim // 2,
             (pages, kv_heads, page_size, head_dim),
@@ -132,8 +146,8 @@ def rotate_store_body(dtype: torch.dtype) -> int:
         qkv, q = array(qkv, (tokens, stride), like), array(q, (tokens, heads, head_dim), like)
         cos, sin = array(cos, (most_positions, half), FLOAT32), array(sin, (most_positions, half), FLOAT32)
         positions, slots = array(positions, (tokens,), INT64), array(slots, (tokens,), INT64)
-        keys, values = array(keys, pool, like), array(values, pool, like)
-        normed = np.empty(head_dim, q.dtype)
+        keys, values = array(keys, pool, kv_like), array(values, pool, kv_like)
+        normed, turned = np.empty(head_dim, q.dtype), np.empty(head_dim, q.dtype)
         has_norms = q_norm != NO_TENSOR
         q_norm, k_norm = array(q_norm, (head_dim,), like), array(k_norm, (head_dim,), like)
         block = take(work)
@@ -150,16 +164,45 @@ def rotate_store_body(dtype: torch.dtype) -> int:
                     if head < heads:
                         rotate(x, angles, q[token, head])
                     elif slot >= 0:
-                        rotate(x, angles, keys[page, head - heads, offset])
+                        rotate(x, angles, turned)
+                        put(turned, keys, key_scales, page, head - heads, offset)
                 if slot >= 0:
                     for head in range(kv_heads):
                         first = (heads + kv_heads + head) * head_dim
-                        place, value = values[page, head, offset], row[first : first + head_dim]
-                        for i in range(head_dim):  # numba compiles an assignment of slices with a long error message
-                            place[i] = value[i]
+                        put(row[first : first + head_dim], values, value_scales, page, head, offset)
             block = take(work)
 
     return on_each_thread(body)
+
+
+@compiled(fastmath=False)
+def put(x, side, scales, page, head, offset):
+    """Store a head of a token. In 8 bits with a scale from its largest number: see `quantize` in
+    `phase1_kv_pool.layer`."""
+    place, factor = side[page, head, offset], np.float32(1)
+    if scales != NO_TENSOR:
+        bits = LOWEST_BITS  # floats above 0 order as their bits do, and those that are not finite are above all others
+        for i in range(len(x)):
+            bits = max(bits, as_bits(widen(x[i])) & np.uint32(0x7FFFFFFF))
+        scale = as_float(np.uint32(bits)) / highest(place[0])
+        array(scales, side.shape[:3], scale)[page, head, offset] = scale
+        if not scale < np.inf:
+            place[:] = 0
+            return
+        factor = np.float32(1) / scale
+    for i in range(len(x)):
+        place[i] = narrow(widen(x[i]) * factor, place[i])
+
+
+def highest(like):
+    """The largest number of an 8-bit format."""
+    raise NotImplementedError("only inside compiled functions")
+
+
+@overload(highest)
+def _highest(like):
+    number = np.float32(HIGHEST[torch.int8 if like == types.int8 else torch.float8_e4m3fn])
+    return lambda like: number
 
 
 @compiled()

@@ -13,7 +13,7 @@ without fast math.
 
 import numpy as np
 
-from phase2_prefill_decode.kernels.cpu.intrinsics import array, compiled, exp2, prefetch, widen
+from phase2_prefill_decode.kernels.cpu.intrinsics import NO_TENSOR, array, compiled, exp2, prefetch, widen
 from phase2_prefill_decode.kernels.cpu.matmul import COLUMNS, KEYS, LANES, add_product, highest, total, transpose
 
 SPLIT = 512  # keys: a multiple of KEYS
@@ -32,6 +32,7 @@ TILE = np.dtype(
     ]
 )
 INT64 = np.dtype(np.int64)
+SCALE = 4  # bytes
 
 
 @compiled()
@@ -49,30 +50,31 @@ def whole(count):
 @compiled()
 def room_for(rows, head_dim):
     """The float32 of scratch memory that a tile needs. `rows`: of all its heads."""
-    dims = whole(head_dim)
-    spare = 2 * KEYS * dims if head_dim < dims else 0
-    return rows * (3 * width(head_dim) + KEYS) + dims * COLUMNS + 2 * (6 * KEYS + dims) + spare
+    dims = whole(head_dim) + COLUMNS  # numbers of 8 bits are transposed twice as many at a time
+    return rows * (3 * width(head_dim) + KEYS) + dims * COLUMNS + 2 * (10 * KEYS + dims) + 2 * KEYS * dims
 
 
 # region attend_tile
 @compiled()
 def attend_tile(tile, query, cached, window, scale, room):
     """Attend a tile's queries to its keys. Returns a line of results for each KV head and row."""
-    keys, head_dim = cached[0], query.shape[2]
+    keys, scales, head_dim = cached[0], cached[2], query.shape[2]
     group, dims = query.shape[1] // keys.shape[1], whole(head_dim)
     rows, line, like = tile.tokens * group, width(head_dim), keys[0, 0, 0, 0]
+    step = 4 * LANES // keys.itemsize  # numbers of a key that are transposed at once
+    lines = -(-dims // step) * step
     result, room = carve(room, tile.heads * rows, line)
     state, room = carve(room, tile.heads * rows, line)  # since the last multiple of SPLIT
     q, room = carve(room, tile.heads * rows, line)
     scores, room = carve(room, rows, np.int64(KEYS))
-    k, room = carve(room, dims, np.int64(COLUMNS))
-    places, room = carve_addresses(room, np.int64(2), np.int64(KEYS))  # of keys and of values
-    following, room = carve_addresses(room, np.int64(2), np.int64(KEYS))  # of the next head
+    k, room = carve(room, lines, np.int64(COLUMNS))
+    places, room = carve_addresses(room, np.int64(4), np.int64(KEYS))  # of keys, of values, and of their scales
+    following, room = carve_addresses(room, np.int64(4), np.int64(KEYS))  # of the next head
     padded, room = carve_addresses(room, np.int64(2), np.int64(KEYS))
     k_places, spare = carve_addresses(room, np.int64(1), dims)
     for i in range(dims):
         k_places[0, i] = k.ctypes.data + i * k.strides[0]
-    at = padded if head_dim < dims else places
+    at = padded if head_dim < lines else places
     load_queries(tile, query, group, scale, q)
     clear(result, head_dim)
     clear(state, head_dim)
@@ -86,17 +88,22 @@ def attend_tile(tile, query, cached, window, scale, room):
             own = slice(head * rows, (head + 1) * rows)
             if head + 1 < tile.heads:
                 following[:] = places
-                following += keys.strides[1]
+                following[:2] += keys.strides[1]
+                following[2:] += keys.shape[2] * SCALE
             else:
                 find(tile, start + KEYS, cached, following)
-            if head_dim < dims:
-                pad(places, head_dim, spare, like, padded)
+            if head_dim < lines:
+                pad(places, head_dim, lines, spare, like, padded)
             scores[:] = 0
             for first in range(0, size, COLUMNS):
-                load_keys(at[0, first:], following[:, first:], k, like, keys.itemsize)
+                load_keys(at[0, first:], following[:, first:], k, like, step)
                 add_product(scores[:, first : first + COLUMNS], q[own], k_places[0], np.float32(0))
+            if scales[0] != NO_TENSOR:
+                multiply(scores, places[2])
             hide(scores, tile.position - start, group, window)
             soften(scores, state[own], head_dim)
+            if scales[0] != NO_TENSOR:
+                multiply(scores, places[3])
             add_product(state[own, :dims], scores, at[1, :size], like)
             places[:] = following
     merge(result, state, head_dim)
@@ -137,15 +144,17 @@ def load_queries(tile, query, group, scale, q):
 
 @compiled()
 def find(tile, start, cached, places):
-    """Write the addresses of the keys and values of a block, for the first head. Before and after the tile's keys, it
-    is that of the nearest of them: the memory there could hold NaN, and 0 times NaN is NaN."""
-    keys, values, pages = cached
+    """Write the addresses of the keys and values of a block, and of their scales, for the first head. Before and after
+    the tile's keys, it is that of the nearest of them: the memory there could hold NaN, and 0 times NaN is NaN."""
+    keys, values, scales, pages = cached
     position, page_size = max(min(start, tile.end - 1), tile.begin), keys.shape[2]
     entry, offset = position // page_size, position % page_size
     for key in range(KEYS):
         page = pages[tile.sequence, entry]
         distance = page * keys.strides[0] + tile.head * keys.strides[1] + offset * keys.strides[2]
         places[0, key], places[1, key] = keys.ctypes.data + distance, values.ctypes.data + distance
+        slot = distance // keys.strides[2] * SCALE
+        places[2, key], places[3, key] = scales[0] + slot, scales[1] + slot
         if tile.begin <= start + key < tile.end - 1:
             offset += 1
             if offset == page_size:
@@ -153,9 +162,9 @@ def find(tile, start, cached, places):
 
 
 @compiled()
-def pad(places, head_dim, spare, like, padded):
+def pad(places, head_dim, lines, spare, like, padded):
     """Copy keys and values that are not whole lines, and pad them with zeros. `padded`: the addresses of the copies."""
-    copies = array(spare.ctypes.data, (2, KEYS, whole(head_dim)), like)
+    copies = array(spare.ctypes.data, (2, KEYS, lines), like)
     copies[:] = 0
     for side in range(2):
         for key in range(KEYS):
@@ -164,16 +173,25 @@ def pad(places, head_dim, spare, like, padded):
 
 
 @compiled()
-def load_keys(places, following, k, like, itemsize):
+def load_keys(places, following, k, like, step):
     """Load COLUMNS keys as columns of float32, and prefetch as many keys and values of the next head: a processor does
     so by itself in pieces that are longer than a head of a page."""
-    step = 4 * LANES // itemsize
+    itemsize = 4 * LANES // step
     for first in range(0, COLUMNS, LANES):
         for i in range(0, len(k), step):
             transpose(places[first:].ctypes.data, i * itemsize, k[i, first:].ctypes.data, k.strides[0], like)
             for key in range(first, first + LANES):
                 prefetch(following[0, key] + i * itemsize)
                 prefetch(following[1, key] + i * itemsize)
+
+
+@compiled(fastmath=False)
+def multiply(scores, places):
+    """Multiply the columns by the scales at these addresses."""
+    for key in range(KEYS):
+        scale = array(places[key], (1,), scores[0, 0])[0]
+        for row in range(len(scores)):
+            scores[row, key] *= scale
 
 
 @compiled()

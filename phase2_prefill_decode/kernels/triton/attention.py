@@ -5,6 +5,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from phase1_kv_pool.layer import HIGHEST, KVLayer
 from phase2_prefill_decode.kernels.attention import AttentionMetadata, check_shapes
 from phase2_prefill_decode.kernels.triton.decode import decode
 from phase2_prefill_decode.kernels.triton.plan import FEW, plan
@@ -13,31 +14,29 @@ from phase2_prefill_decode.kernels.triton.tiles import LOG2_E, constants
 
 
 # region attend
-def attend(
-    query: Tensor, keys: Tensor, values: Tensor, metadata: AttentionMetadata, scale: float, window: int | None = None
-) -> Tensor:
+def attend(query: Tensor, kv: KVLayer, metadata: AttentionMetadata, scale: float, window: int | None = None) -> Tensor:
     """Run each sequence on the kernel that `plan` assigns.
 
     A step of short sequences needs no plan and no sizes on the host, so it can be captured in a CUDA graph.
     """
-    check_shapes(query, keys, values)
+    check_shapes(query, kv)
     query, result = query.contiguous(), torch.empty_like(query, memory_format=torch.contiguous_format)
     if metadata.max_seqlen_q <= FEW:
-        decode(query, keys, values, result, metadata, scale, window)
+        decode(query, kv, result, metadata, scale, window)
         return result
-    heads, (_, kv_heads, page_size, head_dim) = query.shape[1], keys.shape
+    heads, (_, kv_heads, page_size, head_dim) = query.shape[1], kv.keys.shape
     group = heads // kv_heads
-    tiles = tiling(head_dim, keys.element_size(), group)
+    tiles = tiling(head_dim, query.element_size(), group, kv.keys.dtype in HIGHEST)
     blocks, short = planned(metadata, group, tiles.rows // group, window)
     if len(blocks) > 0:
         with torch.cuda.device(query.get_device()):
             prefill_kernel[kv_heads, len(blocks)](
-                query, keys, values, result, metadata.cu_seqlens_q, metadata.seq_lens, metadata.page_table, blocks,
+                query, *kv, result, metadata.cu_seqlens_q, metadata.seq_lens, metadata.page_table, blocks,
                 metadata.page_table.stride(0), scale * LOG2_E,
                 **constants(heads, kv_heads, page_size, head_dim, tiles, window), **tiles.options,
             )  # fmt: skip
     if short is not None:
-        decode(query, keys, values, result, short, scale, window)
+        decode(query, kv, result, short, scale, window)
     return result
 
 

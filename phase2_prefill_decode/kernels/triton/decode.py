@@ -21,6 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from phase1_kv_pool.kernels.triton.launch import jit
+from phase1_kv_pool.layer import HIGHEST, KVLayer
 from phase2_prefill_decode.kernels.attention import AttentionMetadata
 from phase2_prefill_decode.kernels.triton.splits import Splits, splits_of
 from phase2_prefill_decode.kernels.triton.tiles import LOG2_E, LOWEST, Tiling, block, constants, walk
@@ -40,6 +41,8 @@ def decode_kernel(
     query,  # [tokens, heads, head_dim]
     keys,  # [pages, kv_heads, page_size, head_dim]
     values,
+    key_scales,  # [pages, kv_heads, page_size], or None
+    value_scales,
     result,  # [tokens, heads, head_dim]
     parts,  # [most splits, queries, heads, head_dim] float32: the result of each split
     lse,  # [most splits, queries, heads] float32: log2 of the sum of the split's weights (log-sum-exp)
@@ -78,7 +81,7 @@ def decode_kernel(
         l_i = tl.zeros([rows], tl.float32)
         acc = tl.zeros([rows, block_dim], tl.float32)
         m_i, l_i, acc = walk(
-            begin, end, q, keys, values, table, position, length, scale, m_i, l_i, acc,
+            begin, end, q, keys, values, key_scales, value_scales, table, position, length, scale, m_i, l_i, acc,
             kv_head, kv_heads, head_dim, block_dim, page_size, tile, window, True,
         )  # fmt: skip
         acc /= tl.where(l_i == 0, 1.0, l_i)[:, None]  # a row without visible keys is 0
@@ -139,8 +142,9 @@ def join_kernel(
 # endregion
 
 
-def tiling(head_dim: int, itemsize: int, rows: int, tuning: Tuning) -> Tiling:
-    """The tiling for `rows` used rows: if these are few, the tuned one."""
+def tiling(head_dim: int, itemsize: int, rows: int, tuning: Tuning, in_8_bits: bool = False) -> Tiling:
+    """The tiling for `rows` used rows of `itemsize` bytes a number: if these are few, the tuned one. Keys and values in
+    8 bits take more registers: they are widened."""
     if tuning.tile and block(rows) == 16:
         return Tiling(16, tuning.tile, tuning.num_warps, tuning.num_stages)
     sums = block(rows) * block(head_dim)  # in registers, with the queries and a tile of scores
@@ -148,13 +152,13 @@ def tiling(head_dim: int, itemsize: int, rows: int, tuning: Tuning) -> Tiling:
         if sums > 64 * 128:
             return Tiling(block(rows), 16, 16, 1)
         if sums > 32 * 128:
-            return Tiling(block(rows), 16, 16, 2, maxnreg=128)
-        return Tiling(block(rows), 32 if sums <= 16 * 128 else 16, 8, 3, maxnreg=255)
+            return Tiling(block(rows), 16, 16, 1 if in_8_bits else 2, maxnreg=128)
+        return Tiling(block(rows), 32 if sums <= 16 * 128 else 16, 8, 1 if in_8_bits else 3, maxnreg=255)
     wide = head_dim > 128
     if sums > 32 * 128:  # more registers than four warps have
         tile = 16 if wide and sums > 64 * 128 else 32 if wide else 64
         return Tiling(block(rows), tile, 8, 2 if wide else 3, maxnreg=255 if wide else None)
-    return Tiling(block(rows), 32 if wide else 64, 4, 3)
+    return Tiling(block(rows), 32 if wide else 64, 4, 3, maxnreg=192 if in_8_bits else None)
 
 
 def join_constants(heads: int, head_dim: int, queries: int) -> dict[str, int]:
@@ -188,19 +192,20 @@ class DecodePlan(NamedTuple):
 
 def decode_plan_of(
     metadata: AttentionMetadata,
-    heads: int,
+    query: Tensor,
     keys: Tensor,
     window: int | None,
     tuning: Tuning | None,
 ) -> DecodePlan:
     """Plan a step at the first layer of a kind, and keep the plan in the metadata."""
     capturing = keys.is_cuda and torch.cuda.is_current_stream_capturing()  # a graph makes its own table
-    key = heads, keys.shape[1:], keys.dtype, window, tuning, capturing
+    heads, itemsize = query.shape[1], query.element_size()  # in which keys of 8 bits are multiplied, too
+    key = heads, itemsize, keys.shape[1:], keys.dtype, window, tuning, capturing
     if key not in metadata.plans:
-        (_, kv_heads, page_size, head_dim), itemsize = keys.shape, keys.element_size()
+        _, kv_heads, page_size, head_dim = keys.shape
         group, queries = heads // kv_heads, triton.next_power_of_2(max(metadata.max_seqlen_q, 1))
         tuning = tuning or default(group)
-        tiles = tiling(head_dim, itemsize, queries * group, tuning)
+        tiles = tiling(head_dim, itemsize, queries * group, tuning, keys.dtype in HIGHEST)
         splits = splits_of(metadata, kv_heads, queries, tuning.chunk, tiles.tile, window)
         programs = max(programs_at_once(keys.device, tiles, head_dim, itemsize) // kv_heads, 1)
         join = join_constants(heads, head_dim, queries)
@@ -218,8 +223,7 @@ def decode_plan_of(
 
 def decode(
     query: Tensor,
-    keys: Tensor,
-    values: Tensor,
+    kv: KVLayer,
     result: Tensor,
     metadata: AttentionMetadata,
     scale: float,
@@ -232,13 +236,13 @@ def decode(
     read from the device, and all memory is of a size that the host knows, so a launch can be captured.
     """
     heads, head_dim = query.shape[1:]
-    step = decode_plan_of(metadata, heads, keys, window, tuning)
+    step = decode_plan_of(metadata, query, kv.keys, window, tuning)
     splits = step.splits
     lse = query.new_empty((splits.most, step.queries, heads), dtype=torch.float32)
     parts = query.new_empty((*lse.shape, head_dim), dtype=torch.float32)
     with torch.cuda.device(query.get_device()):
         decode_kernel[step.grid](
-            query, keys, values, result, parts, lse, splits.work, splits.cu_splits, metadata.cu_seqlens_q,
+            query, *kv, result, parts, lse, splits.work, splits.cu_splits, metadata.cu_seqlens_q,
             metadata.seq_lens, metadata.page_table, len(metadata.seq_lens), metadata.page_table.stride(0),
             scale * LOG2_E, **step.decode,
         )  # fmt: skip

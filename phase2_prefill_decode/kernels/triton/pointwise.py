@@ -13,6 +13,8 @@ import triton.language as tl
 from torch import Tensor
 
 from phase1_kv_pool.kernels.triton.launch import jit
+from phase1_kv_pool.kernels.triton.store import peak, scale_of, scaled
+from phase1_kv_pool.layer import KVLayer
 
 BYTES = 4096  # of K or V or q that a program of rotate_store takes; whole heads of one token at least
 INNER = 1024  # numbers of a row that a program of swiglu makes
@@ -59,6 +61,8 @@ def rotate_store_kernel(
     slots,
     keys,  # [pages, kv_heads, page_size, head_dim]
     values,
+    key_scales,  # [pages, kv_heads, page_size], or None
+    value_scales,
     q_norm,  # [head_dim], or None
     k_norm,
     query,  # [tokens, heads, head_dim]
@@ -96,15 +100,22 @@ def rotate_store_kernel(
         tl.store(query + out, first, mask=mask)
         tl.store(query + out + half, second, mask=mask)
     else:
-        side = keys
+        side, scales = keys, key_scales
         if head >= heads + kv_heads:
-            side = values
+            side, scales = values, value_scales
         slot = tl.load(slots + token, mask=token < tokens, other=-1).to(tl.int64)
         row = (slot // page_size * kv_heads + (head - heads) % kv_heads) * page_size + slot % page_size
         out = row[:, None] * 2 * half + dim
         is_stored = (slot >= 0)[:, None] & (dim < half)
-        tl.store(side + out, first, mask=is_stored)
-        tl.store(side + out + half, second, mask=is_stored)
+        if key_scales is not None:
+            dtype: tl.constexpr = keys.dtype.element_ty
+            scale = scale_of(tl.maximum(peak(first), peak(second)), dtype)
+            tl.store(scales + row, scale, mask=slot >= 0)
+            tl.store(side + out, scaled(first, scale, dtype), mask=is_stored)
+            tl.store(side + out + half, scaled(second, scale, dtype), mask=is_stored)
+        else:
+            tl.store(side + out, first, mask=is_stored)
+            tl.store(side + out + half, second, mask=is_stored)
 
 
 @triton.jit
@@ -181,17 +192,16 @@ def rotate_store(
     sin: Tensor,
     positions: Tensor,
     slots: Tensor,
-    keys: Tensor,
-    values: Tensor,
+    kv: KVLayer,
     norms: tuple[Tensor, Tensor] | None,
     eps: float,
 ) -> Tensor:
-    if qkv.stride(1) != 1 or not (keys.is_contiguous() and values.is_contiguous()):
+    if qkv.stride(1) != 1 or not all(side is None or side.is_contiguous() for side in kv):
         raise ValueError(
             f"the Triton rotate_store takes rows of consecutive numbers and whole layers of a pool, got strides "
-            f"{qkv.stride()} of qkv, {keys.stride()} of keys, {values.stride()} of values"
+            f"{qkv.stride()} of qkv, {kv.keys.stride()} of keys, {kv.values.stride()} of values"
         )
-    tokens, (_, kv_heads, page_size, head_dim) = len(qkv), keys.shape
+    tokens, (_, kv_heads, page_size, head_dim) = len(qkv), kv.keys.shape
     heads = qkv.shape[1] // head_dim - 2 * kv_heads
     query = qkv.new_empty(tokens, heads, head_dim)
     if tokens > 0:
@@ -200,7 +210,7 @@ def rotate_store(
         norm = norms or (None, None)
         with torch.cuda.device(qkv.get_device()):
             rotate_store_kernel[grid](
-                qkv, qkv.stride(0), cos, sin, positions, slots, keys, values, *norm, query, tokens, eps, **shape
+                qkv, qkv.stride(0), cos, sin, positions, slots, *kv, *norm, query, tokens, eps, **shape
             )
     return query
 

@@ -26,6 +26,8 @@ def prefill_kernel(
     query,  # [tokens, heads, head_dim]
     keys,  # [pages, kv_heads, page_size, head_dim]
     values,
+    key_scales,  # [pages, kv_heads, page_size], or None
+    value_scales,
     result,  # [tokens, heads, head_dim]
     cu_seqlens_q,
     seq_lens,
@@ -65,13 +67,13 @@ def prefill_kernel(
     if window is None:
         begin = (first + 1) // tile * tile  # tiles before `begin` precede all rows
         m_i, l_i, acc = walk(
-            0, begin, q, keys, values, table, position, length, scale, m_i, l_i, acc,
+            0, begin, q, keys, values, key_scales, value_scales, table, position, length, scale, m_i, l_i, acc,
             kv_head, kv_heads, head_dim, block_dim, page_size, tile, window, False,
         )  # fmt: skip
     else:
         begin = tl.maximum(first - window + 1, 0) // tile * tile
     m_i, l_i, acc = walk(
-        begin, last + 1, q, keys, values, table, position, length, scale, m_i, l_i, acc,
+        begin, last + 1, q, keys, values, key_scales, value_scales, table, position, length, scale, m_i, l_i, acc,
         kv_head, kv_heads, head_dim, block_dim, page_size, tile, window, True,
     )  # fmt: skip
     acc /= tl.where(l_i == 0, 1.0, l_i)[:, None]
@@ -82,12 +84,13 @@ def prefill_kernel(
 
 
 @cache
-def tiling(head_dim: int, itemsize: int, group: int) -> Tiling:
-    """The tiling of a block, with rows for at least one new token."""
+def tiling(head_dim: int, itemsize: int, group: int, in_8_bits: bool = False) -> Tiling:
+    """The tiling of a block, with rows for at least one new token. `itemsize` is that of queries; keys and values in
+    8 bits take more registers: they are widened."""
     if itemsize == 4:  # float32 products take more registers and no tensor cores
-        tiles = Tiling(32 if head_dim <= 128 else 16, 16, 8, 2, maxnreg=255)
+        tiles = Tiling(32 if head_dim <= 128 else 16, 16, 8, 1 if in_8_bits else 2, maxnreg=255)
     elif head_dim <= 64:
         tiles = Tiling(64, 64, 4, 3, maxnreg=255)
     else:
-        tiles = Tiling(128, 64, 8, 3) if head_dim <= 128 else Tiling(64, 32, 8, 2)
+        tiles = Tiling(128, 32 if in_8_bits else 64, 8, 3) if head_dim <= 128 else Tiling(64, 32, 8, 2)
     return tiles._replace(rows=max(tiles.rows, block(group)))

@@ -29,40 +29,47 @@ def lookup_pages(table, first, length, page_size: tl.constexpr, tile: tl.constex
 
 @triton.jit
 def walk(
-    begin, end, q, keys, values, table, position, length, scale, m_i, l_i, acc,
+    begin, end, q, keys, values, key_scales, value_scales, table, position, length, scale, m_i, l_i, acc,
     kv_head, kv_heads: tl.constexpr, head_dim: tl.constexpr, block_dim: tl.constexpr, page_size: tl.constexpr,
     tile: tl.constexpr, window: tl.constexpr, masked: tl.constexpr,
 ):  # fmt: skip
     """Attend to the keys from `begin`, a multiple of `tile`, to `end`. Return m_i, l_i and acc, see `accumulate`.
 
-    Unmasked, every key exists and every row sees it.
+    Unmasked, every key exists and every row sees it. Scales are None unless keys and values are of 8 bits, which are
+    exact in the dtype of the queries.
     """
     # region exercise 2.7
     dim = tl.arange(0, block_dim)
     page = lookup_pages(table, begin, length, page_size, tile)
     for first in range(begin, end, tile):
         token = first + tl.arange(0, tile)
-        kv_offsets = ((page * kv_heads + kv_head) * page_size + token % page_size)[:, None] * head_dim + dim
+        row = (page * kv_heads + kv_head) * page_size + token % page_size
+        kv_offsets = row[:, None] * head_dim + dim
         kv_mask = (dim < head_dim)[None, :]
         if masked:
             kv_mask = (token < length)[:, None] & kv_mask
-        key = tl.load(keys + kv_offsets, mask=kv_mask, other=0.0)
-        value = tl.load(values + kv_offsets, mask=kv_mask, other=0.0)  # 0: a weight of 0 times NaN would be NaN
+        key = tl.load(keys + kv_offsets, mask=kv_mask, other=0.0).to(q.dtype)
+        value = tl.load(values + kv_offsets, mask=kv_mask, other=0.0).to(q.dtype)  # 0: 0 times NaN would be NaN
+        value_scale = None
+        if value_scales is not None:
+            value_scale = tl.load(value_scales + row, mask=token < length, other=0.0)
         page = lookup_pages(table, first + tile, length, page_size, tile)  # of the next tile, while this one loads
         if masked:
             seen = token <= position[:, None]
             if window is not None:
                 seen &= token > position[:, None] - window
         scores = tl.dot(q, tl.trans(key), input_precision=PRECISION) * scale
+        if key_scales is not None:
+            scores *= tl.load(key_scales + row, mask=token < length, other=0.0)[None, :]
         if masked:
             scores = tl.where(seen, scores, -float("inf"))
-        m_i, l_i, acc = accumulate(scores, value, m_i, l_i, acc)
+        m_i, l_i, acc = accumulate(scores, value, value_scale, m_i, l_i, acc)
     return m_i, l_i, acc
     # endregion
 
 
 @triton.jit
-def accumulate(scores, value, m_i, l_i, acc):
+def accumulate(scores, value, value_scale, m_i, l_i, acc):
     """One step of the online softmax: add a tile's values, weighted by its scores, to the running result.
 
     m_i   [rows]             running maximum of the scores, which all weights are relative to
@@ -74,6 +81,8 @@ def accumulate(scores, value, m_i, l_i, acc):
     alpha = tl.exp2(m_i - m_new)  # rescales what was summed relative to the lower maximum
     p = tl.exp2(scores - m_new[:, None])  # 0 where the score is -inf
     l_i = l_i * alpha + tl.sum(p, 1)
+    if value_scale is not None:
+        p *= value_scale[None, :]
     acc = tl.dot(p.to(value.dtype), value, acc * alpha[:, None], input_precision=PRECISION)
     return m_new, l_i, acc
     # endregion

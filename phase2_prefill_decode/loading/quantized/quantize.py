@@ -9,7 +9,7 @@ from phase2_prefill_decode.loading.quantized.layout import SCHEMES
 from phase2_prefill_decode.loading.quantized.weight import MIDDLE, QuantizedWeight, packed
 
 GROUP = 32  # inputs that share a scale in 4 bits
-AT_ONCE = 1 << 17  # numbers: their float32 copies stay in the processor's cache
+AT_ONCE = {"cpu": 1 << 17, "cuda": 1 << 25}  # numbers: the cache of a CPU holds their float32 copies
 LARGEST = 8.5, 8.0, 7.5, 7.0, 6.5  # steps to the largest number of a group in 4 bits, of which the best is chosen
 
 
@@ -17,7 +17,7 @@ def quantize(weight: Tensor, scheme: str) -> QuantizedWeight:
     """The weight in one of SCHEMES."""
     if weight.shape[1] % GROUP and scheme == "int4":
         raise ValueError(f"int4 needs a multiple of {GROUP} inputs, and a matrix has {weight.shape[1]}")
-    step = max(AT_ONCE // weight.shape[1], 1)
+    step = max(AT_ONCE[weight.device.type] // weight.shape[1], 1)
     parts = [QUANTIZERS[scheme](rows.float()) for rows in torch.split(weight, step)]
     values, scales = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
     return QuantizedWeight(values=values, scales=scales, dtype=weight.dtype)

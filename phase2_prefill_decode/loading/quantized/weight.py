@@ -48,7 +48,8 @@ class QuantizedWeight:
         return len(self.values)
 
     def to(self, device: str | torch.device) -> "QuantizedWeight":
-        moved = self._of_each(lambda tensor: tensor.to(device))
+        """The same weight on a device, each tensor contiguous."""
+        moved = self._of_each(lambda tensor: tensor.to(device).contiguous())
         return moved if self.order is None else replace(moved, order=self.order.to(device))
 
     # region exercise 2.25

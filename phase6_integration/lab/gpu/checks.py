@@ -14,6 +14,7 @@ import torch
 
 from phase0_request.machine import describe
 from phase0_request.params import SamplingParams
+from phase1_kv_pool.layer import KVLayer
 from phase2_prefill_decode.kernels.attention import ATTEND, AttentionMetadata
 from phase6_integration.lab.gpu.rows import Day, Row
 
@@ -129,8 +130,8 @@ def launch(device: str) -> None:
         metadata = AttentionMetadata(starts.to(device), ends.to(device), table, max(new), max(lengths), sizes)
         shape = sum(counts), kv_heads, page_size, head_dim
         dtype = torch.float32 if device == "cpu" else torch.bfloat16
-        keys, values = (torch.randn(shape).to(device, dtype) for _ in "kv")
+        kv = KVLayer(*(torch.randn(shape).to(device, dtype) for _ in "kv"))
         query = torch.randn(sum(new), kv_heads * group, head_dim).to(device, dtype)
-        result = ATTEND.on(torch.device(device))(query, keys, values, metadata, head_dim**-0.5, None)
+        result = ATTEND.on(torch.device(device))(query, kv, metadata, head_dim**-0.5, None)
         if not result.isfinite().all():
             raise RuntimeError(f"attention over {sizes} is not finite")

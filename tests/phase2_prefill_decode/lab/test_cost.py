@@ -144,7 +144,7 @@ def test_the_decoder_multiplies_as_many_rows_as_the_model_counts(monkeypatch: py
     for ends in ((12, 20, 9), (5, 50, 1), (5, 20, 1)):
         operations = weights = 0
         batch = Batch(tuple(Slice(request, 0, end) for request, end in zip(requests, ends, strict=True)))
-        model(loaded(batch, cache), pool.keys, pool.values)
+        model(loaded(batch, cache), pool.layers)
         cost = CostModel(config, dtype="float32").step(batch)
         assert operations == cost.linears.operations + cost.head.operations
         assert weights == cost.linears.weights + cost.head.weights

@@ -34,7 +34,7 @@ def test_greedy_tokens_equal_transformers(family: str, tmp_path: Path) -> None:
     with NanoServingEngine.from_pretrained(
         saved(oracle, tmp_path),
         dtype="float32",
-        kv_cache_pages=40,
+        kv_cache_pages=34,
         page_size=4,
         max_chunk_size=7,
         max_num_batched_tokens=24,
@@ -46,6 +46,23 @@ def test_greedy_tokens_equal_transformers(family: str, tmp_path: Path) -> None:
     for prompt, answer in zip(asked, answers, strict=True):
         assert len(answer.output_tokens) == 24
         assert follows(oracle, prompt, answer.output_tokens)
+
+
+@pytest.mark.parametrize("kv", ["int8", "fp8"])
+def test_in_8_bits_a_request_has_the_answer_that_it_has_alone(kv: str) -> None:
+    """In chunks, with a prefix found in the cache, and computed again after a preemption."""
+    asked = [prompt * 2 for prompt in prompts(300)]
+    asked += [[*asked[-1][:40], 9], [*asked[-1][:33], 8, 7]]
+    small = {"kv_cache_pages": 40, "page_size": 4, "max_chunk_size": 7, "max_num_batched_tokens": 24}
+    with NanoServingEngine.from_pretrained(dtype="bfloat16", kv_cache_dtype=kv, **small) as made:
+        assert made.parts.layout.dtype == kv
+        answers = made.generate(asked, GREEDY)
+        stats = made.get_stats()
+        assert stats["preemptions"] > 0
+        assert stats["cache_hit_rate"] > 0
+    with NanoServingEngine.from_pretrained(dtype="bfloat16", kv_cache_dtype=kv, enable_prefix_caching=False) as made:
+        alone = [made.generate([prompt], GREEDY)[0] for prompt in asked]
+    assert [answer.output_tokens for answer in answers] == [answer.output_tokens for answer in alone]
 
 
 def test_generate_takes_texts_or_token_ids_one_or_many(engine: NanoServingEngine) -> None:
@@ -89,7 +106,7 @@ def test_step_drives_added_requests_and_abort_ends_one(engine: NanoServingEngine
 
 
 def test_stats_count_tokens_cache_hits_and_finished_requests() -> None:
-    with NanoServingEngine.from_pretrained(kv_cache_pages=64, max_num_seqs=4) as made:
+    with NanoServingEngine.from_pretrained(kv_cache_pages=64, max_num_seqs=4, speculative_config=None) as made:
         shared = list(range(50, 98))
         made.generate([[*shared, n] for n in range(8)], SamplingParams(max_tokens=10, temperature=0, ignore_eos=True))
         stats = made.get_stats()
@@ -138,6 +155,9 @@ def test_the_pool_is_sized_to_free_memory_and_limits_the_context(monkeypatch: py
             made.generate([[5] * 160])
     with NanoServingEngine.from_pretrained(gpu_memory_utilization=0.5, dtype="float32") as made:
         assert made.parts.scheduler.cache.usage.total == 5, "float32 is twice as wide"
+    with NanoServingEngine.from_pretrained(gpu_memory_utilization=0.5, kv_cache_dtype="int8") as made:
+        in_8_bits = layout.head_dim + 4  # a number takes a byte, a scale four
+        assert made.parts.scheduler.cache.usage.total == 10 * 2 * layout.head_dim // in_8_bits > 16
     with pytest.raises(ConfigError, match="max_model_len is 200 tokens, and the cache has room for 160"):
         NanoServingEngine.from_pretrained(gpu_memory_utilization=0.5, max_model_len=200)
     monkeypatch.setattr("phase6_integration.engine.assemble.free_bytes", lambda device: 12 * layout.bytes_per_page)
@@ -154,6 +174,7 @@ def test_the_pool_is_sized_to_free_memory_and_limits_the_context(monkeypatch: py
         ({"gpu_memory_utilization": float("nan")}, "gpu_memory_utilization must be a number above 0"),
         ({"scheduling_policy": "lifo"}, "scheduling_policy must be one of fcfs, priority, longest-prefix"),
         ({"dtype": "int8"}, "dtype must be one of float32, bfloat16, float16"),
+        ({"kv_cache_dtype": "int4"}, "kv_cache_dtype must be one of int8, fp8, got 'int4'"),
         ({"enable_prefix_caching": 1}, "enable_prefix_caching must be true or false"),
         ({"enforce_eager": 1}, "enforce_eager must be true or false"),
         ({"async_scheduling": "on"}, "async_scheduling must be true or false"),

@@ -58,7 +58,7 @@ def largest_steps(*params: SamplingParams) -> list[int]:
         patch.setattr("phase6_integration.engine.assemble.BLOCK", 1)
         for one in params:
             patch.setattr("phase6_integration.engine.assemble.LARGEST", one)
-            found.append(profile(model, Sampler.of(model, 0), BLOCK, BLOCK, 16, BLOCK))
+            found.append(profile(model, Sampler.of(model, 0), BLOCK, BLOCK, MUCH.kv_layout(16), BLOCK))
     return found
 
 
@@ -83,7 +83,7 @@ def scored_prompt(tokens: int, running: int) -> tuple[int, int]:
         assert len(output.prompt_logprobs[0]) == tokens - 1
 
     step()  # compiles what it needs, which takes memory
-    largest = profile(model, sampler, tokens, running, 16, tokens)
+    largest = profile(model, sampler, tokens, running, MUCH.kv_layout(16, "float32"), tokens)
     return peak_bytes(step, torch.device("cpu")), largest
 
 

@@ -17,7 +17,7 @@ from phase0_request import FinishReason, SamplingParams
 from phase0_request.checks import ConfigError
 from phase2_prefill_decode.lab.shapes import SHAPES
 from phase2_prefill_decode.threads import threads_for
-from phase6_integration.engine.options import EngineOptions, openmp_environment
+from phase6_integration.engine.options import EngineOptions
 from phase6_integration.process.async_engine import AsyncEngine
 from phase6_integration.process.health import Health, UnavailableError
 from phase6_integration.process.messages import EngineRequest
@@ -157,19 +157,21 @@ def test_an_engine_whose_parent_has_died_does_not_start() -> None:
             begun.wait()
 
 
-def test_a_small_model_has_one_thread_and_a_large_one_all_that_sleep_while_they_wait(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for module in ("phase2_prefill_decode.threads", "phase6_integration.engine.options"):
-        monkeypatch.setattr(f"{module}.cores", lambda: 4)
-    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+def test_a_small_model_has_one_thread_and_a_large_one_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("phase2_prefill_decode.threads.cores", lambda: 4)
     assert threads_for(SHAPES["17m"]) == 4
     assert AsyncEngine(EngineOptions()).options.threads == 1
     assert AsyncEngine(EngineOptions(threads=3)).options.threads == 3
-    assert openmp_environment(4) == {"OMP_WAIT_POLICY": "passive"}
-    assert openmp_environment(3) == {}, "a core is left to the front"
-    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
-    assert openmp_environment(4) == {}, "a value set by the user is kept"
+
+
+@pytest.mark.parametrize("set_by_the_user", [None, "active"])
+def test_threads_sleep_while_they_wait_unless_the_user_wants_otherwise(set_by_the_user: str | None) -> None:
+    """What OpenMP says itself when torch loads it."""
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    environment |= {"OMP_DISPLAY_ENV": "true"} | ({"OMP_WAIT_POLICY": set_by_the_user} if set_by_the_user else {})
+    command = [sys.executable, "-c", "import phase2_prefill_decode.engine"]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert f"OMP_WAIT_POLICY = '{(set_by_the_user or 'passive').upper()}'" in ran.stderr
 
 
 # It ends.

@@ -1,0 +1,305 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+"""Products of rows with a quantized weight: it is read as it is stored, and widened in registers.
+
+A program computes a tile of outputs for a tile of rows. The weight is the left side of its product: a tensor core takes
+that from registers, where it was widened, and the rows from shared memory.
+
+The inputs are cut into splits. With few rows each split has a program of its own, so that enough of them read memory at
+once, and a second kernel adds their sums. With many rows a program computes all splits of its tile, one after the
+other. The splits follow from the shape of the weight alone, and their sums are added in the same order: the result of a
+row does not depend on how many others there are.
+"""
+
+from functools import cache
+from math import gcd
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from phase1_kv_pool.kernels.triton.launch import jit
+from phase2_prefill_decode.kernels.triton.tiles import PRECISION
+from phase2_prefill_decode.loading.quantized.weight import QuantizedWeight
+
+PROGRAMS = 512  # of few rows, about: several for each multiprocessor of today's GPUs
+SHORTEST = 512  # inputs of a split, at least
+LONGEST_TILE = 128  # inputs of a tile; splits are multiples of it
+APART = 256  # rows, at most, of which each split has its own program
+JOINED = 1024  # numbers of a row that a program of join_splits_kernel adds
+LARGEST = tl.constexpr(448.0)  # number of a float8
+FEW = 128  # rows, at most, that stay in 16 bits beside a float8 weight: the product waits for memory
+WIDENED = tl.constexpr(0x43800000)  # the bits of 256.0. A number from 0 to 255 in bits 15 to 22 is added to it
+EXPONENT = tl.constexpr(2.0**120)
+
+
+# region product
+@jit(do_not_specialize=["rows"])
+def product_kernel(
+    x,  # [rows, inputs]
+    values,  # [outputs, inputs] uint8: an int8 or a float8; or two numbers of 4 bits, the low ones first
+    scales,  # [outputs, inputs / group]
+    zeros,  # the same, or None
+    offsets,  # the same, or None
+    bias,  # [outputs], or None
+    result,  # [rows, outputs]; of splits [splits, rows, outputs] float32
+    rows,
+    outputs,
+    inputs: tl.constexpr,
+    group: tl.constexpr,
+    kind: tl.constexpr,  # of the numbers: int4, int8 or fp8
+    split: tl.constexpr,  # inputs of a split
+    apart: tl.constexpr,  # whether a program computes one split
+    tile_rows: tl.constexpr,
+    tile_out: tl.constexpr,
+    tile_in: tl.constexpr,
+):
+    """Each program computes a tile of the result, or the sums of one split for it."""
+    m, n = tl.swizzle2d(tl.program_id(0), tl.program_id(1), tl.num_programs(0), tl.num_programs(1), 8)
+    row, out = m * tile_rows + tl.arange(0, tile_rows), n * tile_out + tl.arange(0, tile_out)
+    row, out = row.to(tl.int64)[None, :], out.to(tl.int64)[:, None]
+    x += row * inputs
+    total = tl.zeros([tile_out, tile_rows], tl.float32)
+    if apart:
+        start = tl.program_id(2) * split
+        total = add_split(total, start, x, row < rows, values, scales, zeros, offsets, out, out < outputs,
+                          inputs, group, kind, split, tile_in)  # fmt: skip
+        result += tl.program_id(2).to(tl.int64) * rows * outputs
+    else:
+        for start in range(0, inputs, split):
+            sums = tl.zeros([tile_out, tile_rows], tl.float32)
+            total += add_split(sums, start, x, row < rows, values, scales, zeros, offsets, out, out < outputs,
+                               inputs, group, kind, split, tile_in)  # fmt: skip
+    if bias is not None:
+        total += tl.load(bias + out, mask=out < outputs, other=0.0).to(tl.float32)
+    tl.store(result + row * outputs + out, total.to(result.dtype.element_ty), mask=(row < rows) & (out < outputs))
+
+
+@triton.jit
+def add_split(
+    sums, start, x, is_row, values, scales, zeros, offsets, out, is_out,
+    inputs: tl.constexpr, group: tl.constexpr, kind: tl.constexpr, split: tl.constexpr, tile_in: tl.constexpr,
+):  # fmt: skip
+    """Add the product of the inputs from `start` on to the sums."""
+    in_byte: tl.constexpr = 2 if kind == "int4" else 1  # numbers
+    span: tl.constexpr = min(group & -group, tile_in) if group < inputs else tile_in  # inputs that share a scale
+    for first in range(start, tl.minimum(start + split, inputs), tile_in):
+        byte = first // in_byte + tl.arange(0, tile_in // in_byte)[None, :]
+        is_byte = is_out & (byte < inputs // in_byte)
+        number = tl.load(values + out * (inputs // in_byte) + byte, mask=is_byte, other=0)
+        at = (first + tl.arange(0, tile_in // span)[None, :] * span) // group
+        place, is_group = out * (inputs // group) + at, is_out & (at < inputs // group)
+        scale = tl.load(scales + place, mask=is_group, other=0.0).to(tl.float32)
+        zero = 0.0
+        if kind == "fp8":  # its exponent and mantissa are those of a float32 that is 2 ** -120 as large
+            bits = number.to(tl.uint32)
+            number = (((bits & 127) << 20) | ((bits & 128) << 24)).to(tl.float32, bitcast=True)
+            number = tl.where((bits & 127) == 127, float("nan"), number)
+        else:
+            zero = 256.0
+            if kind == "int8":
+                number, zero = number ^ 128, 384.0
+            else:
+                number = tl.interleave(number & 15, number >> 4)
+                if zeros is None and offsets is None:
+                    zero = 264.0
+            number = ((number.to(tl.uint32) << 15) | WIDENED).to(tl.float32, bitcast=True)
+        less = scale * zero
+        if zeros is not None:
+            less = scale * (tl.load(zeros + place, mask=is_group, other=0.0).to(tl.float32) + zero)
+        if offsets is not None:
+            less += tl.load(offsets + place, mask=is_group, other=0.0).to(tl.float32)
+        if kind == "fp8":
+            scale *= EXPONENT
+        weight = number.reshape(out.shape[0], tile_in // span, span) * scale[:, :, None] - less[:, :, None]
+        weight = weight.reshape(out.shape[0], tile_in).to(x.dtype.element_ty)
+        i = first + tl.arange(0, tile_in)[:, None]
+        part = tl.load(x + i, mask=is_row & (i < inputs), other=0.0)
+        sums = tl.dot(weight, part, sums, input_precision=PRECISION)
+    return sums
+
+
+# endregion
+
+
+# region join
+@jit(do_not_specialize=["rows"])
+def join_splits_kernel(
+    parts,  # [splits, rows, outputs] float32
+    bias,  # [outputs], or None
+    result,  # [rows, outputs]
+    rows,
+    outputs,
+    splits: tl.constexpr,
+    tile: tl.constexpr,
+):
+    """Each program adds the splits of some numbers of a row, in their order."""
+    out = tl.program_id(1) * tile + tl.arange(0, tile)
+    place = tl.program_id(0).to(tl.int64) * outputs + out
+    total = tl.zeros([tile], tl.float32)
+    for split in range(splits):
+        total += tl.load(parts + split * rows.to(tl.int64) * outputs + place, mask=out < outputs, other=0.0)
+    if bias is not None:
+        total += tl.load(bias + out, mask=out < outputs, other=0.0).to(tl.float32)
+    tl.store(result + place, total.to(result.dtype.element_ty), mask=out < outputs)
+
+
+# endregion
+
+
+class Tiling(NamedTuple):
+    """The tile that a program computes, and how it is compiled."""
+
+    rows: int
+    outputs: int
+    inputs: int
+    num_warps: int
+    num_stages: int
+
+
+# region quantize_rows
+@jit()
+def quantize_rows_kernel(
+    x,  # [rows, inputs]
+    numbers,  # [rows, inputs] float8
+    scales,  # [rows, 1] float32
+    inputs: tl.constexpr,
+    block_inputs: tl.constexpr,
+):
+    """Each program quantizes one row: its largest number becomes the largest of a float8."""
+    i = tl.arange(0, block_inputs)
+    place = tl.program_id(0).to(tl.int64) * inputs + i
+    number = tl.load(x + place, mask=i < inputs, other=0.0).to(tl.float32)
+    largest = tl.max(tl.abs(number), 0)
+    scale = tl.where(largest == 0, 1.0, largest / LARGEST)
+    number = tl.minimum(tl.maximum(number / scale, -LARGEST), LARGEST)
+    tl.store(numbers + place, number.to(numbers.dtype.element_ty), mask=i < inputs)
+    tl.store(scales + tl.program_id(0), scale)
+
+
+# endregion
+
+
+def quantize_rows_constants(inputs: int) -> dict[str, int]:
+    block = triton.next_power_of_2(inputs)
+    return {"inputs": inputs, "block_inputs": block, "num_warps": min(max(block // 512, 1), 16)}
+
+
+def tiling(rows: int, itemsize: int, kind: str) -> Tiling:
+    """The tiling for so many rows. With few of them a program loads more of the weight at once."""
+    if itemsize == 4:  # float32 products take more registers and no tensor cores
+        return Tiling(16, 64, 32, 4, 3) if rows <= 16 else Tiling(64, 64, 32, 8, 3)
+    if rows <= 64:
+        return Tiling(16, 64, LONGEST_TILE, 4, 4) if rows <= 16 else Tiling(64, 64, 64, 4, 4)
+    return Tiling(128, 64, 32, 8, 4) if kind == "fp8" else Tiling(128, 128, 32, 8, 4)  # fp8: more registers to widen
+
+
+def split_of(outputs: int, inputs: int) -> int:
+    """The inputs of a split: as many splits as fill a GPU with few rows, but none that is not worth a program."""
+    splits = max(min(PROGRAMS // triton.cdiv(outputs, 64), inputs // SHORTEST), 1)
+    return int(triton.cdiv(triton.cdiv(inputs, splits), LONGEST_TILE) * LONGEST_TILE)
+
+
+@cache
+def constants(
+    outputs: int, inputs: int, group: int, kind: str, rows: int, itemsize: int
+) -> tuple[dict[str, Any], dict[str, int]]:
+    """The constants that product_kernel is compiled for, and the options of the compiler, for so many rows."""
+    tiles, split = tiling(rows, itemsize, kind), split_of(outputs, inputs)
+    shape = {"inputs": inputs, "group": group, "kind": kind, "split": split, "apart": rows <= APART or split >= inputs}
+    tile = {"tile_rows": tiles.rows, "tile_out": tiles.outputs, "tile_in": tiles.inputs}
+    return shape | tile, {"num_warps": tiles.num_warps, "num_stages": tiles.num_stages}
+
+
+KINDS = {torch.uint8: "int4", torch.int8: "int8", torch.float8_e4m3fn: "fp8"}
+
+
+class TritonProduct:
+    """rows @ weight.T + bias, for a quantized weight on a GPU, which is kept as it is.
+
+    Nothing is read from the device, and all memory is of a size that the host knows, so a launch can be captured.
+    """
+
+    ROWS = 1, 17, 65, APART + 1  # numbers of rows that need each compiled variant
+
+    def __init__(self, weight: QuantizedWeight, bias: Tensor | None = None) -> None:
+        self.weight, self.bias, self.kind = weight.to(weight.device), bias, KINDS[weight.values.dtype]
+        self.outputs, self.inputs = weight.shape
+        self._values = self.weight.values.view(torch.uint8)
+
+    @property
+    def kernel(self) -> str:
+        return f"{self.kind}, widened by Triton"
+
+    def __call__(self, rows: Tensor, result: Tensor | None = None) -> Tensor:
+        shape = len(rows), self.outputs
+        if rows.shape[1] != self.inputs:
+            raise ValueError(f"rows of {rows.shape[1]} numbers cannot be multiplied with {self.inputs} inputs")
+        result = rows.new_empty(shape) if result is None else result
+        if result.shape != shape or not result.is_contiguous():
+            raise ValueError(f"the result must be contiguous, {list(shape)}, got {list(result.shape)}")
+        if len(rows) > 0:
+            order = self.weight.order
+            with torch.cuda.device(rows.get_device()):
+                self._launch(rows.contiguous() if order is None else rows[:, order], result)
+        return result
+
+    def _launch(self, rows: Tensor, result: Tensor) -> None:
+        weight, (count, outputs) = self.weight, result.shape
+        shape, options = constants(outputs, self.inputs, weight.group, self.kind, count, rows.element_size())
+        splits = triton.cdiv(self.inputs, shape["split"]) if shape["apart"] else 1
+        sums, bias = result, self.bias
+        if splits > 1:
+            sums, bias = rows.new_empty((splits, *result.shape), dtype=torch.float32), None
+        blocks = triton.cdiv(count, shape["tile_rows"]), triton.cdiv(outputs, shape["tile_out"])
+        product_kernel[*blocks, splits](
+            rows, self._values, weight.scales, weight.zeros, weight.offsets, bias, sums, count, outputs,
+            **shape, **options,
+        )  # fmt: skip
+        if splits > 1:
+            join_splits_kernel[count, triton.cdiv(outputs, JOINED)](
+                sums, self.bias, result, count, outputs, splits=splits, tile=JOINED
+            )
+
+    def compile(self) -> None:
+        """Compile all variants, which would happen at their first launch."""
+        for count in self.ROWS:
+            self(torch.zeros(count, self.inputs, dtype=self.weight.dtype, device=self.weight.device))
+
+
+class Float8Product(TritonProduct):
+    """The same for float8 with a scale for each output. More than FEW rows are quantized too, each with its own scale
+    (W8A8): tensor cores multiply float8 at twice the rate of 16 bits. Fewer wait for the weight either way."""
+
+    def __init__(self, weight: QuantizedWeight, bias: Tensor | None = None) -> None:
+        super().__init__(weight, bias)
+        self._scales = weight.scales.float().t().contiguous()  # [1, outputs]
+
+    @staticmethod
+    def serves(weight: QuantizedWeight, capability: tuple[int, int]) -> bool:
+        """Whether torch has the product of this weight, for GPUs of this compute capability."""
+        plain = weight.zeros is None and weight.offsets is None and weight.order is None
+        rowwise = KINDS[weight.values.dtype] == "fp8" and weight.scales.shape[1] == 1 and plain
+        return rowwise and weight.dtype == torch.bfloat16 and gcd(*weight.shape) % 16 == 0 and capability >= (8, 9)
+
+    @property
+    def kernel(self) -> str:
+        return f"{super().kernel}; more than {FEW} rows in fp8 by torch"
+
+    def _launch(self, rows: Tensor, result: Tensor) -> None:
+        if len(rows) <= FEW:
+            super()._launch(rows, result)
+            return
+        numbers = torch.empty_like(rows, dtype=torch.float8_e4m3fn)
+        scales = rows.new_empty((len(rows), 1), dtype=torch.float32)
+        quantize_rows_kernel[len(rows),](rows, numbers, scales, **quantize_rows_constants(self.inputs))
+        torch._scaled_mm(
+            numbers, self.weight.values.t(), scales, self._scales, self.bias, out_dtype=result.dtype, out=result
+        )
+
+
+def product_of(weight: QuantizedWeight, bias: Tensor | None = None) -> TritonProduct:
+    """The product for a weight on a GPU."""
+    fits = Float8Product.serves(weight, torch.cuda.get_device_capability(weight.device))
+    return (Float8Product if fits else TritonProduct)(weight, bias)
