@@ -50,9 +50,10 @@ test: $(VENV)/.dev ## install, then run the suite (`make test-all` adds what is 
 test-avx2: $(VENV)/.dev ## the tests of the CPU's kernels as on a processor that has AVX2 and no more
 	@$(AVX2) $(BIN)/python -m pytest -q -m "not slow" -k "not triton" $(PARALLEL) $(KERNELS)
 
-test-all: $(VENV)/.dev ## the suite with its slow tests, then the engines' tests one step ahead
+test-all: $(VENV)/.dev ## the suite with its slow tests, then the engines' tests one step ahead, and with drafts
 	@$(BIN)/python -m pytest -q $(PARALLEL)
 	@$(BIN)/python -m pytest -q -m "not slow" --ahead $(PARALLEL) tests/phase5_continuous tests/phase6_integration
+	@$(BIN)/python -m pytest -q -m "not slow" --drafts $(PARALLEL) tests/phase5_continuous tests/phase6_integration
 
 clients: $(CLIENTS)/.done ## LangChain, LiteLLM, the AI SDK and others against a server (needs no more than `make serve`)
 	@$(if $(NPM),,echo "npm is not installed: the clients for Node are left out")

@@ -50,6 +50,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--ahead", action="store_true", help="run the engines one step ahead, as on a GPU")
+    parser.addoption("--drafts", action="store_true", help="run the engines with drafts, most of them wrong")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -62,6 +63,8 @@ def pytest_configure(config: pytest.Config) -> None:
     compute_on_the_cpu()
     if config.getoption("--ahead"):
         run_ahead()
+    if config.getoption("--drafts"):
+        run_with_drafts()
 
 
 def run_ahead() -> None:
@@ -71,6 +74,16 @@ def run_ahead() -> None:
 
     continuous.__kwdefaults__["ahead"] = 1
     EngineOptions.__init__.__kwdefaults__["async_scheduling"] = True
+
+
+def run_with_drafts() -> None:
+    """Make speculation the default of engines, in this process and in those that get its options."""
+    from phase5_continuous.engine import continuous
+    from phase6_integration.engine.options import EngineOptions
+
+    config = {"method": "ngram", "prompt_lookup_min": 1, "spare_rows": 64}
+    continuous.__kwdefaults__["speculative_config"] = config
+    EngineOptions.__init__.__kwdefaults__["speculative_config"] = config
 
 
 def compute_on_the_cpu() -> None:

@@ -182,8 +182,12 @@ def product_spec(
         signature={name: types[name] for name in names if name in types},
         constants={name: constants.get(name) for name in names if name not in types},
         options=options,
+        sixteens=("outputs",),
         expect=Expect(
-            registers=168 if few and dtype != "fp32" else 255, async_copies=True, tensor_cores=dtype != "fp32"
+            registers=168 if few and dtype != "fp32" else 255,
+            wide_stores=True,
+            async_copies=True,
+            tensor_cores=dtype != "fp32",
         ),
     )
 
@@ -285,7 +289,7 @@ CATALOG = [
     on(80, product_spec("int8", "bf16", 300)),
     on(90, product_spec("int8", "bf16", 65, 3, inputs=4098)),
     *(on(architecture, product_spec("fp8", "bf16", 1, 128)) for architecture in (80, 90, 100)),
-    on(80, product_spec("fp8", "bf16", 300)),
+    *(on(80, product_spec("fp8", "bf16", 300, *more)) for more in ((), (128, ("bias",)))),
     *(on(90, product_spec("int4", "fp32", rows, 32)) for rows in (1, 300)),
     on(80, join_splits_spec("bf16")),
     on(90, quantize_rows_spec(4096)),

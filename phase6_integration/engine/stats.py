@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from phase0_request.batch import Event
 from phase0_request.core import EngineCore, Runner, Step
 from phase0_request.request import FinishReason
-from phase4_radix.prefix_cache import PrefixCache
+from phase4_radix.prefix_cache import Counts, PrefixCache
 from phase5_continuous import invariants
 from phase5_continuous.scheduler import Scheduler
 from phase6_integration.engine.isolation import StepFailedError
@@ -31,6 +31,9 @@ class Gauges:
     preemptions: int = 0
     query_tokens: int = 0  # prompt tokens looked up in the prefix cache
     hit_tokens: int = 0  # of these, found
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: tuple[int, ...] = ()  # of these, accepted, by their place in the draft
 
     @classmethod
     def read(cls, scheduler: Scheduler) -> "Gauges":
@@ -38,10 +41,11 @@ class Gauges:
         usage = cache.usage
         running, waiting = len(running_set.running), len(scheduler.admission.waiting) + len(running_set.preempted)
         now = running, waiting, usage.total, usage.free, usage.referenced, usage.cached, running_set.num_preemptions
-        if not isinstance(cache, PrefixCache):
-            return cls(*now)
-        counts = cache.counts
-        return cls(*now, counts.query_tokens, counts.hit_tokens)
+        counts = cache.counts if isinstance(cache, PrefixCache) else Counts()
+        prefixes, speculation = (counts.query_tokens, counts.hit_tokens), scheduler.speculation
+        if speculation is None:
+            return cls(*now, *prefixes)
+        return cls(*now, *prefixes, speculation.drafts, speculation.drafted, tuple(speculation.accepted))
 
     @property
     def hit_rate(self) -> float:
@@ -102,6 +106,8 @@ class Stats:
             "running": gauges.running,
             "waiting": gauges.waiting,
             "preemptions": gauges.preemptions,
+            "draft_tokens": gauges.draft_tokens,
+            "accepted_tokens": sum(gauges.accepted_tokens),
             "pages": {
                 "total": gauges.pages_total,
                 "free": gauges.pages_free,

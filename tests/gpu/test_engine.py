@@ -15,6 +15,7 @@ from chapters.tiny_chat.corpus import read
 from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason, Request
 from phase0_request.tokenizer import BUNDLED
+from phase2_prefill_decode.loading.quantized.layout import SCHEMES
 from phase6_integration.engine.engine import NanoServingEngine
 from tests.phase1_kv_pool.support import needs_gpu
 from tests.phase2_prefill_decode.models import FAMILIES, saved, variant
@@ -88,6 +89,24 @@ def test_the_bundled_model_answers_as_trained(dtype: str, way: dict[str, bool]) 
     assert all(answer.finish_reason is FinishReason.STOP for answer in answers)
     right = sum(a == b for a, b in zip(found, wanted, strict=True))
     assert right >= (12 if dtype == "float32" else 11), found  # rounding may change one answer
+
+
+@pytest.mark.parametrize("embeddings", [False, True])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_quantized_model_answers_as_trained_and_takes_the_memory_of_its_format(
+    scheme: str, embeddings: bool, way: dict[str, bool]
+) -> None:
+    with open_engine(dtype="bfloat16", quantization=scheme, quantize_embeddings=embeddings, **way) as engine:
+        answers = engine.generate(chats(engine, 12), SamplingParams(temperature=0, max_tokens=96), progress=False)
+        decoder = engine.parts.model.decoder
+    right = sum(answer.text == fact for answer, (_, fact) in zip(answers, facts(12), strict=True))
+    assert right >= 10, [answer.text for answer in answers]
+    assert decoder.linear.startswith(scheme)
+    for layer in decoder.layers:
+        for linear in (layer.self_attn.qkv_proj, layer.self_attn.o_proj, layer.mlp.gate_up_proj, layer.mlp.down_proj):
+            (product,) = linear.on_gpu
+            assert product.weight.device.type == DEVICE
+            assert product.weight.nbytes < product.outputs * product.inputs * (SCHEMES[scheme] + 0.05)
 
 
 def test_answers_are_the_same_under_graphs_and_one_step_ahead() -> None:

@@ -35,7 +35,7 @@ EXPONENT = tl.constexpr(2.0**120)
 
 
 # region product
-@jit(do_not_specialize=["rows", "outputs"])
+@jit(do_not_specialize=["rows"])
 def product_kernel(
     x,  # [rows, inputs]
     values,  # [outputs, inputs] uint8: an int8 or a float8; or two numbers of 4 bits, the low ones first
@@ -124,7 +124,7 @@ def add_split(
 
 
 # region join
-@jit(do_not_specialize=["rows", "outputs"])
+@jit(do_not_specialize=["rows"])
 def join_splits_kernel(
     parts,  # [splits, rows, outputs] float32
     bias,  # [outputs], or None
@@ -192,7 +192,7 @@ def tiling(rows: int, itemsize: int, kind: str) -> Tiling:
         return Tiling(16, 64, 32, 4, 3) if rows <= 16 else Tiling(64, 64, 32, 8, 3)
     if rows <= 64:
         return Tiling(16, 64, LONGEST_TILE, 4, 4) if rows <= 16 else Tiling(64, 64, 64, 4, 4)
-    return Tiling(128, 64, 64, 8, 4) if kind == "fp8" else Tiling(128, 128, 32, 8, 4)  # fp8: more registers to widen
+    return Tiling(128, 64, 32, 8, 4) if kind == "fp8" else Tiling(128, 128, 32, 8, 4)  # fp8: more registers to widen
 
 
 def split_of(outputs: int, inputs: int) -> int:
@@ -249,23 +249,14 @@ class TritonProduct:
         weight, (count, outputs) = self.weight, result.shape
         shape, options = constants(outputs, self.inputs, weight.group, self.kind, count, rows.element_size())
         splits = triton.cdiv(self.inputs, shape["split"]) if shape["apart"] else 1
-        sums, bias = (
-            (result, self.bias) if splits == 1 else (rows.new_empty((splits, *result.shape), dtype=torch.float32), None)
-        )
+        sums, bias = result, self.bias
+        if splits > 1:
+            sums, bias = rows.new_empty((splits, *result.shape), dtype=torch.float32), None
         blocks = triton.cdiv(count, shape["tile_rows"]), triton.cdiv(outputs, shape["tile_out"])
         product_kernel[*blocks, splits](
-            rows,
-            self._values,
-            weight.scales,
-            weight.zeros,
-            weight.offsets,
-            bias,
-            sums,
-            count,
-            outputs,
-            **shape,
-            **options,
-        )
+            rows, self._values, weight.scales, weight.zeros, weight.offsets, bias, sums, count, outputs,
+            **shape, **options,
+        )  # fmt: skip
         if splits > 1:
             join_splits_kernel[count, triton.cdiv(outputs, JOINED)](
                 sums, self.bias, result, count, outputs, splits=splits, tile=JOINED

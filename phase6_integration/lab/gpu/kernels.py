@@ -1,4 +1,5 @@
-"""The stages of `gpu_day` that measure kernels: attention over pages and sampling, beside the device's ceilings.
+"""The stages of `gpu_day` that measure kernels: attention over pages, products with quantized weights and sampling,
+beside the device's ceilings.
 
 Attention is compared with every backend of torch's scaled_dot_product_attention, each forced: left to itself, torch
 takes FlashAttention 2, which is not the fastest on every GPU.
@@ -6,6 +7,7 @@ takes FlashAttention 2, which is not the fastest on every GPU.
 
 import warnings
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from functools import partial
 from itertools import cycle
 from math import ceil
@@ -20,6 +22,10 @@ from phase0_request.request import Request
 from phase1_kv_pool.layer import KVLayer
 from phase2_prefill_decode.kernels.attention import ATTEND, AttentionMetadata
 from phase2_prefill_decode.lab import ceilings
+from phase2_prefill_decode.linear import Linear
+from phase2_prefill_decode.loading.quantized.layout import SCHEMES
+from phase2_prefill_decode.loading.quantized.quantize import quantize
+from phase2_prefill_decode.loading.quantized.weight import QuantizedWeight
 from phase2_prefill_decode.sampling.inputs import SamplingInputs
 from phase2_prefill_decode.sampling.sampler import Sampler
 from phase2_prefill_decode.transfer import moved
@@ -29,6 +35,7 @@ GROUPS, PAGE_SIZES = (4, 8), (16, 64)  # that of 8B first, and the page size tha
 DECODES = ((256, 2048), (64, 2048), (1, 32_768), (16, 4096), (4, 16_384))  # sequences, tokens of each
 PREFILLS = ((2048, 2048), (8192, 8192), (1024, 1024), (2048, 16_384))  # new tokens, all tokens
 OUT_OF_CACHE = 1 << 29  # bytes of keys and values that are read before the same are read again
+PRODUCTS, ROWS = ((24_576, 4096), (4096, 12_288)), (1, 16, 64, 256, 2048)  # of 8B: outputs and inputs, and rows
 LAYERS = 36  # calls of a decode step, which share one plan
 BACKENDS = (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION)  # MATH is not fused
 KINDS = {
@@ -152,6 +159,29 @@ def forced(day: Day, backend: SDPBackend, q: Tensor, k: Tensor, v: Tensor) -> Ro
             except RuntimeError as error:
                 reasons += [f"{heads}: {error}", *(str(warning.message) for warning in said)]
     return {"us": None, "refused": " / ".join(reasons)[:600]}
+
+
+def products(day: Day) -> None:
+    """Products of few and many rows with a weight in each scheme, beside torch's with one in bfloat16."""
+    for outputs, inputs in day.some(PRODUCTS, ((96, 64),)):
+        for scheme in (None, *SCHEMES):
+            for rows in day.some(ROWS, (3,)):
+                measure = partial(multiply, day, outputs, inputs, scheme, rows)
+                shape = {"outputs": outputs, "inputs": inputs}
+                day.add(measure, what="product", **shape, scheme=scheme or "none", rows=rows)
+
+
+def multiply(day: Day, outputs: int, inputs: int, scheme: str | None, rows: int) -> Row:
+    """One product. As in a step, each call reads another weight, so that no cache holds it."""
+    dtype = shape_of(day)[2]
+    dense = torch.randn(outputs, inputs, device=day.device, dtype=dtype)
+    weight: Tensor | QuantizedWeight = dense if scheme is None else quantize(dense, scheme)
+    copies = day.some((ceil(OUT_OF_CACHE / weight.nbytes),), (1,))[0]
+    linears = cycle([Linear(deepcopy(weight)) for _ in range(copies)])
+    x = torch.randn(rows, inputs, device=day.device, dtype=dtype)
+    seconds = day.seconds(lambda: next(linears)(x), 20)
+    rate = {"gb_per_second": weight.nbytes / seconds / 1e9, "tflops": 2 * rows * outputs * inputs / seconds / 1e12}
+    return {"us": seconds * 1e6, **rate}
 
 
 def sampling(day: Day) -> None:

@@ -8,7 +8,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from math import ceil
 from statistics import fmean, median
@@ -22,7 +22,8 @@ from phase0_request.params import SamplingParams
 from phase2_prefill_decode.lab.cost import CostModel
 from phase2_prefill_decode.lab.roofline import Device, predict
 from phase2_prefill_decode.loading.config import ModelConfig
-from phase2_prefill_decode.loading.weights import Weights, random_weights
+from phase2_prefill_decode.loading.quantized.quantize import quantize
+from phase2_prefill_decode.loading.weights import LayerWeights, Weights, random_weights
 from phase6_integration.engine.engine import NanoServingEngine
 from phase6_integration.engine.stats import Gauges
 from phase6_integration.lab.gpu.rows import Day, Row
@@ -132,6 +133,20 @@ def opened(day: Day, config: ModelConfig, weights: Weights, **options: Any) -> I
         yield GPULoad(engine, time.perf_counter() - start)
 
 
+def weights_of(config: ModelConfig, device: torch.device, scheme: str | None) -> Weights:
+    """Random weights. With a scheme, the matrices of the layers are quantized, one after the other."""
+    weights = random_weights(config, device)
+    if scheme is None:
+        return weights
+    matrices = [name for name, part in config.layer.items() if part.inputs]
+
+    def quantized(layer: LayerWeights) -> LayerWeights:
+        made: dict[str, Any] = {name: quantize(getattr(layer, name), scheme) for name in matrices}
+        return replace(layer, **made)
+
+    return replace(weights, layers=[quantized(layer) for layer in weights.layers])
+
+
 class OnDemand(AbstractContextManager["OnDemand"]):
     """Opens an engine when the first row is measured on it. If the folder has all its rows, none is opened. If it
     cannot be opened, each row says why, and it is not tried again."""
@@ -167,12 +182,13 @@ class OnDemand(AbstractContextManager["OnDemand"]):
 
 
 class Engines:
-    """Engines of one model, one after the other. They share its weights, which are made for the first of them."""
+    """Engines of one model, one after the other. They share its weights, which are made for the first of them; with a
+    scheme, they are quantized."""
 
-    def __init__(self, day: Day, model: str) -> None:
+    def __init__(self, day: Day, model: str, scheme: str | None = None) -> None:
         self.model = model
         self._day, self._config = day, day.models[model]
-        self._weights = cache(partial(random_weights, self._config, day.device))
+        self._weights = cache(partial(weights_of, self._config, day.device, scheme))
 
     def open(self, way: str, **options: Any) -> OnDemand:
         """An engine of this way to run, with these options."""

@@ -15,6 +15,7 @@ from phase6_integration.lab.gpu.steps import large, timed
 # No top-p: random weights give flat logits, and a nucleus of these is the worst case of the sampler.
 GREEDY, BOTH = {"greedy": 0.0}, {"greedy": 0.0, "temperature": 1.0}
 SERVED = (256, 1024, 1024)  # requests, tokens of each prompt and of each answer
+ALONE = (1, 1024, 256)
 BESIDE = (64, 1024, 256)
 
 
@@ -33,6 +34,15 @@ def serve_small(day: Day) -> None:
     serve(day, Engines(day, model), "ahead", GREEDY)
     for chunks in (False, True):
         timed(day, model, ("ahead",), chunks)
+
+
+def serve_quantized(day: Day) -> None:
+    """One request and many, of a model with quantized weights."""
+    for scheme in ("int4", "fp8"):
+        with Engines(day, large(day), scheme).open("ahead") as engine:
+            for load in day.some((ALONE, SERVED), ((1, 20, 4), (3, 20, 4))):
+                day.add(engine.measure(served, *load), what="serve", scheme=scheme, asked=load[0])
+            day.add(engine.measure(ready), what="ready", scheme=scheme)
 
 
 def serve(day: Day, engines: Engines, way: str, kinds: Mapping[str, float], page_size: int = 16) -> None:

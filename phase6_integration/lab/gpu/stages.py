@@ -31,12 +31,14 @@ STAGES: Mapping[str, Stage] = {
     "tests": Stage("suites:tests", 160),
     "suites": Stage("suites:suites", 200),
     "racecheck": Stage("checks:racecheck", 60),
-    "kernels": Stage("kernels:kernels", 130),
+    "kernels": Stage("kernels:kernels", 110),
+    "products": Stage("kernels:products", 40),
     "sampling": Stage("kernels:sampling", 30),
     "steps": Stage("steps:steps_8b", 150),
-    "tune": Stage("steps:tune", 100),
+    "tune": Stage("steps:tune", 80),
     "profiles": Stage("steps:profiles", 90),
     "serve": Stage("serving:serve_8b", 160),
+    "quantized": Stage("serving:serve_quantized", 100),
     "mixed": Stage("steps:mixed", 80),
     "small": Stage("serving:serve_small", 70),
     "beside": Stage("serving:beside", 90, needs="transformers"),
@@ -44,6 +46,6 @@ STAGES: Mapping[str, Stage] = {
 }
 CALLS: Mapping[int, tuple[str, ...]] = {
     1: ("versions", "smoke", "tests", "suites", "racecheck", "pack"),
-    2: ("kernels", "sampling", "steps", "tune", "profiles", "pack"),
-    3: ("serve", "mixed", "small", "beside", "pack"),
+    2: ("kernels", "products", "sampling", "steps", "tune", "profiles", "pack"),
+    3: ("serve", "quantized", "mixed", "small", "beside", "pack"),
 }

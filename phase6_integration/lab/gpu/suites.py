@@ -18,12 +18,21 @@ from phase6_integration.lab.gpu.rows import Day, Row
 
 ROOT = Path(__file__).parents[3]
 PHASES = ("tests/phase1_kv_pool", "tests/phase2_prefill_decode")
-# `-m gpu` leaves out what runs on a CPU too, and Triton kernels run on the GPU if there is one. A case of
-# test_kernels.py need not have Triton in its name. What is compiled ahead of time needs no GPU, and a minute.
+# `-m gpu` leaves out what runs on a CPU too, and Triton kernels run on the GPU if there is one. A case of some files
+# need not have Triton in its name. What is compiled ahead of time needs no GPU, and a minute.
+KERNELS = "test_kernels.py or test_product.py or triton"
 AHEAD = "compiles or shared_memory or grid_counts"
 SELECTED: dict[str, tuple[str, ...]] = {
     "tests": ("-m", "gpu", "tests/gpu", *PHASES),
-    "suites": ("-m", "not gpu and not slow", "-k", f"(test_kernels.py or triton) and not ({AHEAD})", *PHASES),
+    "suites": ("-m", "not gpu and not slow", "-k", f"({KERNELS}) and not ({AHEAD})", *PHASES),
+}
+OF_LIBRARIES = (
+    "tests/phase2_prefill_decode/quantized/test_product.py::test_the_product_is_that_of_the_weight_of_the_library"
+)
+WITHOUT = {  # a package
+    "llguidance": "--ignore=tests/phase2_prefill_decode/test_constraints.py",
+    "compressed_tensors": f"--deselect={OF_LIBRARIES}",
+    "gguf": f"--deselect={OF_LIBRARIES}",
 }
 DRY: dict[str, tuple[str, ...]] = {
     "tests": ("-m", "gpu", "tests/gpu/test_warmup.py"),
@@ -46,8 +55,8 @@ def suites(day: Day) -> None:
 
 
 def selection(name: str) -> list[str]:
-    """pytest's arguments for the tests of a stage, without files that import what is not installed."""
-    without = [] if find_spec("llguidance") else ["--ignore", "tests/phase2_prefill_decode/test_constraints.py"]
+    """pytest's arguments for the tests of a stage, without those that import what is not installed."""
+    without = [option for package, option in WITHOUT.items() if not find_spec(package)]
     return [*SELECTED[name], *without]
 
 

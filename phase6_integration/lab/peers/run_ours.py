@@ -7,9 +7,12 @@ from phase0_request.params import SamplingParams
 from phase6_integration.engine.engine import NanoServingEngine
 from phase6_integration.lab.peers.worker import serve
 
+PAGE_SIZE = 16
+
 
 def main(model: str, threads: int, tokens: int, **options: str) -> None:
-    engine = NanoServingEngine.from_pretrained(model, threads=threads, max_model_len=tokens, **options)
+    cache = {"kv_cache_pages": 2 * tokens // PAGE_SIZE, "max_model_len": tokens}
+    engine = NanoServingEngine.from_pretrained(model, threads=threads, **cache, **options)
 
     def generate(prompts: list[list[int]], output: int) -> list[list[int]]:
         params = SamplingParams(temperature=0, max_tokens=output, ignore_eos=True)

@@ -61,7 +61,7 @@ def test_answers_do_not_depend_on_running_ahead(seed: int) -> None:
     for ahead in (False, True):
         rng = random.Random(seed)
         with NanoServingEngine.from_pretrained(
-            **SMALL, async_scheduling=ahead, seed=1, dtype="float32", check_invariants=True
+            **SMALL, async_scheduling=ahead, speculative_config=None, seed=1, dtype="float32", check_invariants=True
         ) as engine:
             asked = [(rng.choice(TEXTS) * rng.choice([1, 3]), params(rng, number)) for number in range(30)]
             answers[ahead] = engine.generate([text for text, _ in asked], [one for _, one in asked])
@@ -85,7 +85,9 @@ def test_a_step_that_fails_ahead_of_another_costs_only_the_request_at_fault(
     greedy = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
     wanted = {}
     for fails in (False, True):
-        with NanoServingEngine.from_pretrained(**SMALL, async_scheduling=True, check_invariants=True) as engine:
+        with NanoServingEngine.from_pretrained(
+            **SMALL, async_scheduling=True, speculative_config=None, check_invariants=True
+        ) as engine:
             if fails:
                 raise_at(stage, engine, monkeypatch)
             requests = [engine.add_request(f"{text} {number}", greedy) for number, text in enumerate(TEXTS)]

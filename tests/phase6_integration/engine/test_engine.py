@@ -34,7 +34,7 @@ def test_greedy_tokens_equal_transformers(family: str, tmp_path: Path) -> None:
     with NanoServingEngine.from_pretrained(
         saved(oracle, tmp_path),
         dtype="float32",
-        kv_cache_pages=40,
+        kv_cache_pages=34,
         page_size=4,
         max_chunk_size=7,
         max_num_batched_tokens=24,
@@ -106,7 +106,7 @@ def test_step_drives_added_requests_and_abort_ends_one(engine: NanoServingEngine
 
 
 def test_stats_count_tokens_cache_hits_and_finished_requests() -> None:
-    with NanoServingEngine.from_pretrained(kv_cache_pages=64, max_num_seqs=4) as made:
+    with NanoServingEngine.from_pretrained(kv_cache_pages=64, max_num_seqs=4, speculative_config=None) as made:
         shared = list(range(50, 98))
         made.generate([[*shared, n] for n in range(8)], SamplingParams(max_tokens=10, temperature=0, ignore_eos=True))
         stats = made.get_stats()

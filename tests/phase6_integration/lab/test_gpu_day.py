@@ -115,7 +115,7 @@ def test_the_time_of_a_call_is_shared_and_what_it_keeps_for_the_next_has_its_own
 ) -> None:
     monkeypatch.setattr(gpu_day, "time", SimpleNamespace(monotonic=lambda: 0.0))  # stages that take no time
     assert call(tmp_path, "--call", "2", "--seconds", "560")[:2] == (0, list(CALLS[2]))
-    assert given["kernels"] == pytest.approx(560 * 130 / 540, abs=1)
+    assert given["kernels"] == pytest.approx(560 * 110 / 540, abs=1)
     assert given["profiles"] == pytest.approx(560 * 90 / 130, abs=1), "what the stages before have left is shared"
     assert given["pack"] == pytest.approx(560, abs=1)
     assert call(tmp_path, "--call", "2")[:2] == (0, ["pack"]), "what is packed follows what was compiled"

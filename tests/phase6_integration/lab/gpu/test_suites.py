@@ -37,6 +37,7 @@ def test_the_cases_of_every_triton_kernel_are_run(monkeypatch: pytest.MonkeyPatc
         f"{two}/test_pointwise.py::test_q_and_k_are_normed_and_rotated_and_k_and_v_stored": 44,
         f"{two}/test_draw.py::test_every_backend_draws_the_same_tokens": 2,
         f"{two}/test_mask.py::test_excluded_tokens_get_minus_infinity_and_the_others_stay_as_they_are": 10,
+        f"{two}/quantized/test_product.py::test_the_product_is_that_of_float64": 120,
         "tests/phase1_kv_pool/test_store.py::test_tokens_are_stored_in_their_slots_and_nothing_else_changes": 50,
     }
     assert {test: cases[test] for test, count in least.items() if cases[test] < count} == {}

@@ -29,6 +29,7 @@ CONTRACT = """
 num_preemptions_total prefix_cache_queries_total prefix_cache_hits_total request_time_per_output_token_seconds_bucket
 iteration_tokens_total_bucket request_params_n_bucket request_params_max_tokens_bucket cache_config_info
 request_inference_time_seconds_sum num_requests_waiting_by_reason prompt_tokens_cached_total
+spec_decode_num_drafts_total spec_decode_num_draft_tokens_total spec_decode_num_accepted_tokens_total
 """
 OURS = {"nanoserve:engine_up", "nanoserve:engine_restarts_total", "nanoserve:log_lines_dropped_total"}
 GAUGES = {"num_requests_running", "num_requests_waiting", "num_requests_waiting_by_reason", "kv_cache_usage_perc"}
@@ -117,6 +118,16 @@ def test_gauges_are_those_of_the_latest_update() -> None:
     assert observed.values(*totals) == [4, 50, 20]
     observed.engine.gauges = replace(observed.engine.gauges, running=0, waiting=0, pages_used=0)
     assert observed.values(*now) == [0, 0, 0]
+
+
+def test_accepted_drafts_are_counted_by_their_place() -> None:
+    observed = Observed()
+    observed.engine.gauges = Gauges(drafts=5, draft_tokens=12, accepted_tokens=(4, 2))
+    names = ("num_drafts_total", "num_draft_tokens_total", "num_accepted_tokens_total")
+    assert observed.values(*(f"spec_decode_{name}" for name in names)) == [5, 12, 6]
+    per_place = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+    assert [observed.value(per_place, position=str(place)) for place in range(2)] == [4, 2]
+    assert observed.metrics.stats()["speculation"] == {"drafts": 5, "draft_tokens": 12, "accepted": [4, 2]}
 
 
 def test_a_completed_answer_is_in_every_histogram() -> None:
