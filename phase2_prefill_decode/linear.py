@@ -59,23 +59,23 @@ class Linear:
 
 
 def _packed(weight: Tensor | QuantizedWeight, bias: Tensor | None) -> "PackedWeight":
-    """A weight in the layout of the CPU's product, which takes inputs in pairs: groups of an odd size are dequantized.
-
-    The product subtracts an offset from the sum of a group: what is subtracted from each number, times the scale."""
+    """A weight in the layout of the CPU's product, in which numbers are around 0: those of 4 bits less MIDDLE. From the
+    sum of a group it subtracts an offset: what is then to be subtracted from each number, times the scale. It has none
+    for float8."""
     from phase2_prefill_decode.kernels.cpu.product import PackedWeight
 
-    if isinstance(weight, QuantizedWeight) and weight.group % 2 and weight.scales.shape[1] > 1:
+    if isinstance(weight, QuantizedWeight) and weight.values.is_floating_point() and not weight.is_centred:
         weight = weight.dequantize().to(weight.dtype)
     if isinstance(weight, Tensor):
         return PackedWeight(weight, bias)
     # region exercise 2.28
-    scales = weight.scales.float()
+    scales, middle = weight.scales.float(), MIDDLE if weight.bits == 4 else 0
     if weight.offsets is not None:
-        offsets: Tensor | None = weight.offsets.float()
+        offsets: Tensor | None = weight.offsets.float() - middle * scales
     elif weight.zeros is not None:
-        offsets = weight.zeros.float() * scales
+        offsets = (weight.zeros.float() - middle) * scales
     else:
-        offsets = scales * MIDDLE if weight.bits == 4 else None
+        offsets = None
     return PackedWeight(weight.values, bias, scales, offsets, weight.order)
     # endregion
 

@@ -28,7 +28,7 @@ from phase2_prefill_decode.kernels.cpu.attention import attend
 from phase2_prefill_decode.kernels.cpu.cache import PLACE, is_writable
 from phase2_prefill_decode.kernels.cpu.draw import draw
 from phase2_prefill_decode.kernels.cpu.forward import forward_body
-from phase2_prefill_decode.kernels.cpu.matmul import PROCESSOR
+from phase2_prefill_decode.kernels.cpu.intrinsics import PROCESSOR
 from phase2_prefill_decode.kernels.cpu.pointwise import add_norm, rotate_store, swiglu
 from phase2_prefill_decode.kernels.cpu.product import PackedWeight
 from phase2_prefill_decode.sampling.inputs import SamplingInputs
@@ -55,7 +55,7 @@ def _pointwise(dtype: torch.dtype, _: torch.dtype) -> tuple[Tensor, Tensor, Tens
 
 
 def _product(dtype: torch.dtype, stored: torch.dtype) -> Tensor:
-    weight, scales = torch.zeros(1, 2, dtype=torch.float32).to(stored), torch.zeros(1, 1)
+    weight, scales = torch.zeros(1, 2, dtype=torch.float32).to(stored), None if stored == dtype else torch.ones(1, 1)
     return PackedWeight(weight, scales=scales)(torch.zeros(1, 4 if stored == torch.uint8 else 2, dtype=dtype))
 
 
