@@ -27,7 +27,7 @@ def in_8_bits(rows: Tensor, group: int) -> Tensor:
     parts = -(-group // 128)
     size = -(-group // (8 * parts)) * 8
     split = [part for own in rows.float().split(group, -1) for part in own.split(size, -1)]
-    largest = [part.abs().amax(-1, keepdim=True) for part in split]
+    largest = [part.abs().amax(-1, keepdim=True).clamp(min=2.0**-100) for part in split]
     return torch.cat(
         [(part * (127 / most)).round().double() * (most / 127) for part, most in zip(split, largest, strict=True)], -1
     )
