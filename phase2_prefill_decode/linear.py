@@ -94,21 +94,21 @@ def _packed(weight: Tensor | QuantizedWeight | Stream, bias: Tensor | None) -> "
 
 
 def _parts(weight: Tensor | QuantizedWeight) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """The numbers of a weight, its scales, offsets and order. The product takes inputs in pairs: groups of an odd size
-    are dequantized. It subtracts an offset from the sum of a group: what is subtracted from each number, times the
-    scale."""
-    if isinstance(weight, QuantizedWeight) and weight.group % 2 and weight.scales.shape[1] > 1:
+    """The numbers of a weight, its scales, offsets and order. In the CPU's product, numbers are around 0: those of 4
+    bits less MIDDLE. From the sum of a group it subtracts an offset: what is then to be subtracted from each number,
+    times the scale. It has none for float8."""
+    if isinstance(weight, QuantizedWeight) and weight.values.is_floating_point() and not weight.is_centred:
         weight = weight.dequantize().to(weight.dtype)
     if isinstance(weight, Tensor):
         return weight, None, None, None
     # region exercise 2.28
-    scales = weight.scales.float()
+    scales, middle = weight.scales.float(), MIDDLE if weight.bits == 4 else 0
     if weight.offsets is not None:
-        offsets: Tensor | None = weight.offsets.float()
+        offsets: Tensor | None = weight.offsets.float() - middle * scales
     elif weight.zeros is not None:
-        offsets = weight.zeros.float() * scales
+        offsets = (weight.zeros.float() - middle) * scales
     else:
-        offsets = scales * MIDDLE if weight.bits == 4 else None
+        offsets = None
     return weight.values, scales, offsets, weight.order
     # endregion
 

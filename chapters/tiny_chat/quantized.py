@@ -3,8 +3,9 @@ weights, of the logits, and of its answers.
 
 python -m chapters.tiny_chat.quantized
 
-Everything is computed in float32, so that nothing differs but what is rounded. The logits are those of right answers
-to the questions of the examination, and each model takes the examination.
+Everything is computed in float32, so that nothing differs but what is rounded: weights, keys and values; and, with int8
+and int4 as the engine has them on a CPU, what weights are multiplied with, which is rounded to 8 bits. The logits are
+those of right answers to the questions of the examination, and each model takes the examination.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +30,7 @@ from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.decoder import Decoder
 from phase2_prefill_decode.loading.model import Model
 from phase2_prefill_decode.loading.quantized.quantize import quantize
+from phase2_prefill_decode.loading.quantized.weight import QuantizedWeight
 from phase2_prefill_decode.loading.weights import load_weights
 from phase2_prefill_decode.step.device_state import DeviceState
 from phase2_prefill_decode.step.packed import pack
@@ -41,14 +43,24 @@ SHOWN = ("bits", "weights", "logits", "millinats", "same", "right", "asked")
 class Rounded:
     """A matrix with fewer bits, and how many a number takes with its share of the scales."""
 
-    weight: Tensor
+    weight: Tensor | QuantizedWeight
     bits: float
+
+    @property
+    def plain(self) -> Tensor:
+        return self.weight if isinstance(self.weight, Tensor) else self.weight.dequantize().float()
 
 
 def by_engine(weight: Tensor, scheme: str) -> Rounded:
-    """As `--quantization` rounds it."""
+    """As `--quantization` rounds it, multiplied as the engine does."""
     quantized = quantize(weight, scheme)
-    return Rounded(quantized.dequantize().to(weight.dtype), 8 * quantized.nbytes / weight.numel())
+    return Rounded(quantized, 8 * quantized.nbytes / weight.numel())
+
+
+def weights_only(weight: Tensor, scheme: str) -> Rounded:
+    """The same weight, multiplied with inputs in float32."""
+    made = by_engine(weight, scheme)
+    return Rounded(made.plain, made.bits)
 
 
 def to_nearest(weight: Tensor, bits: int, group: int) -> Rounded:
@@ -64,6 +76,8 @@ SCHEMES: dict[str, Callable[[Tensor], Rounded]] = {
     "int8": partial(by_engine, scheme="int8"),
     "fp8": partial(by_engine, scheme="fp8"),
     "int4": partial(by_engine, scheme="int4"),
+    "int8_weights": partial(weights_only, scheme="int8"),
+    "int4_weights": partial(weights_only, scheme="int4"),
     "int4_nearest_32": partial(to_nearest, bits=4, group=32),
     "int4_nearest_128": partial(to_nearest, bits=4, group=128),
     "int4_nearest_row": partial(to_nearest, bits=4, group=0),
@@ -88,7 +102,7 @@ def rounded(scheme: Callable[[Tensor], Rounded] | None = None) -> tuple[Model, f
                 found = scheme(weight)
                 changed[field] = found.weight
                 bits, count = bits + found.bits * weight.numel(), count + weight.numel()
-                lost, total = lost + float((found.weight - weight).square().sum()), total + float(weight.square().sum())
+                lost, total = lost + float((found.plain - weight).square().sum()), total + float(weight.square().sum())
         layers.append(replace(layer, **changed))
     decoder = Decoder(model.config, replace(weights, layers=tuple(layers)))
     return replace(model, decoder=decoder), bits / count, (lost / total) ** 0.5

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import weakref
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,9 +18,10 @@ from torch.nn.functional import linear
 
 from phase2_prefill_decode.kernels.cpu import openmp
 from phase2_prefill_decode.kernels.cpu.microkernel import SET
-from phase2_prefill_decode.kernels.cpu.product import ROWS, PackedWeight
+from phase2_prefill_decode.kernels.cpu.product import ROWS, Blocks, PackedWeight
 from phase2_prefill_decode.linear import Linear
 from phase2_prefill_decode.loading.quantized.weight import QuantizedWeight
+from tests.phase2_prefill_decode.quantized.checkpoints import in_8_bits
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 ULP = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}  # half a last place, relatively
@@ -67,19 +69,49 @@ def test_a_packed_weight_has_the_rows_of_an_embedding(dtype: torch.dtype, out: i
             packed.rows(torch.tensor([0, outside]), dtype)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.int32], ids=str)
+def test_a_block_holds_each_input_for_all_its_outputs(dtype: torch.dtype) -> None:
+    """However its rows are added; the outputs and inputs that are missing are zeros."""
+    matrix, together = (torch.arange(2800) % 128 + 1).view(70, 40).to(dtype), 2 if dtype == torch.bfloat16 else 1
+    blocks = Blocks(70, 42, dtype)
+    for rows in torch.split(matrix, 33):
+        blocks.add(rows)
+    assert (blocks.tensor.shape, blocks.tensor.is_contiguous()) == ((2, 42 // together, 64), True)
+    numbers = blocks.tensor.view(dtype).view(2, 42 // together, 64, together)
+    for output, row in enumerate(matrix):
+        held = [numbers[output // 64, i // together, output % 64, i % together] for i in range(40)]
+        assert torch.equal(torch.stack(held), row)
+    assert int((numbers != 0).sum()) == matrix.numel()
+
+
+STORED = torch.int8, torch.uint8, torch.float8_e4m3fn
+
+
+def quantized(stored: torch.dtype, dtype: torch.dtype, out: int, width: int, groups: int = 1) -> QuantizedWeight:
+    """Random numbers, with all that the format has."""
+    values = torch.randint(0, 256, (out, width // 2), dtype=torch.uint8)
+    if stored != torch.uint8:
+        values = (torch.randn(out, width) * 50).clamp(-128, 127).to(stored)
+    return QuantizedWeight(values=values, scales=(torch.rand(out, groups) / 10).to(dtype), dtype=dtype)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     dtype=st.sampled_from(DTYPES),
+    stored=st.sampled_from([None, *STORED]),
     shape=st.sampled_from(SHAPES),
     cuts=st.lists(st.integers(0, 2 * ROWS + 5), max_size=6),
     threads=st.integers(1, 3),
 )
 def test_a_row_is_the_same_alone_and_in_any_batch(
-    dtype: torch.dtype, shape: tuple[int, int], cuts: list[int], threads: int
+    dtype: torch.dtype, stored: torch.dtype | None, shape: tuple[int, int], cuts: list[int], threads: int
 ) -> None:
     """Bit for bit, on any number of threads, whatever the other rows hold."""
-    before, product = torch.get_num_threads(), Linear(*weights(dtype, *shape))
-    rows = torch.randn(2 * ROWS + 5, shape[1]).to(dtype)
+    out, width = shape if stored != torch.uint8 else (shape[0], shape[1] + shape[1] % 2)
+    weight, bias = weights(dtype, out, width)
+    before = torch.get_num_threads()
+    product = Linear(weight if stored is None else quantized(stored, dtype, out, width), bias)
+    rows = torch.randn(2 * ROWS + 5, width).to(dtype)
     ends = [0, *sorted(cuts), len(rows)]
     try:
         torch.set_num_threads(threads)
@@ -96,43 +128,81 @@ def test_a_row_is_the_same_alone_and_in_any_batch(
     assert torch.equal(product(others)[row], whole[row])
 
 
-# [out, in], inputs of a group, and what the weight has besides scales. Inputs are taken in pairs: 3 do not fit.
+# [out, in], inputs of a group, and what the weight has besides scales.
 QUANTIZED = [((100, 128), 32, ""), ((100, 128), 128, "zeros"), ((70, 96), 2, "offsets"), ((65, 512), 256, "order"),
-             ((65, 96), 3, "")]  # fmt: skip
+             ((65, 96), 3, ""), ((70, 130), 130, "zeros"), ((64, 24), 12, "offsets")]  # fmt: skip
 
 
 @pytest.mark.parametrize(("shape", "group", "besides"), QUANTIZED)
-@pytest.mark.parametrize("stored", [torch.int8, torch.uint8, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("stored", STORED, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_quantized_weight_is_multiplied_as_it_is(
     dtype: torch.dtype, stored: torch.dtype, shape: tuple[int, int], group: int, besides: str
 ) -> None:
-    """Its product is that of the float64 that its numbers and scales stand for, and a row has the same alone."""
+    """Its product is that of the float64 that its numbers and scales stand for, with rows in 8 bits if it holds
+    integers, and near that with the rows as they are."""
     torch.manual_seed(0)
     (out, width), groups = shape, shape[1] // group
-    of_4_bits = torch.randint(0, 256, (out, width // 2), dtype=torch.uint8)
-    values = of_4_bits if stored == torch.uint8 else (torch.randn(out, width) * 50).clamp(-128, 127).to(stored)
     others = {
         "zeros": torch.randint(0, 16, (out, groups)).to(dtype),
         "offsets": torch.rand(out, groups).to(dtype),
         "order": torch.randperm(width),
     }
-    scales, given = (torch.rand(out, groups) / 10).to(dtype), {besides: others[besides]} if besides else {}
-    weight = QuantizedWeight(values=values, scales=scales, dtype=dtype, **given)
+    given = {besides: others[besides]} if besides else {}
+    weight = replace(quantized(stored, dtype, out, width, groups), **given)
     exact = {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in given.items()}
-    wide = QuantizedWeight(values=values, scales=scales.double(), dtype=torch.float64, **exact).dequantize()
+    wide = replace(weight, scales=weight.scales.double(), dtype=torch.float64, **exact).dequantize()
     bias, rows = torch.randn(out).to(dtype), torch.randn(ROWS + 5, width).to(dtype)
     product = Linear(weight, bias)
-    found, wanted = product(rows), linear(rows.double(), wide, bias.double())
+    order = others["order"] if besides == "order" else torch.arange(width)
+    taken = rows[:, order].double() if stored.is_floating_point else in_8_bits(rows[:, order], group)
+    found, wanted = product(rows), linear(taken, wide[:, order], bias.double())
     assert (found.double() - wanted).norm() < (2 * ULP[dtype] + 1e-6) * wanted.norm()
+    plain = linear(rows.double(), wide, bias.double())
+    assert (found.double() - plain).norm() < (2 * ULP[dtype] + 0.01) * plain.norm()
     assert torch.equal(torch.cat([product(row[None]) for row in rows]), found)
-    tokens = torch.tensor([out - 1, 0, 64])
+    tokens = torch.tensor([out - 1, 0, out // 2])
     assert product.packed is not None
-    torch.testing.assert_close(
-        product.packed.rows(tokens, dtype).double(), wide[tokens], rtol=2 * ULP[dtype], atol=1e-3
-    )
+    looked_up = product.packed.rows(tokens, dtype).double()
+    assert (looked_up - wide[tokens]).norm() < (2 * ULP[dtype] + 1e-6) * wide[tokens].norm()
+    dequantized = stored.is_floating_point and besides in ("zeros", "offsets")
     kept = {torch.uint8: "4 bits"}.get(stored, str(stored).removeprefix("torch."))
-    assert product.kernel.startswith(kept) == (group % 2 == 0)
+    assert product.kernel.startswith(kept) != dequantized
+
+
+@pytest.mark.parametrize(
+    ("number", "stored"), [(-128, torch.int8), (127, torch.int8), (0, torch.uint8), (255, torch.uint8)]
+)
+@pytest.mark.parametrize("width", [1024, 130])
+def test_the_largest_integers_do_not_overflow(number: int, stored: torch.dtype, width: int) -> None:
+    values = torch.full((3, width // 2 if stored == torch.uint8 else width), number, dtype=stored)
+    weight = QuantizedWeight(values=values, scales=torch.full((3, 1), 0.5), dtype=torch.float32)
+    rows = torch.tensor([[1.0], [-1.0], [3e38]]).expand(3, width) / torch.tensor([[1.0], [1.0], [1e5]])
+    wanted = rows.double() @ weight.dequantize().double().T
+    torch.testing.assert_close(Linear(weight)(rows).double(), wanted, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("stored", [torch.int8, torch.uint8], ids=str)
+def test_rows_that_8_bits_cannot_hold_are_not_finite_and_those_of_zeros_are_zero(
+    stored: torch.dtype, dtype: torch.dtype
+) -> None:
+    """Whatever the other rows are. Numbers below 2 ** -100 are rounded as if the largest were that."""
+    rows, bias = torch.randn(6, 256).to(dtype), torch.randn(96).to(dtype)
+    rows[1], rows[4] = 0, 1e-40
+    rows[2, 200], rows[3, 7] = torch.nan, -torch.inf
+    product = Linear(quantized(stored, dtype, 96, 256, 2), bias)
+    found = product(rows)
+    assert found[2:4].isnan().all()
+    assert torch.equal(found[[1, 4]], bias.expand(2, -1))
+    assert torch.equal(found[[0, 5]], product(rows[[0, 5]]))
+    assert found[[0, 5]].isfinite().all()
+
+
+def test_a_weight_of_float8_holds_nan_and_numbers_of_every_size() -> None:
+    values = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    product = Linear(QuantizedWeight(values=values[:, None], scales=torch.ones(256, 1)))
+    assert torch.equal(product(torch.ones(1, 1).bfloat16())[0].nan_to_num(1e9), values.bfloat16().nan_to_num(1e9))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -168,38 +238,49 @@ def test_a_packed_weight_is_a_copy_and_the_original_is_freed() -> None:
 
 @pytest.mark.parametrize(
     ("processor", "features", "name"),
-    [("haswell", "+avx2,+fma", "AVX2"), ("skylake-avx512", "+avx2,+fma,+avx512f", "AVX-512")],
+    [("haswell", "+avx2,+fma", "AVX2"), ("skylake-avx512", "+avx2,+fma,+avx512f,+avx512bw", "AVX-512")],
 )
 def test_every_instruction_set_has_the_same_product(processor: str, features: str, name: str, tmp_path: Path) -> None:
-    """In a process where numba compiles for another processor. Sums are the same chains, so they have the same bits."""
+    """In a process where numba compiles for another processor. Sums are the same chains, or exact: the same bits."""
     if os.environ.get("NUMBA_CPU_NAME"):
         pytest.skip("numba already compiles for another processor")
     flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     if any(flag not in flags for flag in features.replace("+", "").split(",")):
         pytest.skip(f"this processor has no {name}")
     torch.manual_seed(0)
-    tensors = {
-        str(dtype): (torch.randn(23, 131).to(dtype), (torch.randn(130, 131) / 8).to(dtype), torch.randn(130).to(dtype))
-        for dtype in DTYPES
-    }
+    tensors: dict[str, dict[str, Tensor]] = {}
+    for dtype in DTYPES:
+        rows, weight, bias = torch.randn(23, 131).to(dtype), torch.randn(130, 131).to(dtype) / 8, torch.randn(130)
+        tensors[str(dtype)] = {"rows": rows, "weight": weight, "bias": bias.to(dtype)}
+    for stored in STORED:
+        made = quantized(stored, torch.bfloat16, 130, 160, 5)
+        rows = torch.randn(23, 160).bfloat16()
+        tensors[str(stored)] = {"rows": rows, "values": made.values, "scales": made.scales}
     torch.save(tensors, tmp_path / "tensors.pt")
-    environment = {**os.environ, "NUMBA_CPU_NAME": processor, "NUMBA_CPU_FEATURES": features}
-    found = subprocess.run([sys.executable, "-c", ELSEWHERE, tmp_path], env=environment, capture_output=True, text=True)
+    environment = {**os.environ, "NUMBA_CPU_NAME": processor, "NUMBA_CPU_FEATURES": features, "PYTHONPATH": str(ROOT)}
+    script = [sys.executable, "-c", ELSEWHERE, tmp_path]
+    found = subprocess.run(script, env=environment, capture_output=True, text=True)
     assert found.stdout.strip() == name, found.stderr
     results = torch.load(tmp_path / "results.pt")
-    for key, (rows, weight, bias) in tensors.items():
-        assert_product(results[key], rows, weight, bias)
-        assert torch.equal(results[key], Linear(weight, bias)(rows)), SET
+    for key, parts in tensors.items():
+        assert torch.equal(results[key], product_of(**parts)), (key, SET)
+        if "weight" in parts:
+            assert_product(results[key], parts["rows"], parts["weight"], parts["bias"])
 
 
+def product_of(rows: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, **parts: Tensor) -> Tensor:
+    return Linear(QuantizedWeight(**parts, dtype=rows.dtype) if weight is None else weight, bias)(rows)
+
+
+ROOT = Path(__file__).parents[2]
 ELSEWHERE = """
 import sys, torch
 from pathlib import Path
 from phase2_prefill_decode.kernels.cpu.microkernel import SET
-from phase2_prefill_decode.linear import Linear
+from tests.phase2_prefill_decode.test_linear import product_of
 folder = Path(sys.argv[1])
 tensors = torch.load(folder / "tensors.pt")
-torch.save({key: Linear(weight, bias)(rows) for key, (rows, weight, bias) in tensors.items()}, folder / "results.pt")
+torch.save({key: product_of(**given) for key, given in tensors.items()}, folder / "results.pt")
 print(SET)
 """
 

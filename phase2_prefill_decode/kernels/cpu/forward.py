@@ -11,6 +11,7 @@ so a thread that comes late finds no item left, and all that it reads complete.
 import math
 from collections.abc import Sequence
 from functools import cache
+from itertools import chain
 from threading import Lock
 
 import numpy as np
@@ -21,29 +22,19 @@ from torch import Tensor
 from phase1_kv_pool.layer import KVLayer
 from phase2_prefill_decode.kernels.attention import check_shapes
 from phase2_prefill_decode.kernels.cpu.attention import write
-from phase2_prefill_decode.kernels.cpu.intrinsics import (
-    KV_TAGS,
-    NO_TENSOR,
-    TAGS,
-    address,
-    array,
-    compiled,
-    kernel,
-    narrow,
-    widen,
-)
+from phase2_prefill_decode.kernels.cpu.intrinsics import KV_TAGS, NO_TENSOR, TAGS, address, array, compiled, kernel
 from phase2_prefill_decode.kernels.cpu.microkernel import BLOCK
 from phase2_prefill_decode.kernels.cpu.openmp import OPENMP, USLEEP, call, on_each_thread, peek, spread, take
 from phase2_prefill_decode.kernels.cpu.pointwise import add, check_places, gate, norm, put, rotate
 from phase2_prefill_decode.kernels.cpu.product import (
     FORMATS,
-    SPARE,
+    NUMBERS,
     PackedWeight,
-    add_up,
+    lay_out,
+    left_tag,
     multiply_block,
-    operand_dtype,
-    scratch,
     store,
+    weight_at,
 )
 from phase2_prefill_decode.kernels.cpu.tiles import TILE, attend_tile, room_for
 from phase2_prefill_decode.linear import Linear
@@ -55,7 +46,7 @@ SPINS = 20_000  # some ten microseconds
 NAP = 20  # microseconds; meanwhile another thread can have this core
 
 FLOAT32, INT32, INT64 = np.dtype(np.float32), np.dtype(np.int32), np.dtype(np.int64)
-COLUMNS = 33  # of the table of layers: six for each matrix, and nine more
+COLUMNS = 4 * NUMBERS + 9  # of the table of layers
 
 Linears = Sequence[Sequence[Linear]]  # qkv_proj, o_proj, gate_up_proj and down_proj of each layer
 
@@ -83,7 +74,8 @@ class Forward:
             ],
             np.int64,
         )  # fmt: skip
-        self._groups = max(matrix.pairs // matrix.group for matrices in layers for matrix in matrices)
+        self._head = np.array(self._lm_head.numbers)
+        self._stride = max(matrix.stride(torch.bfloat16) for matrix in (self._lm_head, *chain(*layers)))
         heads, kv_heads, head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
         numbers = (3 * heads + 2 * kv_heads) * head_dim + 2 * config.hidden_size + config.intermediate_size
         self._shared = torch.empty(config.num_hidden_layers * TOKENS * numbers, dtype=torch.bfloat16)
@@ -122,11 +114,11 @@ class Forward:
                 (x.data_ptr(), rope[0].data_ptr(), rope[1].data_ptr(), step.positions.data_ptr(),
                  step.slots.data_ptr(), metadata.cu_seqlens_q.data_ptr()),
                 (metadata.seq_lens.data_ptr(), metadata.page_table.data_ptr(), logits.data_ptr()),
-                (self._table.ctypes.data, *self._lm_head.numbers, self._norm.data_ptr()),
+                (self._table.ctypes.data, self._head.ctypes.data, self._norm.data_ptr()),
                 (self._shared.data_ptr(), self._counters.data_ptr(), USLEEP),
                 (tokens, c.num_hidden_layers, c.hidden_size, c.intermediate_size, c.vocab_size, c.num_attention_heads,
                  c.head_dim, len(rope[0]), *layers[0].keys.shape[:3], *metadata.page_table.shape, metadata.max_seqlen_q,
-                 self._groups),
+                 self._stride),
                 c.rms_norm_eps,
                 torch.get_num_threads() if OPENMP else 1,
                 OPENMP,
@@ -155,20 +147,18 @@ def forward_kernel(body, inputs, places, weights, memory, sizes, eps, threads, o
 @cache
 def forward_body(stored: torch.dtype, kv_dtype: torch.dtype) -> int:
     """The body of a thread, for matrices, keys and values in these formats."""
-    kv_like = KV_TAGS[kv_dtype]
-    like, operand_like, kind = TAGS[torch.bfloat16], TAGS[operand_dtype(torch.bfloat16)], FORMATS[stored]
+    like, kind, left_like = TAGS[torch.bfloat16], FORMATS[stored], left_tag(torch.bfloat16, stored)
+    head_left_like, kv_like = left_tag(torch.bfloat16, torch.bfloat16), KV_TAGS[kv_dtype]
 
     def body(work):
         (
-            x, cos, sin, positions, slots, cu_seqlens_q, seq_lens, page_table, logits, table, blocks, bias, scales,
-            offsets, pairs, group, last_norm, shared, counters, usleep, tokens, layers, hidden, inner, vocab, heads,
-            head_dim, most_positions, pages, kv_heads, page_size, sequences, max_pages, new, groups, eps,
-            scale,
-        ) = to_fixed_tuple(array(work, (37,), INT64), 37)  # fmt: skip
+            x, cos, sin, positions, slots, cu_seqlens_q, seq_lens, page_table, logits, table, head, last_norm, shared,
+            counters, usleep, tokens, layers, hidden, inner, vocab, heads, head_dim, most_positions, pages, kv_heads,
+            page_size, sequences, max_pages, new, stride, eps, scale,
+        ) = to_fixed_tuple(array(work, (32,), INT64), 32)  # fmt: skip
         eps = np.float32(np.int64(eps).view(np.float64))
         scale = np.float32(np.int64(scale).view(np.float64))
         x, logits = array(x, (tokens, hidden), like), array(logits, (tokens, vocab), like)
-        lm_head = like, blocks, bias, scales, offsets, pairs, group
         angles = (
             array(cos, (most_positions, head_dim // 2), FLOAT32),
             array(sin, (most_positions, head_dim // 2), FLOAT32),
@@ -178,17 +168,16 @@ def forward_body(stored: torch.dtype, kv_dtype: torch.dtype) -> int:
             array(cu_seqlens_q, (sequences + 1,), INT32), array(seq_lens, (sequences,), INT32),
             array(page_table, (sequences, max_pages), INT32),
         )  # fmt: skip
-        pool, table = (pages, kv_heads, page_size, head_dim), array(table, (layers, COLUMNS), INT64)
+        pool = pages, kv_heads, page_size, head_dim
         residual, normed = np.empty((tokens, hidden), x.dtype), np.empty((tokens, hidden), x.dtype)
-        left = array(work, (1,), operand_like)  # of that type
-        left = np.empty(tokens * (max(hidden, inner, heads * head_dim) + SPARE), left.dtype)
-        memory = scratch(tokens, groups)
+        sums, rows = np.empty((tokens, BLOCK), np.float32), np.empty((tokens, stride), np.uint8)
+        left, head_left = (left_like, rows), (head_left_like, rows)
         room = np.empty(room_for(new * (heads // kv_heads), head_dim), np.float32)
         residual[:] = 0
         for layer in range(layers):
-            row = table[layer]
+            row = array(table + layer * COLUMNS * 8, (COLUMNS,), INT64)
             in_norm, post_norm, q_norm, k_norm, window, keys, values, key_scales, value_scales = to_fixed_tuple(
-                row[24:], 9
+                row[4 * NUMBERS :], 9
             )
             qkv, shared = carve(shared, tokens, (heads + 2 * kv_heads) * head_dim, like)
             q, shared = carve(shared, tokens, heads * head_dim, like)
@@ -198,7 +187,7 @@ def forward_body(stored: torch.dtype, kv_dtype: torch.dtype) -> int:
             down, shared = carve(shared, tokens, hidden, like)
 
             add_norm(x, residual, in_norm, eps, normed)
-            linear(normed, matrix(kind, row[:6]), qkv, left, memory, counters, usleep)
+            linear(normed, weight_at(kind, row.ctypes.data), qkv, left, sums, counters, usleep)
             counters += 128
             attention(
                 qkv.reshape((tokens, heads + 2 * kv_heads, head_dim)), q.reshape((tokens, heads, head_dim)),
@@ -206,16 +195,16 @@ def forward_body(stored: torch.dtype, kv_dtype: torch.dtype) -> int:
                 (key_scales, value_scales), angles, batch, q_norm, k_norm, eps, scale, window, room, counters, usleep,
             )  # fmt: skip
             counters += 128
-            linear(attended, matrix(kind, row[6:12]), projected, left, memory, counters, usleep)
+            linear(attended, weight_at(kind, row[NUMBERS:].ctypes.data), projected, left, sums, counters, usleep)
             counters += 128
             add_norm(projected, residual, post_norm, eps, normed)
-            mlp(normed, matrix(kind, row[12:18]), activated, left, memory, counters, usleep)
+            mlp(normed, weight_at(kind, row[2 * NUMBERS :].ctypes.data), activated, left, sums, counters, usleep)
             counters += 128
-            linear(activated, matrix(kind, row[18:24]), down, left, memory, counters, usleep)
+            linear(activated, weight_at(kind, row[3 * NUMBERS :].ctypes.data), down, left, sums, counters, usleep)
             counters += 128
             x = down
         add_norm(x, residual, last_norm, eps, normed)
-        linear(normed, lm_head, logits, left, memory, counters, usleep)
+        linear(normed, weight_at(like, head), logits, head_left, sums, counters, usleep)
 
     return on_each_thread(body)
 
@@ -230,13 +219,6 @@ def carve(address, rows, width, like):
 
 
 @compiled()
-def matrix(kind, row):
-    """A weight, of its numbers in the table of layers."""
-    blocks, bias, scales, offsets, pairs, group = to_fixed_tuple(row, 6)
-    return kind, blocks, bias, scales, offsets, pairs, group
-
-
-@compiled()
 def add_norm(x, residual, weight, eps, normed):
     """Computed by every thread: this takes less time than waiting for another thread."""
     weight = array(weight, (x.shape[1],), x[0, 0])
@@ -246,17 +228,11 @@ def add_norm(x, residual, weight, eps, normed):
 
 
 @compiled()
-def operand(x, weight, left, room):
-    """Rows as tiles take them. Every thread has its own."""
-    rows, inputs = x.shape
-    left = left[: rows * (inputs + SPARE)].reshape((rows, inputs + SPARE))
-    for row in range(rows):
-        own, line = x[row], left[row]
-        for i in range(inputs):
-            line[i] = narrow(widen(own[i]), left[0, 0])
-        line[inputs] = 0
-    add_up(weight, left, room)
-    return left
+def lay_rows(x, weight, left):
+    """Write rows as tiles take them. Every thread has its own."""
+    like, rows = left
+    for row in range(len(x)):
+        lay_out(x[row], weight, like, rows[row])
 
 
 # region finish
@@ -274,29 +250,30 @@ def finish(done, items, usleep):
 
 
 @compiled()
-def linear(x, weight, result, left, memory, counters, usleep):
+def linear(x, weight, result, left, sums, counters, usleep):
     """result = x @ weight.T. An item is a block."""
-    left, items = operand(x, weight, left, memory), -(-result.shape[1] // BLOCK)
+    lay_rows(x, weight, left)
+    items = -(-result.shape[1] // BLOCK)
     item = take(counters)
     while item < items:
-        multiply_block(weight, item, left, memory)
-        store(memory, item, result)
+        multiply_block(weight, item, left, sums)
+        store(sums, item, result)
         take(counters + 64)
         item = take(counters)
     finish(counters + 64, items, usleep)
 
 
 @compiled()
-def mlp(x, weight, result, left, memory, counters, usleep):
+def mlp(x, weight, result, left, sums, counters, usleep):
     """silu(gate) * up, of the two halves of the fused projection."""
-    left, items = operand(x, weight, left, memory), result.shape[1] // BLOCK
-    opened = np.empty((2, len(x), BLOCK), result.dtype)
+    lay_rows(x, weight, left)
+    items, opened = result.shape[1] // BLOCK, np.empty((2, len(x), BLOCK), result.dtype)
     item = take(counters)
     while item < items:
-        multiply_block(weight, item, left, memory)
-        store(memory, 0, opened[0])
-        multiply_block(weight, items + item, left, memory)
-        store(memory, 0, opened[1])
+        multiply_block(weight, item, left, sums)
+        store(sums, 0, opened[0])
+        multiply_block(weight, items + item, left, sums)
+        store(sums, 0, opened[1])
         for row in range(len(x)):
             gate(opened[0, row], opened[1, row], result[row, item * BLOCK : (item + 1) * BLOCK])
         take(counters + 64)

@@ -16,12 +16,14 @@ import torch
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.core.registry import CPUDispatcher
+from numba.core.registry import CPUDispatcher, cpu_target
 from numba.extending import intrinsic, overload
 
 from phase2_prefill_decode.kernels.cpu.cache import keeping
 from phase2_prefill_decode.kernels.draw import EXP2
 
+PROCESSOR = cpu_target.target_context.codegen().magic_tuple()  # that numba compiles for: its name and features
+FEATURES = PROCESSOR[2]
 POLYNOMIAL = tuple(map(np.float32, EXP2))  # of 2 ** x
 TAGS = {torch.float32: np.float32(0), torch.bfloat16: np.uint16(0), torch.float16: np.int16(0)}
 KV_TAGS = {**TAGS, torch.int8: np.int8(0), torch.float8_e4m3fn: np.uint8(0)}  # of keys and values

@@ -13,13 +13,10 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.core.registry import cpu_target
 from numba.extending import intrinsic, overload
 
-from phase2_prefill_decode.kernels.cpu.intrinsics import compiled
+from phase2_prefill_decode.kernels.cpu.intrinsics import FEATURES, compiled
 
-PROCESSOR = cpu_target.target_context.codegen().magic_tuple()  # that numba compiles for: its name and features
-FEATURES = PROCESSOR[2]
 HEIGHTS = (
     (16, 8, 4, 3, 2, 1) if "+avx512f" in FEATURES else (6, 2, 1)
 )  # rows of tiles; the sums of each fit in registers

@@ -1,40 +1,55 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 """The microkernel of a matrix product on a CPU: the loop that keeps a tile of sums in registers, in LLVM vectors.
 
-In a packed weight the outputs of one input lie side by side (see `product`). So a vector of the weight times one number
-of a row adds to a vector of that row's sums, and no sum is reduced across a register. A tile has a few rows and a few
-vectors, as many as the processor's registers hold. A step takes a pair of inputs: it loads the tile's vectors of the
-weight and multiplies them with the numbers of every row.
+A packed weight is a sequence of lines: a word of 32 bits for each of 64 outputs, which holds one number, a pair of
+bfloat16, four of 8 bits, or eight of 4 (see `product`). In registers the words of a line become operands. Each operand
+is multiplied with a word of a row, the same in every lane, so no sum is reduced across a register. A tile has a few
+rows and a few vectors of outputs, as many as the processor's registers hold.
 
-Each sum is one chain of fused multiply and add, of the second input of the first pair, then the first, and so on,
-whatever the tile. So a row has the same product, bit for bit, in any tile. The order within a pair is that of AVX-512's
-instruction for bfloat16, which does both. Its sums are those of the others, but for numbers below 2 ** -126.
+A sum of 16 or 32-bit numbers is one chain of fused multiply and add, whatever the tile. The order in a pair, the second
+input first, is that of AVX-512's instruction for bfloat16, which does both. Its sums are those of the others, but for
+numbers below 2 ** -126. Formats with scales have a sum of its own for each part of the inputs, and then total +=
+(scale of the weight * scale of the row) * sum. For int8 and int4 it is one of integers, which is exact: all
+instructions give the same bits. So a row has the same product, bit for bit, in any tile.
 
 LLVM does not generate this from loops. The vectors are longer than most registers, and LLVM splits them.
 """
 
+import torch
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
-FEATURES = cpu_target.target_context.codegen().magic_tuple()[2]  # of the processor that numba compiles for
+from phase2_prefill_decode.kernels.cpu.intrinsics import FEATURES
+
 WIDE = "+avx512f" in FEATURES  # 32 registers of 512 bits
 DOTS = "+avx512bf16" in FEATURES  # adds the products of a pair of bfloat16 in one instruction
+BITS = 512 if "+avx512bw" in FEATURES else 256  # of a register of integers
+LOOKUP = DOTS and "+avx512vbmi" in FEATURES  # looks 64 bytes up in a table of 128
+# Adds the products of four integers of 8 bits in one instruction; others take two of 16.
+QUADS = ("+avx512vnni" in FEATURES and BITS == 512) or "+avxvnni" in FEATURES
 SET = "AVX-512 with bfloat16" if DOTS else "AVX-512" if WIDE else "AVX2" if "+avx2" in FEATURES else "128-bit vectors"
 
 BLOCK = 64  # outputs
-LANES = 16  # float32 of a vector
+LANES = 16  # words of a vector
 VECTORS = BLOCK // LANES
 LINE = 64  # bytes, of a cache line and of a vector
-AHEAD = 3072  # bytes from what one row reads to what is fetched for it
+AHEAD = 1024  # bytes from what one row reads to what is fetched for it
+HEAD = 8  # bytes before a row's numbers of a part: their scale, and their sum
 
-# Formats by the type of their tag, and the bytes of a pair of inputs in a block. A tile takes the first three. The
-# others, of 8 bits, of 4 bits (unsigned) and float8, are unpacked.
+# Formats by the type of their tag: those that are added to sums as they are, and those with scales.
 BF16, F16, F32 = types.uint16, types.int16, types.float32
 INT8, INT4, FLOAT8 = types.int8, types.uint8, types.uint64
-PAIR = {BF16: 4 * BLOCK, F16: 4 * BLOCK, F32: 8 * BLOCK, INT8: 2 * BLOCK, INT4: BLOCK, FLOAT8: 2 * BLOCK}
+MIDDLE = {INT8: 128, INT4: 8}  # is added to integers where they are stored
+SCALED = (*MIDDLE, FLOAT8)
+INPUTS = {BF16: 2, F16: 1, F32: 1, INT8: 4, INT4: 8, FLOAT8: 4}  # of a line
+# Where in each 16 bits of a line the integers are that go with one word of a row: four of 8 bits, or two of 16.
+FIELDS = (
+    {INT8: [(0, 0xFFFF)], INT4: [(0, 0x0F0F), (4, 0x0F0F)]}
+    if QUADS
+    else {INT8: [(0, 0xFF), (8, 0xFF)], INT4: [(0, 0xF), (8, 0xF), (4, 0xF), (12, 0xF)]}
+)
 
 
 class _BFloat(ir.Type):  # type: ignore[misc]  # llvmlite is not typed
@@ -45,8 +60,15 @@ class _BFloat(ir.Type):  # type: ignore[misc]  # llvmlite is not typed
 
 
 BYTES, INT, NUMBER, NOTHING = ir.IntType(64), ir.IntType(32), ir.FloatType(), ir.VoidType()
-INTS, NUMBERS, HALVES, SMALL = (ir.VectorType(kind, LANES) for kind in (INT, NUMBER, ir.HalfType(), ir.IntType(8)))
-BFLOATS = ir.VectorType(_BFloat(), 2 * LANES)
+INTS, NUMBERS, HALVES = (ir.VectorType(kind, LANES) for kind in (INT, NUMBER, ir.HalfType()))
+SHORTS, BFLOATS = (ir.VectorType(kind, 2 * LANES) for kind in (ir.IntType(16), _BFloat()))
+TABLE = ir.VectorType(ir.IntType(8), 64)
+FLOATS8 = torch.arange(128, dtype=torch.uint8).view(torch.float8_e4m3fn).bfloat16().view(torch.uint8).view(2, 64, 2)
+TABLES = [[TABLE(half[:, byte].tolist()) for half in FLOATS8] for byte in (0, 1)]  # of low bytes, and of high ones
+
+
+def line_bytes(kind):
+    return BLOCK * (2 if kind == F16 else 4)
 
 
 def at(builder, base, distance, kind):
@@ -59,66 +81,148 @@ def call(builder, name, result, *arguments):
     return builder.call(cgutils.get_or_insert_function(builder.module, function, name), arguments)
 
 
+def repeated(builder, number):
+    """A vector with a number in every lane."""
+    lanes = ir.VectorType(number.type, LANES)
+    first = builder.insert_element(lanes(ir.Undefined), number, INT(0))
+    return builder.shuffle_vector(first, lanes(ir.Undefined), INTS([0] * LANES))
+
+
+def many(kind, number):
+    """A constant in every lane."""
+    return kind([number] * kind.count)
+
+
+# region operands
+def operands(builder, kind, left_kind, line):
+    """What the words of a line become: operands, each with the number of the row's word that it is multiplied with.
+    Integers stay unsigned."""
+    if kind in MIDDLE:
+        shorts = builder.bitcast(line, SHORTS)
+        for word, (up, mask) in enumerate(FIELDS[kind]):
+            yield word, builder.and_(builder.lshr(shorts, many(SHORTS, up)), many(SHORTS, mask))
+    elif kind == FLOAT8:
+        yield from (pairs_of_float8 if left_kind == BF16 else floats_of_float8)(builder, line)
+    elif kind == BF16 and left_kind != BF16:
+        yield 1, builder.bitcast(builder.and_(line, many(INTS, 0xFFFF0000)), NUMBERS)
+        yield 0, builder.bitcast(builder.shl(line, many(INTS, 16)), NUMBERS)
+    else:
+        yield (
+            0,
+            builder.fpext(line, NUMBERS)
+            if kind == F16
+            else builder.bitcast(line, BFLOATS if kind == BF16 else NUMBERS),
+        )
+
+
+# endregion
+
+
+def floats_of_float8(builder, line):
+    """Each number of a word. Exponent and mantissa of a float8 are those of a float32 that is 2 ** -120 as large."""
+    for word in (3, 1, 2, 0):
+        bits = builder.ashr(builder.shl(line, many(INTS, 24 - 8 * word)), many(INTS, 4))
+        small = builder.bitcast(builder.and_(bits, many(INTS, 0x87F00000)), NUMBERS)
+        yield word, builder.fmul(small, NUMBERS([2.0**120] * LANES))
+
+
+def pairs_of_float8(builder, line):
+    """The second and fourth number of a word as bfloat16, and the first and third: their bytes are looked up."""
+    name, index, shorts = (
+        "llvm.x86.avx512.vpermi2var.qi.512",
+        builder.bitcast(line, TABLE),
+        builder.bitcast(line, SHORTS),
+    )
+    low, high = (builder.bitcast(call(builder, name, TABLE, a, index, b), SHORTS) for a, b in TABLES)
+    high = builder.or_(high, builder.and_(shorts, many(SHORTS, 0x8080)))
+    odd = builder.or_(builder.lshr(low, many(SHORTS, 8)), builder.and_(high, many(SHORTS, 0xFF00)))
+    even = builder.or_(builder.and_(low, many(SHORTS, 0xFF)), builder.shl(high, many(SHORTS, 8)))
+    yield from ((1, builder.bitcast(odd, BFLOATS)), (0, builder.bitcast(even, BFLOATS)))
+
+
+def dot(builder, total, weights, number):
+    """total + the products of a word's numbers, lane by lane. `number` is a word of a row, repeated."""
+    if weights.type == NUMBERS:
+        return call(builder, f"llvm.fma.v{LANES}f32", NUMBERS, weights, builder.bitcast(number, NUMBERS), total)
+    if weights.type == BFLOATS:
+        name = "llvm.x86.avx512bf16.dpbf16ps.512"
+        return call(builder, name, NUMBERS, total, weights, builder.bitcast(number, BFLOATS))
+    if QUADS:
+        name = f"llvm.x86.avx512.vpdpbusd.{BITS}"
+        return in_registers(builder, name, total, builder.bitcast(weights, INTS), number)
+    if "+avx2" in FEATURES:
+        name = "llvm.x86.avx512.pmaddw.d.512" if BITS == 512 else "llvm.x86.avx2.pmadd.wd"
+        return builder.add(total, in_registers(builder, name, weights, builder.bitcast(number, SHORTS)))
+    weights = builder.bitcast(weights, INTS)
+    for up in (16, 0):  # the first 16 bits of each word, with their sign, and the second
+        pair = [builder.ashr(builder.shl(words, many(INTS, up)), many(INTS, 16)) for words in (weights, number)]
+        total = builder.add(total, builder.mul(*pair))
+    return total
+
+
+def in_registers(builder, name, *vectors):
+    """Call an instruction that returns words, for each part of the vectors that a register holds."""
+    count = 512 // BITS
+    if count == 1:
+        return call(builder, name, INTS, *vectors)
+    halves = []
+    for half in range(count):
+        parts = []
+        for vector in vectors:
+            lanes = [INT(half * vector.type.count // count + lane) for lane in range(vector.type.count // count)]
+            places = ir.Constant(ir.VectorType(INT, len(lanes)), lanes)
+            parts.append(builder.shuffle_vector(vector, vector.type(ir.Undefined), places))
+        halves.append(call(builder, name, ir.VectorType(INT, LANES // count), *parts))
+    return builder.shuffle_vector(*halves, ir.Constant(INTS, [INT(lane) for lane in range(LANES)]))
+
+
 # region tile
 @intrinsic(prefer_literal=True)
-def add_tile(context, rows, vectors, kind, left_kind, sums, left, down, weight, steps, ahead):
-    """Add the products of some rows, `down` bytes apart, with some vectors of a weight to their sums. The rows are
-    float32, or bfloat16 where the processor multiplies it. The memory `ahead` bytes from here is wanted next."""
-    count, width, dots = rows.literal_value, vectors.literal_value, left_kind == BF16
+def add_tile(context, rows, vectors, kind, left_kind, first, sums, left, down, weight, steps, ahead):
+    """Add the products of some rows, `down` bytes apart, with some vectors of each line of a weight, from the vector
+    `first` on, to their sums. The memory `ahead` bytes from here is wanted next."""
+    count, width, scaled = rows.literal_value, vectors.literal_value, kind in SCALED
+    size, words = line_bytes(kind), INPUTS[kind] * left_kind.bitwidth // 8
 
     def generate(context, builder, signature, args):
-        sums, left, down, weight, steps, ahead = args[4:]
-
-        def numbers(v, i):
-            """Input i of the pair for the outputs of a vector; both, if the processor multiplies pairs."""
-            if kind != BF16:
-                stored = NUMBERS if kind == F32 else HALVES
-                line = builder.load(at(builder, source, PAIR[kind] // 2 * i + PAIR[kind] // 8 * v, stored), align=4)
-                return line if kind == F32 else builder.fpext(line, NUMBERS)
-            pairs = builder.load(at(builder, source, v * LINE, INTS), align=4)
-            if dots:
-                return builder.bitcast(pairs, BFLOATS)
-            wide = builder.and_(pairs, INTS([0xFFFF0000] * LANES)) if i else builder.shl(pairs, INTS([16] * LANES))
-            return builder.bitcast(wide, NUMBERS)
-
-        def repeated(r, i):
-            """Input i of the pair of a row, in every lane."""
-            number = builder.load(at(builder, builder.add(own, downs[r]), 4 * i, INT))
-            first = builder.insert_element(INTS(ir.Undefined), number, INT(0))
-            lanes = builder.shuffle_vector(first, INTS(ir.Undefined), INTS([0] * LANES))
-            return builder.bitcast(lanes, BFLOATS if dots else NUMBERS)
-
+        first, sums, left, down, weight, steps, ahead = args[4:]
         tile = [(r, v) for r in range(count) for v in range(width)]
-        places = [at(builder, sums, (r * BLOCK + v * LANES) * 4, NUMBERS) for r, v in tile]
-        downs = [builder.mul(down, BYTES(r)) for r in range(count)]
-        begun = [builder.load(place, align=4) for place in places]
+        sums = builder.add(sums, builder.mul(first, BYTES(LINE)))
+        places = {(r, v): at(builder, sums, (r * BLOCK + v * LANES) * 4, NUMBERS) for r, v in tile}
+        own = [builder.add(left, builder.mul(down, BYTES(r))) for r in range(count)]
+        scales = builder.add(weight, builder.mul(first, BYTES(LINE)))
+        lines = builder.add(weight, builder.mul(first, BYTES(size // VECTORS)))
+
+        def begin(r, v):
+            if kind not in MIDDLE:
+                return NUMBERS([0.0] * LANES) if scaled else builder.load(places[r, v], align=4)
+            total = builder.load(at(builder, own[r], 4, INT))
+            return repeated(builder, builder.mul(total, INT(-MIDDLE[kind])))
+
+        begun = [begin(*place) for place in tile]
         before, loop, behind = builder.block, builder.append_basic_block(), builder.append_basic_block()
         builder.branch(loop)
 
         builder.position_at_end(loop)
-        step, held = builder.phi(BYTES), [builder.phi(NUMBERS) for _ in tile]
-        source = builder.add(weight, builder.mul(step, BYTES(PAIR[kind])))
-        own = builder.add(left, builder.mul(step, BYTES(4 if dots else 8)))
+        step, held = builder.phi(BYTES), [builder.phi(value.type) for value in begun]
+        source = builder.add(lines, builder.add(BYTES(4 * BLOCK if scaled else 0), builder.mul(step, BYTES(size))))
+        word = builder.add(BYTES(HEAD if scaled else 0), builder.mul(step, BYTES(words)))
         # Tiles of one and two rows read in the order of memory, which the processor fetches by itself; but for one row
-        # of pairs too late.
+        # too late, if a line takes little time.
         in_order = width == VECTORS and count <= 2
-        distance = ahead if not in_order else BYTES(AHEAD) if dots and count == 1 else None
+        distance = ahead if not in_order else BYTES(AHEAD) if (DOTS or scaled) and count == 1 else None
         for v in range(0 if distance is None else width):
             wanted = at(builder, builder.add(source, distance), v * LINE, ir.IntType(8))
             call(builder, "llvm.prefetch.p0", NOTHING, wanted, INT(0), INT(2), INT(1))  # into the L2 cache
         totals = dict(zip(tile, held, strict=True))
-        for i in (0,) if dots else (1, 0):
-            weights = [numbers(v, i) for v in range(width)]
-            for r in range(count):
-                number = repeated(r, i)
-                for v in range(width):
-                    if dots:
-                        name, operands = "llvm.x86.avx512bf16.dpbf16ps.512", (totals[r, v], weights[v], number)
-                    else:
-                        name, operands = f"llvm.fma.v{LANES}f32", (weights[v], number, totals[r, v])
-                    totals[r, v] = call(builder, name, NUMBERS, *operands)
-            if i:  # load pairs again for the other half: to keep them takes registers that the sums need
+        for v in range(width):
+            if v:  # load the rows' numbers again: to keep them takes registers that the sums need
                 builder.call(ir.InlineAsm(ir.FunctionType(NOTHING, []), "", "~{memory}", side_effect=True), [])
+            line = builder.load(at(builder, source, v * size // VECTORS, HALVES if kind == F16 else INTS), align=4)
+            for i, weights in operands(builder, kind, left_kind, line):
+                for r in range(count):
+                    number = builder.load(at(builder, builder.add(own[r], word), 4 * i, INT))
+                    totals[r, v] = dot(builder, totals[r, v], weights, repeated(builder, number))
         following = builder.add(step, BYTES(1))
         for phi, start, value in zip([step, *held], [BYTES(0), *begun], [following, *totals.values()], strict=True):
             phi.add_incoming(start, before)
@@ -126,53 +230,17 @@ def add_tile(context, rows, vectors, kind, left_kind, sums, left, down, weight, 
         builder.cbranch(builder.icmp_signed("<", following, steps), loop, behind)
 
         builder.position_at_end(behind)
-        for place, total in zip(places, totals.values(), strict=True):
-            builder.store(total, place, align=4)
+        for (r, v), total in totals.items():
+            if scaled:
+                scale = builder.load(at(builder, scales, v * LINE, NUMBERS), align=4)
+                scale = builder.fmul(scale, repeated(builder, builder.load(at(builder, own[r], 0, NUMBER))))
+                total = builder.sitofp(total, NUMBERS) if kind in MIDDLE else total
+                before = builder.load(places[r, v], align=4)
+                total = call(builder, f"llvm.fma.v{LANES}f32", NUMBERS, scale, total, before)
+            builder.store(total, places[r, v], align=4)
         return context.get_dummy_value()
 
-    return types.void(rows, vectors, kind, left_kind, *[types.int64] * 6), generate
-
-
-# endregion
-
-
-# region unpack
-@intrinsic
-def unpack(context, kind, packed, pairs, steps):
-    """Write a chunk of a block as pairs of bfloat16. Integers of 8 and 4 bits and float8 are exact in it."""
-
-    def generate(context, builder, signature, args):
-        _, packed, pairs, steps = args
-
-        def numbers(v, i):
-            """Input i of the pair for the outputs of a vector, as float32."""
-            place = v * LANES if kind == INT4 else i * BLOCK + v * LANES
-            line = builder.load(at(builder, source, place, SMALL), align=1)
-            if kind == INT8:
-                return builder.sitofp(builder.sext(line, INTS), NUMBERS)
-            bits = builder.zext(line, INTS)
-            if kind == INT4:
-                return builder.sitofp(builder.lshr(bits, many(4)) if i else builder.and_(bits, many(15)), NUMBERS)
-            # Exponent and mantissa of a float8 are those of a float32 that is 2 ** -120 as large.
-            sign, rest = builder.shl(builder.and_(bits, many(0x80)), many(24)), builder.and_(bits, many(0x7F))
-            small = builder.bitcast(builder.or_(sign, builder.shl(rest, many(20))), NUMBERS)
-            is_nan = builder.icmp_unsigned("==", rest, many(0x7F))
-            nan, factor = NUMBERS([float("nan")] * LANES), NUMBERS([2.0**120] * LANES)
-            return builder.select(is_nan, nan, builder.fmul(small, factor))
-
-        def many(number):
-            return INTS([number] * LANES)
-
-        with cgutils.for_range(builder, steps) as loop:
-            source = builder.add(packed, builder.mul(loop.index, BYTES(PAIR[kind])))
-            target = builder.add(pairs, builder.mul(loop.index, BYTES(PAIR[BF16])))
-            for v in range(VECTORS):
-                first, second = (builder.bitcast(numbers(v, i), INTS) for i in range(2))
-                both = builder.or_(builder.lshr(first, many(16)), second)
-                builder.store(both, at(builder, target, v * LINE, INTS), align=4)
-        return context.get_dummy_value()
-
-    return types.void(kind, *[types.int64] * 3), generate
+    return types.void(rows, vectors, kind, left_kind, *[types.int64] * 7), generate
 
 
 # endregion

@@ -3,19 +3,22 @@
 
 A packed weight is a sequence of blocks of 64 outputs, the last padded with zeros. In a block come the numbers of the
 first input for all its outputs, then those of the second, and so on: one stream of memory, in the order in which it is
-read. In bfloat16 an output's numbers of two inputs lie side by side, and in 4 bits they share a byte.
+read. Of numbers with fewer than 32 bits, those of neighbouring inputs share a word.
 
-A thread takes a block and up to ROWS rows, and goes through the inputs in chunks. A chunk of the weight stays in the
+A thread takes a block and up to ROWS rows, and goes through the inputs part by part. A part of the weight stays in the
 cache while tile after tile of rows is multiplied with it: few rows wait for memory, and many for arithmetic.
 
-Integers and float8 are unpacked to bfloat16, chunk by chunk. A group of inputs has a scale and an offset for each
-output, and a sum of its own: total += scale * (sum of number * input) - offset * (sum of input).
+A part of a quantized weight has at most PART inputs of a group, and begins with the scales of its outputs. Integers are
+multiplied with integers: a row is rounded to 8 bits, each part with a scale of its own. The numbers of a weight are
+around 0, and what is then to be subtracted from each, times the scale, is an offset: total -= offset * (sum of the
+row's part).
 
 A row's product does not depend on the other rows, nor on how many there are: see `microkernel`.
 """
 
 from functools import cache
 from threading import Lock
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,42 +28,56 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from phase1_kv_pool.memory import LINE, allocate
-from phase2_prefill_decode.kernels.cpu.intrinsics import TAGS, array, compiled, kernel, narrow, widen
+from phase2_prefill_decode.kernels.cpu.intrinsics import (
+    NO_TENSOR,
+    TAGS,
+    array,
+    as_bits,
+    as_float,
+    compiled,
+    narrow,
+    widen,
+)
 from phase2_prefill_decode.kernels.cpu.matmul import transpose
 from phase2_prefill_decode.kernels.cpu.microkernel import (
-    BF16,
     BLOCK,
     DOTS,
-    F16,
-    F32,
+    HEAD,
+    INPUTS,
     LANES,
-    PAIR,
+    LOOKUP,
+    MIDDLE,
+    QUADS,
+    SCALED,
     VECTORS,
     WIDE,
     add_tile,
-    unpack,
+    line_bytes,
 )
-from phase2_prefill_decode.kernels.cpu.openmp import OPENMP, launch, on_each_thread, spread, take, threads_for
+from phase2_prefill_decode.kernels.cpu.openmp import OPENMP, launch, on_each_thread, take, threads_for
+from phase2_prefill_decode.loading.quantized.weight import MIDDLE as MIDDLE_OF_4_BITS
+from phase2_prefill_decode.loading.quantized.weight import unpacked
 
-ROWS = 96  # of an item of work: many enough to unpack a weight for, few enough for the L2 cache
-CHUNK = 128 if DOTS else 64  # pairs of inputs: 512 bytes of a row
-MOST, SPAN, SPAN_OF_TWO = (
-    6,
-    VECTORS if WIDE else 1,
-    VECTORS if WIDE else 2,
-)  # rows of the largest tile; vectors of tiles
-FLOAT32, INT64 = np.dtype(np.float32), np.dtype(np.int64)
-NO_TENSOR = 0
-SPARE = 16  # numbers behind a row
+ROWS = 96  # of an item of work: many enough to read a part for, few enough for the cache
+CHUNK = 256 if DOTS else 128  # inputs of a part, without scales: 512 bytes of a row
+PART = 128  # inputs that share a scale of a row, at most
+UNIT = 8  # inputs: parts with scales are multiples
+MOST = 6  # rows of a tile
+SPAN, SPAN_OF_TWO = (VECTORS, VECTORS) if WIDE else (1, 2)  # vectors of tiles, and of those of two rows
+FLOAT32, INT32, INT64, UINT8, UINT64 = map(np.dtype, (np.float32, np.int32, np.int64, np.uint8, np.uint64))
 TOGETHER = {torch.bfloat16: 2}  # neighbouring numbers of an output that lie side by side; else one
-UNITS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
+UNITS = {2: torch.int16, 4: torch.int32}
+NUMBERS = 7  # of a weight, as kernels take it
 FORMATS = {**TAGS, torch.int8: np.int8(0), torch.uint8: np.uint8(0), torch.float8_e4m3fn: np.uint64(0)}  # tags
+TINY = np.float32(2.0**-100)  # a part of a row without larger numbers is rounded to multiples of this / 127
+INFINITE = np.uint32(0x7F800000)  # the bits of an infinity; those of a NaN are larger
+ROUND = np.float32(1.5 * 2**23)  # a float32 plus this is rounded to a whole number
 
 
 class PackedWeight:
     """A weight [outputs, inputs] in blocks. It is a copy: later writes to the original have no effect. uint8 holds two
-    numbers of 4 bits. Scales and offsets are [outputs, groups]; `order` is that of the inputs. With `outputs`, these
-    are its first rows, and the others are added."""
+    numbers of 4 bits, each with 8 added. Scales and offsets are [outputs, groups]; `order` is that of the inputs. With
+    `outputs`, these are its first rows, and the others are added."""
 
     def __init__(
         self,
@@ -71,22 +88,41 @@ class PackedWeight:
         order: Tensor | None = None,
         outputs: int | None = None,
     ) -> None:
-        self.dtype, self.outputs = weight.dtype, outputs or len(weight)
-        self.inputs = weight.shape[1] * (2 if weight.dtype == torch.uint8 else 1)
-        self.order, self.pairs = order, -(-self.inputs // 2)
-        self.group = self.pairs if scales is None else self.pairs // scales.shape[1]
-        shapes = [(weight.shape[1] + self.inputs % 2, weight.dtype), (1, torch.float32)]
-        shapes += [] if scales is None else [(scales.shape[1], torch.float32)] * 2
+        self.dtype, self.outputs, self.order = weight.dtype, outputs or len(weight), order
+        per_byte = 2 if weight.dtype == torch.uint8 else 1
+        self.inputs = self.group = weight.shape[1] * per_byte
+        self.part, self.span = CHUNK, self.inputs + self.inputs % 2  # the inputs of a group, with padding
+        columns, dtype, heads = self.span, weight.dtype, 0
+        if scales is not None:
+            self.group = self.inputs // scales.shape[1]
+            parts = -(-self.group // PART)
+            self.part = -(-self.group // (UNIT * parts)) * UNIT
+            self.span, heads = parts * self.part, parts * scales.shape[1]
+            columns, dtype = heads * (1 + self.part // (4 * per_byte)), torch.int32
+        shapes = [(columns, dtype), (1, torch.float32)] + ([] if offsets is None else [(heads, torch.float32)])
         self._blocks = [Blocks(self.outputs, columns, dtype) for columns, dtype in shapes]
         self._blocks[1].add(torch.zeros(self.outputs, 1) if bias is None else bias[:, None].float())
         self.add(weight, scales, offsets)
 
     def add(self, weight: Tensor, scales: Tensor | None = None, offsets: Tensor | None = None) -> None:
         """Add the next rows of the weight."""
-        self._blocks[0].add(weight)
-        if scales is not None:
-            self._blocks[2].add(scales.float())
-            self._blocks[3].add(torch.zeros_like(scales, dtype=torch.float32) if offsets is None else offsets.float())
+        self._blocks[0].add(weight if scales is None else self._words(weight, scales))
+        if offsets is not None:
+            self._blocks[2].add(offsets.float().repeat_interleave(self.span // self.part, 1))
+
+    def _words(self, weight: Tensor, scales: Tensor) -> Tensor:
+        """Rows of a quantized weight as words: of each part the scale, then the numbers."""
+        scales = scales.float().repeat_interleave(self.span // self.part, 1)
+        numbers = unpacked(weight) if weight.dtype == torch.uint8 else weight.view(torch.int8)
+        numbers = pad(numbers.unflatten(1, (-1, self.group)), (0, self.span - self.group)).reshape(*scales.shape, -1)
+        if weight.dtype.is_floating_point:  # in the product, the bits of a NaN are those of a number
+            scales = torch.where((numbers & 127 == 127).any(2), torch.nan, scales)
+        elif weight.dtype == torch.uint8:
+            numbers = numbers.unflatten(2, (-1, 2, 4))
+            numbers = (numbers[..., 0, :] | numbers[..., 1, :] << 4).flatten(2)
+        else:
+            numbers = numbers ^ -128
+        return torch.cat((scales[..., None].view(torch.int32), numbers.view(torch.int32)), 2).flatten(1)
 
     @property
     def format(self) -> str:
@@ -96,38 +132,55 @@ class PackedWeight:
     def numbers(self) -> tuple[int, ...]:
         """What `multiply_block` takes, without the tag."""
         places = [blocks.tensor.data_ptr() for blocks in self._blocks]
-        return *places, *[NO_TENSOR] * (4 - len(places)), self.pairs, self.group
+        return *places, *[NO_TENSOR] * (3 - len(places)), self.inputs, self.group, self.span, self.part
 
     def __call__(self, rows: Tensor, result: Tensor | None = None) -> Tensor:
         if rows.shape[1] != self.inputs:
             raise ValueError(
                 f"rows of {rows.shape[1]} numbers cannot be multiplied with a weight of {self.inputs} inputs"
             )
-        if self.dtype.is_floating_point and self.dtype.itemsize > 1 and rows.dtype != self.dtype:
+        if self.dtype in TAGS and rows.dtype != self.dtype:
             raise ValueError(f"rows of {rows.dtype} cannot be multiplied with a weight of {self.dtype}")
         shape = len(rows), self.outputs
         result = rows.new_empty(shape) if result is None else result
         if result.shape != shape or result.dtype != rows.dtype or not result.is_contiguous():
             raise ValueError(f"the result must be contiguous, {list(shape)} in {rows.dtype}")
-        left = operand(rows if self.order is None else rows[:, self.order])
+        rows = rows.contiguous() if self.order is None else rows[:, self.order]
+        left = torch.empty(len(rows), self.stride(rows.dtype), dtype=torch.uint8)
+        lay, multiply = bodies(rows.dtype, self.dtype)
+        numbers = left.data_ptr(), left.shape[1], len(rows), *self.numbers
+        launch(lay, (rows.data_ptr(), *numbers), threads_for(rows.numel() / 1e3), OPENMP)
         microseconds = self._blocks[0].tensor.nbytes / 20e3 + self.outputs * self.inputs * len(rows) / 60e3
-        launch(
-            product_body(rows.dtype, self.dtype),
-            (left.data_ptr(), left.shape[1], result.data_ptr(), len(rows), self.outputs, *self.numbers),
-            threads_for(microseconds),
-            OPENMP,
-        )
+        launch(multiply, (result.data_ptr(), self.outputs, *numbers), threads_for(microseconds), OPENMP)
         return result
+
+    def stride(self, dtype: torch.dtype) -> int:
+        """The bytes from one row of a dtype to the next, as tiles take them. Those that are a multiple of 4096 bytes
+        apart would compete for the same lines of the cache."""
+        inputs = self.inputs // self.group * self.span
+        heads = 0 if self.dtype in TAGS else inputs // self.part * HEAD
+        size = inputs * left_tag(dtype, self.dtype).itemsize + heads
+        return size + (0 if size % 4096 else LINE)
 
     def rows(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
         """These rows of the weight, as of an embedding: a tied lm_head is in memory once."""
-        tokens, shape = tokens.long().contiguous(), (len(tokens), self.inputs)
-        result, threads = torch.empty(shape, dtype=dtype), threads_for(len(tokens) * self.inputs / 200)
-        sizes = tokens.data_ptr(), len(tokens), self.outputs, result.data_ptr(), self.inputs
-        lookup(lookup_body(dtype, self.dtype), sizes, self.numbers, threads, OPENMP)
-        if self.order is None:
-            return result
-        return torch.empty_like(result).index_copy_(1, self.order, result)
+        if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < self.outputs:
+            raise IndexError("a token is not in the vocabulary")
+        units, *others = (blocks.rows(tokens) for blocks in self._blocks)
+        if self.dtype in TAGS:
+            return units.view(self.dtype)[:, : self.inputs].to(dtype)
+        parts = units.view(len(tokens), self.inputs // self.group * self.span // self.part, -1)
+        numbers, scales = parts[..., 1:].contiguous(), parts[..., :1].contiguous().view(torch.float32)
+        if self.dtype == torch.uint8:
+            pairs = numbers.view(torch.uint8).unflatten(2, (-1, 1, 4))
+            values = torch.cat((pairs & 15, pairs >> 4), 3).flatten(2).float() - MIDDLE_OF_4_BITS
+        else:
+            values = (numbers.view(torch.int8) ^ -128 if self.dtype == torch.int8 else numbers.view(self.dtype)).float()
+        values *= scales
+        if len(others) == 2:
+            values -= others[1].view(torch.float32)[..., None]
+        result = values.view(len(tokens), -1, self.span)[..., : self.group].flatten(1).to(dtype)
+        return result if self.order is None else torch.empty_like(result).index_copy_(1, self.order, result)
 
 
 class Blocks:
@@ -149,11 +202,15 @@ class Blocks:
         launch(blocks_body(self._size), arguments, threads_for(rows.nbytes / 2e3), OPENMP)
         self._count += len(rows)
 
+    def rows(self, outputs: Tensor) -> Tensor:
+        """The units of these outputs."""
+        return self.tensor[outputs // BLOCK, :, outputs % BLOCK]
+
 
 @cache
 def blocks_body(size: int) -> int:
     """The body of a thread that adds rows to blocks, for units of some bytes. An item has LANES rows."""
-    like = {1: np.uint8(0), 2: np.uint16(0), 4: np.uint32(0)}[size]
+    like = {2: np.uint16(0), 4: np.uint32(0)}[size]
 
     def body(work):
         _, source, count, units, target, first = to_fixed_tuple(array(work, (6,), INT64), 6)
@@ -170,7 +227,7 @@ def blocks_body(size: int) -> int:
                 for unit in range(0, done, LANES):
                     result = blocks[block, unit].ctypes.data + lane * size
                     transpose(places.ctypes.data, unit * size, result, BLOCK * size, np.float32(0))
-            lay_out(rows[start : start + LANES], blocks, first + start, done)
+            put(rows[start : start + LANES], blocks, first + start, done)
             item = take(work)
 
     return on_each_thread(body)
@@ -178,7 +235,7 @@ def blocks_body(size: int) -> int:
 
 # region exercise 2.27
 @compiled()
-def lay_out(rows, blocks, first, done):
+def put(rows, blocks, first, done):
     """Put rows [rows, units], of the outputs from `first` on, into blocks; but for the units that are `done`."""
     for row in range(len(rows)):
         block, lane = blocks[(first + row) // BLOCK], (first + row) % BLOCK
@@ -205,173 +262,207 @@ class Arena:
         return place.view(dtype).view(shape)
 
 
-def operand(rows: Tensor) -> Tensor:
-    """Rows as tiles take them, [rows, inputs or more]: with a zero behind an odd number of inputs. Rows that
-    are a multiple of 4096 bytes apart would compete for the same lines of the cache."""
-    dtype, inputs = operand_dtype(rows.dtype), rows.shape[1]
-    if rows.dtype == dtype and inputs % 2 == 0 and (inputs * dtype.itemsize % 4096 or len(rows) == 1):
-        return rows.contiguous()
-    left = torch.empty(len(rows), inputs + SPARE, dtype=dtype)
-    left[:, :inputs] = rows
-    left[:, inputs:] = 0
-    return left
-
-
-def operand_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What rows of this dtype are multiplied in."""
-    return torch.bfloat16 if DOTS and dtype == torch.bfloat16 else torch.float32
+def left_tag(dtype: torch.dtype, stored: torch.dtype) -> Any:
+    """The tag of what rows of a dtype are multiplied in, with a weight of another."""
+    if stored in (torch.int8, torch.uint8):
+        return np.int8(0) if QUADS else np.int16(0)
+    pairs = DOTS if stored == torch.bfloat16 else LOOKUP
+    return TAGS[dtype] if pairs and dtype == torch.bfloat16 else np.float32(0)
 
 
 @cache
-def product_body(dtype: torch.dtype, stored: torch.dtype) -> int:
-    """The body of a thread, for rows of one dtype and a weight of another: it takes item after item."""
-    like, kind, left_like = TAGS[dtype], FORMATS[stored], TAGS[operand_dtype(dtype)]
+def bodies(dtype: torch.dtype, stored: torch.dtype) -> tuple[int, int]:
+    """The bodies of a thread, for rows of one dtype and a weight of another: one lays rows out for tiles, and one
+    multiplies them. Each takes item after item."""
+    like, kind, left_like = TAGS[dtype], FORMATS[stored], left_tag(dtype, stored)
 
-    def body(work):
-        (
-            _, left, down, result, rows, outputs, blocks, bias, scales, offsets, pairs, group,
-        ) = to_fixed_tuple(array(work, (12,), INT64), 12)  # fmt: skip
-        weight = kind, blocks, bias, scales, offsets, pairs, group
-        left, result = array(left, (rows, down), left_like), array(result, (rows, outputs), like)
-        room, columns, done = scratch(ROWS, -(-pairs // group)), -(-outputs // BLOCK), -1
+    def lay(work):
+        _, x, left, stride, rows = to_fixed_tuple(array(work, (5,), INT64), 5)
+        weight = weight_at(kind, work + 40)
+        row, x, left = take(work), array(x, (rows, weight[4]), like), array(left, (rows, stride), UINT8)
+        while row < rows:
+            lay_out(x[row], weight, left_like, left[row])
+            row = take(work)
+
+    def multiply(work):
+        _, result, outputs, left, stride, rows = to_fixed_tuple(array(work, (6,), INT64), 6)
+        weight, result = weight_at(kind, work + 48), array(result, (rows, outputs), like)
+        left = array(left, (rows, stride), UINT8)
+        sums, columns = np.empty((ROWS, BLOCK), np.float32), -(-outputs // BLOCK)
         item = take(work)
         while item < columns * -(-rows // ROWS):
             block, first = item % columns, item // columns * ROWS
-            end = min(first + ROWS, rows)
-            if first != done:
-                done = first
-                add_up(weight, left[first:end], room)
-            multiply_block(weight, block, left[first:end], room)
-            store(room, block, result[first:end])
+            some = sums[: min(rows - first, ROWS)]
+            multiply_block(weight, block, (left_like, left[first:]), some)
+            store(some, block, result[first : first + ROWS])
             item = take(work)
 
-    return on_each_thread(body)
+    return on_each_thread(lay), on_each_thread(multiply)
 
 
 @compiled()
-def scratch(rows, groups):
-    """The memory of a thread: sums, the sums of a group, those of the inputs of each group, and an unpacked chunk."""
-    return (
-        np.empty((rows, BLOCK), np.float32),
-        np.empty((rows, BLOCK), np.float32),
-        np.empty((rows, groups), np.float32),
-        np.empty(CHUNK * 4 * BLOCK, np.uint8),
-    )
+def weight_at(kind, address):
+    """A weight, of its numbers at an address, as `multiply_block` takes it."""
+    blocks, bias, offsets, inputs, group, span, part = to_fixed_tuple(array(address, (NUMBERS,), INT64), NUMBERS)
+    return kind, blocks, bias, offsets, inputs, group, span, part
+
+
+def sizes(kind, left_like):
+    """The inputs of a line; the bytes of a line, of the scales before the lines of a part, of what is before a row's
+    numbers of a part, and of such a number."""
+    raise NotImplementedError("only inside compiled functions")
+
+
+@overload(sizes)
+def _sizes(kind, left_like):
+    scaled = kind in SCALED
+    found = INPUTS[kind], line_bytes(kind), 4 * BLOCK if scaled else 0, HEAD if scaled else 0, left_like.bitwidth // 8
+    return lambda kind, left_like: found
 
 
 @compiled()
-def add_up(weight, left, room):
-    """Add up the inputs of each group, for the offsets."""
-    _, _, _, scales, _, pairs, group = weight
-    if scales != NO_TENSOR:
-        for row in range(len(left)):
-            for number in range(pairs // group):
-                total = np.float32(0)
-                for i in range(2 * number * group, 2 * (number + 1) * group):
-                    total += widen(left[row, i])
-                room[2][row, number] = total
+def lay_out(x, weight, left_like, left):
+    """Write a row as tiles take it: part by part, with zeros for the inputs that a weight's layout adds."""
+    kind, _, _, _, inputs, group, span, part = weight
+    place, (_, _, _, head, size) = left.ctypes.data, sizes(kind, left_like)
+    for first in range(0, inputs, group):
+        for start in range(0, span, part):
+            count = min(part, span - start)
+            write_part(x[first + start : first + min(start + count, group)], kind, left_like, place, count)
+            place += head + count * size
+
+
+# region quantize
+@compiled(fastmath=False)
+def quantize(x, place, numbers):
+    """A part of a row in 8 bits: write its scale, the sum of its integers, and these. The largest in magnitude becomes
+    127 or -127. If a number is not finite, the scale is NaN, and so will the products be."""
+    most, total = np.uint32(0), np.int32(0)
+    for i in range(len(x)):
+        most = max(most, as_bits(widen(x[i])) & np.uint32(0x7FFFFFFF))
+    scale = np.float32(np.nan)
+    if most < INFINITE:
+        largest = max(as_float(most), TINY)
+        scale, inverse = largest / np.float32(127), np.float32(127) / largest
+        for i in range(len(x)):
+            number = np.int32(as_bits(widen(x[i]) * inverse + ROUND)) - np.int32(as_bits(ROUND))
+            numbers[i] = number
+            total += number
+    else:
+        numbers[:] = 0
+    array(place, (1,), FLOAT32)[0] = scale
+    array(place + 4, (1,), INT32)[0] = total
+
+
+# endregion
+
+
+@compiled()
+def convert(x, numbers):
+    for i in range(len(x)):
+        numbers[i] = narrow(widen(x[i]), numbers[0])
+
+
+@compiled()
+def swap(numbers, count):
+    """Exchange the second and third of each four numbers. Of a word of the weight with four numbers, the first operand
+    has the first and third."""
+    quads = array(numbers, (count // 4,), UINT64)
+    for i in range(len(quads)):
+        quad = quads[i]
+        quads[i] = (
+            quad & np.uint64(0xFFFF00000000FFFF)
+            | (quad & np.uint64(0xFFFF0000)) << np.uint64(16)
+            | (quad >> np.uint64(16)) & np.uint64(0xFFFF0000)
+        )
+
+
+def write_part(x, kind, left_like, place, count):
+    """Write a part of a row with what is before its numbers."""
+    raise NotImplementedError("only inside compiled functions")
+
+
+@overload(write_part)
+def _write_part(x, kind, left_like, place, count):
+    integers, scaled = kind in MIDDLE, kind in SCALED
+    swapped, head = scaled and left_like.bitwidth == 16, HEAD if scaled else 0
+
+    def write(x, kind, left_like, place, count):
+        numbers = array(place + head, (count,), left_like)
+        numbers[len(x) :] = 0
+        if integers:
+            quantize(x, place, numbers)
+        else:
+            convert(x, numbers)
+            if scaled:
+                array(place, (1,), FLOAT32)[0] = 1
+        if swapped:
+            swap(place + head, count)
+
+    return write
 
 
 # region block
 @compiled()
-def multiply_block(weight, block, left, room):
-    """The products of all rows of `left` with a block of a weight."""
-    kind, blocks, bias, scales, offsets, pairs, group = weight
-    sums, part, totals, unpacked = room
-    sums, size, groups = sums[: len(left)], pair_of(kind), -(-pairs // group)
+def multiply_block(weight, block, left, sums):
+    """The products of rows, as `lay_out` writes them, with a block of a weight."""
+    kind, blocks, bias, offsets, inputs, group, span, part = weight
+    left_like, rows = left
+    place, stride = rows.ctypes.data, rows.shape[1]
+    per_line, line, scales, head, size = sizes(kind, left_like)
+    inputs = inputs // group * span
+    source = blocks + block * (inputs // per_line * line + inputs // part * scales)
+    offset = offsets + block * (inputs // part) * BLOCK * 4 if offsets != NO_TENSOR else NO_TENSOR
     sums[:] = array(bias + block * BLOCK * 4, (BLOCK,), FLOAT32)
-    for number in range(groups):
-        first, end, own = number * group, min((number + 1) * group, pairs), sums
-        if scales != NO_TENSOR:
-            own = part[: len(left)]
-            own[:] = 0
-        for start in range(first, end, CHUNK):
-            steps, place = min(CHUNK, end - start), left.ctypes.data + 2 * start * left.itemsize
-            tag, chunk, ahead = ready(kind, blocks + (block * pairs + start) * size, steps, unpacked)
-            add_rows(tag, left[0, 0], own, place, left.strides[0], chunk, steps, ahead)
-        if scales != NO_TENSOR:
-            line = (block * groups + number) * BLOCK * 4
-            scale, offset = array(scales + line, (BLOCK,), FLOAT32), array(offsets + line, (BLOCK,), FLOAT32)
-            for row in range(len(sums)):
-                for i in range(BLOCK):
-                    sums[row, i] += scale[i] * own[row, i] - offset[i] * totals[row, number]
+    for start in range(0, inputs, part):
+        count = min(part, inputs - start)
+        if offset != NO_TENSOR:
+            subtract(sums, array(offset, (BLOCK,), FLOAT32), place, stride)
+            offset += BLOCK * 4
+        add_rows(kind, left_like, sums, place, stride, source, count // per_line, part // per_line * line)
+        source += scales + count // per_line * line
+        place += head + count * size
 
 
 @compiled()
-def add_rows(kind, left_kind, sums, left, down, weight, steps, ahead):
-    """sums += rows @ a chunk of a block, tile by tile: the largest first."""
+def subtract(sums, offsets, left, down):
+    """Subtract what the offsets of a part make of each row: its sum times its scale."""
+    for row in range(len(sums)):
+        total = np.float32(array(left + row * down + 4, (1,), INT32)[0]) * array(left + row * down, (1,), FLOAT32)[0]
+        for i in range(BLOCK):
+            sums[row, i] -= offsets[i] * total
+
+
+@compiled()
+def add_rows(kind, left_like, sums, left, down, weight, steps, ahead):
+    """Add the products of a part, tile by tile: the largest first."""
     row = 0
     while row < len(sums):
         rest, at, own = len(sums) - row, sums[row:].ctypes.data, left + row * down
         if rest >= MOST:
             for v in range(0, VECTORS, SPAN):
-                add_tile(MOST, SPAN, kind, left_kind, at + v * 64, own, down, vector(kind, weight, v), steps, ahead)
+                add_tile(MOST, SPAN, kind, left_like, v, at, own, down, weight, steps, ahead)
             row += MOST
         elif rest >= 4:
             for v in range(0, VECTORS, SPAN):
-                add_tile(4, SPAN, kind, left_kind, at + v * 64, own, down, vector(kind, weight, v), steps, ahead)
+                add_tile(4, SPAN, kind, left_like, v, at, own, down, weight, steps, ahead)
             row += 4
         elif rest >= 2:
             for v in range(0, VECTORS, SPAN_OF_TWO):
-                add_tile(2, SPAN_OF_TWO, kind, left_kind, at + v * 64, own, down, vector(kind, weight, v), steps, ahead)
+                add_tile(2, SPAN_OF_TWO, kind, left_like, v, at, own, down, weight, steps, ahead)
             row += 2
         else:
-            add_tile(1, VECTORS, kind, left_kind, at, own, down, weight, steps, ahead)
+            add_tile(1, VECTORS, kind, left_like, 0, at, own, down, weight, steps, ahead)
             row += 1
 
 
 # endregion
 
 
-@kernel
-def lookup(body, sizes, numbers, threads, openmp):
-    """Check all tokens before anything is read."""
-    for token in array(sizes[0], (sizes[1],), INT64):
-        if token < 0 or token >= sizes[2]:
-            raise IndexError("a token is not in the vocabulary")
-    spread(body, np.array((0, *sizes, *numbers)), threads, openmp)
-
-
-@cache
-def lookup_body(dtype: torch.dtype, stored: torch.dtype) -> int:
-    """The body of a thread that looks rows up. An item is a token."""
-    like, kind, size = TAGS[dtype], FORMATS[stored], CHUNK * 4 * BLOCK
-    to_second, to_next = (BLOCK, 1) if stored in (torch.float32, torch.float16) else (1, 2)  # input of a pair; output
-
-    def body(work):
-        (
-            _, tokens, count, _, result, inputs, blocks, _, scales, offsets, pairs, group,
-        ) = to_fixed_tuple(array(work, (12,), INT64), 12)  # fmt: skip
-        tokens, result = array(tokens, (count,), INT64), array(result, (count, inputs), like)
-        room, groups, scale, offset = np.empty(size, np.uint8), -(-pairs // group), np.float32(1), np.float32(0)
-        item = take(work)
-        while item < count:
-            block, lane = tokens[item] // BLOCK, tokens[item] % BLOCK
-            for start in range(0, pairs, CHUNK):
-                steps = min(CHUNK, pairs - start)
-                tag, chunk, _ = ready(kind, blocks + (block * pairs + start) * pair_of(kind), steps, room)
-                numbers = array(chunk, (steps * 2 * BLOCK,), tag)
-                for i in range(2 * start, min(2 * (start + steps), inputs)):
-                    place = (i // 2 - start) * 2 * BLOCK + i % 2 * to_second + lane * to_next
-                    if scales != NO_TENSOR:
-                        line = ((block * groups + i // 2 // group) * BLOCK + lane) * 4
-                        scale, offset = array(scales + line, (1,), FLOAT32)[0], array(offsets + line, (1,), FLOAT32)[0]
-                    result[item, i] = narrow(scaled(widen(numbers[place]), scale, offset), like)
-            item = take(work)
-
-    return on_each_thread(body)
-
-
-@compiled(fastmath=False)
-def scaled(number, scale, offset):
-    """Rounded twice, as torch does it."""
-    return number * scale - offset
-
-
 @compiled()
-def store(room, block, result):
+def store(sums, block, result):
     """Round the sums of a block. The last block may have fewer outputs."""
-    start, sums = block * BLOCK, room[0]
+    start = block * BLOCK
     if start + BLOCK <= result.shape[1]:
         for row in range(len(result)):
             own, line = sums[row], result[row, start : start + BLOCK]
@@ -381,43 +472,3 @@ def store(room, block, result):
         for row in range(len(result)):
             for i in range(result.shape[1] - start):
                 result[row, start + i] = narrow(sums[row, i], result[0, 0])
-
-
-def pair_of(kind):
-    """The bytes of a pair of inputs in a block."""
-    raise NotImplementedError("only inside compiled functions")
-
-
-def vector(kind, weight, v):
-    """The address of vector v of a line."""
-    raise NotImplementedError("only inside compiled functions")
-
-
-def ready(kind, chunk, steps, room):
-    """A chunk of a block as tiles take it: a tag, an address, and how far ahead of it the next chunk is."""
-    raise NotImplementedError("only inside compiled functions")
-
-
-@overload(pair_of)
-def _pair_of(kind):
-    size = PAIR[kind]
-    return lambda kind: size
-
-
-@overload(vector)
-def _vector(kind, weight, v):
-    size = {BF16: 64, F16: 32, F32: 64}[kind]
-    return lambda kind, weight, v: weight + v * size
-
-
-@overload(ready)
-def _ready(kind, chunk, steps, room):
-    if kind in (BF16, F16, F32):
-        ahead = CHUNK * PAIR[kind]
-        return lambda kind, chunk, steps, room: (kind, chunk, ahead)
-
-    def unpacked(kind, chunk, steps, room):
-        unpack(kind, chunk, room.ctypes.data, steps)
-        return np.uint16(0), room.ctypes.data, 0
-
-    return unpacked

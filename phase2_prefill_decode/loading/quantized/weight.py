@@ -37,6 +37,11 @@ class QuantizedWeight:
         return self.shape[1] // self.scales.shape[1]
 
     @property
+    def is_centred(self) -> bool:
+        """Whether there are neither zeros nor offsets."""
+        return self.zeros is None and self.offsets is None
+
+    @property
     def device(self) -> torch.device:
         return self.values.device
 

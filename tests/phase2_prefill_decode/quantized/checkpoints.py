@@ -21,6 +21,35 @@ Made = tuple[Parts, Tensor]  # the tensors of a matrix, and the weight that the 
 GROUP = 16
 
 
+def in_8_bits(rows: Tensor, group: int) -> Tensor:
+    """What a CPU's product of integers makes of rows, in float64: of a group, parts of like size and at most 128 inputs
+    are whole numbers up to 127 times a scale."""
+    parts = -(-group // 128)
+    size = -(-group // (8 * parts)) * 8
+    split = [part for own in rows.float().split(group, -1) for part in own.split(size, -1)]
+    largest = [part.abs().amax(-1, keepdim=True).clamp(min=2.0**-100) for part in split]
+    return torch.cat(
+        [(part * (127 / most)).round().double() * (most / 127) for part, most in zip(split, largest, strict=True)], -1
+    )
+
+
+def with_rows_in_8_bits(
+    model: PreTrainedModel, group_of: Callable[[str], int], orders: Callable[[str, int], Tensor] | None = None
+) -> PreTrainedModel:
+    """The same model, whose matrices of integers are multiplied with such rows. `group_of`: the group of each matrix, 0
+    for those that are not of integers; a group's inputs are neighbours in the order that `orders` gives."""
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear) and (group := group_of(f"{name}.weight")):
+            width = module.in_features
+            order = torch.arange(width) if orders is None else orders(name, width)
+
+            def rounded(_: object, rows: tuple[Tensor], group: int = group, order: Tensor = order) -> Tensor:
+                return in_8_bits(rows[0][..., order], min(group, len(order)))[..., order.argsort()].float()
+
+            module.register_forward_pre_hook(rounded)
+    return model
+
+
 def is_quantized(name: str) -> bool:
     return name.endswith("_proj.weight")
 

@@ -105,6 +105,9 @@ EXACT: dict[str, Callable[[], Case]] = {
 @pytest.mark.parametrize("name", EXACT)
 def test_an_engine_answers_as_transformers_with_the_dequantized_weights(name: str, tmp_path: Path) -> None:
     oracle = made.quantized(tmp_path, *EXACT[name](), family="llama")
+    act_order = lambda _, inputs: shuffled(inputs).argsort(stable=True)  # noqa: E731
+    group = 1 << 20 if name == "compressed int8" else made.GROUP
+    made.with_rows_in_8_bits(oracle, lambda name: group * made.is_quantized(name), act_order if "act" in name else None)
     engine = static(Model.load(tmp_path, dtype="float32", device="cpu"))
     asked = prompts(307, (3, 17))
     answers = engine.generate(asked, SamplingParams(max_tokens=12, temperature=0, ignore_eos=True))
@@ -131,12 +134,17 @@ def test_fp8_of_transformers_and_of_autofp8_differ_from_compressed_tensors_in_na
 @pytest.mark.usefixtures("short_scales")
 def test_parts_of_a_fused_matrix_with_another_order_each_stay_apart(tmp_path: Path) -> None:
     """Act-order may sort the inputs of q otherwise than those of k. The product is then one for each."""
-    draw = torch.Generator().manual_seed(3)
+    draw, orders = torch.Generator().manual_seed(3), list[Tensor]()
 
     def differently(inputs: int) -> Tensor:
-        return (torch.arange(inputs) // made.GROUP)[torch.randperm(inputs, generator=draw)]
+        group_of = (torch.arange(inputs) // made.GROUP)[torch.randperm(inputs, generator=draw)]
+        orders.append(group_of.argsort(stable=True))
+        return group_of
 
     oracle = made.quantized(tmp_path, made.gptq(group_of=differently), made.gptq_config(), family="qwen2")
+    names = [name.removesuffix(".weight") for name, _ in oracle.named_parameters() if made.is_quantized(name)]
+    order_of = dict(zip(names, orders, strict=True))
+    made.with_rows_in_8_bits(oracle, lambda name: made.GROUP * made.is_quantized(name), lambda name, _: order_of[name])
     model = Model.load(tmp_path, dtype="float32", device="cpu")
     layer = load_weights(tmp_path, ModelConfig.from_pretrained(tmp_path)).layers[0]
     assert isinstance(layer.qkv_proj, tuple)

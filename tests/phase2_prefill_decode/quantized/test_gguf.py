@@ -19,6 +19,7 @@ from phase2_prefill_decode.loading.quantized.ggml import BLOCKS
 from tests import gguf_files
 from tests.gguf_files import KindOf, saved_gguf
 from tests.phase2_prefill_decode.models import ROPES, saved, tiny_model
+from tests.phase2_prefill_decode.quantized import checkpoints as made
 from tests.phase2_prefill_decode.test_identity import follows, prompts
 
 WIDE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64, "num_hidden_layers": 2}
@@ -60,6 +61,7 @@ def test_an_engine_answers_as_transformers_with_the_dequantized_weights(name: st
     family, kind_of, options = CASES[name]
     file = tmp_path / "model.gguf"
     oracle = saved_gguf(tiny_model(family, **options), file, kind_of)
+    made.with_rows_in_8_bits(oracle, lambda name: 16 if kind_of(name) == "Q6_K" else 32 * kind_of(name).startswith("Q"))
     engine = static(Model.load(file, dtype="float32", device="cpu"))
     asked = prompts(307, (3, 17))
     answers = engine.generate(asked, SamplingParams(max_tokens=12, temperature=0, ignore_eos=True))
