@@ -160,7 +160,7 @@ class PackedWeight:
         inputs = self.inputs // self.group * self.span
         heads = 0 if self.dtype in TAGS else inputs // self.part * HEAD
         size = inputs * left_tag(dtype, self.dtype).itemsize + heads
-        return size + (0 if size % 4096 else LINE)
+        return int(size + (0 if size % 4096 else LINE))
 
     def rows(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
         """These rows of the weight, as of an embedding: a tied lm_head is in memory once."""
