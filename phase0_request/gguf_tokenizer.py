@@ -64,7 +64,10 @@ def backend_of(header: GGUFHeader) -> Backend:
         raise ConfigError(f"{header.file}: its tokens must be text of at most {MAX_CHARACTERS} characters")
     if not all(isinstance(kind, int) for kind in kinds):
         raise ConfigError(f"{header.file}: the types of its tokens must be integers")
-    vocabulary = {token: i for i, (token, kind) in enumerate(zip(tokens, kinds, strict=True)) if kind != UNUSED}
+    vocabulary: dict[str, int] = {}
+    for i, (token, kind) in enumerate(zip(tokens, kinds, strict=True)):
+        if kind != UNUSED and vocabulary.setdefault(token, i) != i:
+            raise ConfigError(f"{header.file}: its tokens {vocabulary[token]} and {i} are both {token!r}")
     model = header.get("tokenizer.ggml.model", str)
     if model not in BUILDERS:
         raise ConfigError(

@@ -45,7 +45,7 @@ class KVLayer(NamedTuple):
                 numbers[where], scales[where] = quantize(x, numbers.dtype)
 
 
-# region quantize
+# region exercise 1.7
 def quantize(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Heads [..., head_dim] as 8-bit numbers and their scales [...] in float32: x is numbers * scales.
 

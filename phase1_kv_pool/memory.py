@@ -1,10 +1,29 @@
-"""Free memory for tensors: on a GPU, or on this machine within the limits of its control groups."""
+"""Memory for tensors: how much is free, on a GPU or on this machine within the limits of its control groups; and large
+pieces of it on a CPU."""
 
 import os
 from collections.abc import Iterator
+from math import prod
 from pathlib import Path
 
+import numpy as np
 import torch
+
+LINE = 64  # bytes of a cache line
+
+
+def allocate(size: int) -> torch.Tensor:
+    """Zeroed bytes on a CPU, from a cache line on. NumPy asks the system for huge pages: a processor then translates
+    far fewer addresses: a kernel that reads keys or weights once waits for that."""
+    memory = torch.from_numpy(np.zeros(size + LINE, np.uint8))
+    return memory[-memory.data_ptr() % LINE :][:size]
+
+
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A large tensor of zeros."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return allocate(prod(shape) * dtype.itemsize).view(dtype).view(shape)
 
 
 def free_bytes(device: torch.device) -> int | None:

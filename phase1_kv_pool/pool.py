@@ -19,7 +19,7 @@ from phase0_request.checks import check_int
 from phase1_kv_pool.kernels.store import STORE
 from phase1_kv_pool.layer import HIGHEST, KVLayer, torch_dtype
 from phase1_kv_pool.layout import KVLayout
-from phase1_kv_pool.memory import free_bytes
+from phase1_kv_pool.memory import free_bytes, zeros
 
 GIB = 1 << 30
 
@@ -55,12 +55,10 @@ class KVPool:
 
     def _layer(self) -> KVLayer:
         shape = self.num_pages, self.layout.kv_heads, self.layout.page_size
-        keys, values = (
-            torch.zeros((*shape, self.layout.head_dim), dtype=self.dtype, device=self.device) for _ in range(2)
-        )
+        keys, values = (zeros((*shape, self.layout.head_dim), self.dtype, self.device) for _ in range(2))
         if self.dtype not in HIGHEST:
             return KVLayer(keys, values)
-        return KVLayer(keys, values, *(torch.zeros(shape, device=self.device) for _ in range(2)))
+        return KVLayer(keys, values, *(zeros(shape, torch.float32, self.device) for _ in range(2)))
 
     @property
     def tensors(self) -> list[Tensor]:

@@ -43,11 +43,12 @@ class Engine(Generic[S]):
         scheduler: S,
         seed: int | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        kv_cache_dtype: str | None = None,
     ) -> "Engine[S]":
-        """Of a model and a scheduler, with a KV pool for the scheduler's cache."""
+        """Of a model and a scheduler, with a KV pool for the scheduler's cache, in int8 or fp8 or the model's dtype."""
         decoder, cache = model.decoder, scheduler.cache
-        layout = model.config.kv_layout(cache.page_size)
-        pool = KVPool(layout, cache.max_tokens // cache.page_size, decoder.device, decoder.dtype)
+        layout = model.config.kv_layout(cache.page_size, kv_cache_dtype or str(decoder.dtype).removeprefix("torch."))
+        pool = KVPool(layout, cache.max_tokens // cache.page_size, decoder.device)
         runner = ModelRunner(decoder, pool, cache, Sampler.of(model, seed), ahead=scheduler.ahead > 0)
         return cls(model, EngineCore(scheduler, runner, clock))
 
@@ -95,12 +96,17 @@ class Engine(Generic[S]):
 
 # region static
 def static(
-    model: Model, *, cache: PagedCache | None = None, batch_size: int = 64, seed: int | None = None
+    model: Model,
+    *,
+    cache: PagedCache | None = None,
+    batch_size: int = 64,
+    seed: int | None = None,
+    kv_cache_dtype: str | None = None,
 ) -> Engine[StaticScheduler]:
     """Make this phase's engine: static batching. `cache` is by default a plain one of 512 pages of 16 tokens; `seed` is
     for requests without one."""
     scheduler = StaticScheduler(cache or PagedCache(512, 16), model.eos_ids, batch_size=batch_size)
-    return Engine.of(model, scheduler, seed)
+    return Engine.of(model, scheduler, seed, kv_cache_dtype=kv_cache_dtype)
 
 
 # endregion

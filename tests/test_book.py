@@ -203,6 +203,10 @@ FEWER = {
         "timing.SECONDS, rows.OUTPUTS, rows.INPUTS = 0.01, 512, 256",
         {"(2, 3, 4, 6, 8)": "(4, 8)", "held_out(read())[:10]": "held_out(read())[:2]"},
     ),
+    "11_speculation": (
+        "",
+        {"(1, 4, 16)": "(1, 2, 3)", "(0.0, 0.3, 0.6, 0.8, 0.9, 1.0)": "(0.5, 1.0)", "range(6)": "range(1)"},
+    ),
     "colab": (SHALLOW, {}),
 }
 BETWEEN = """%reset -f

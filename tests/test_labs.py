@@ -16,6 +16,7 @@ from chapters.charts import CHARTS
 from chapters.claims import CLAIM, REFERENCE
 from chapters.tiny_chat import quantized
 from phase0_request.lab.commands import contents, main
+from phase2_prefill_decode.lab import ceilings
 from phase2_prefill_decode.lab.shapes import SHAPES
 from phase4_radix.lab import replay
 from phase5_continuous.lab import fairness
@@ -28,6 +29,10 @@ CEILINGS = {
     "phase2_prefill_decode.lab.ceilings.SIZES": {"cpu": (32,)},
     "phase2_prefill_decode.lab.ceilings.OUT_OF_CACHE": {"cpu": 1 << 20},
     "phase2_prefill_decode.lab.ceilings.WIDTH": 256,
+    "phase2_prefill_decode.lab.ceilings.CONTEXT": 64,
+    "phase2_prefill_decode.lab.peaks.STEPS": 1000,
+    "phase2_prefill_decode.lab.rows.OUTPUTS": 128,
+    "phase2_prefill_decode.lab.rows.INPUTS": 256,
 }
 # The result, its benchmark with options, and what makes it small.
 BENCHMARKS: dict[str, tuple[str, list[str], dict[str, object]]] = {
@@ -150,6 +155,21 @@ def test_a_benchmark_writes_what_the_book_quotes(
     for source, _, paint in CHARTS.values():
         if source == result:
             paint(Figure(), written)
+
+
+def test_ceilings_count_the_operations_and_bytes_of_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A number of 16 bits is multiplied and added once for each row, and one of a key for each head of its group."""
+    for name, value in CEILINGS.items():
+        monkeypatch.setattr(name, value)
+    file = tmp_path / "ceilings.json"
+    assert ceilings.main(["--device", "cpu", "--json", str(file)]) == 0
+    figures = json.loads(file.read_text())["figures"]
+    kernels = {name: rates["gflops"] / rates["gb_per_second"] for name, rates in figures["kernels"].items()}
+    for rows in ceilings.ROWS:
+        assert kernels[f"product_bfloat16_rows_{rows}"] == pytest.approx(rows)
+        assert kernels[f"product_int8_rows_{rows}"] == pytest.approx(2 * rows, rel=0.01), "and the scales"
+    assert kernels["attention_decode_64"] == pytest.approx(ceilings.GROUP)
+    assert min(figures["peak_gflops"].values()) > 0
 
 
 @pytest.mark.parametrize("phase", [file.parent.name for file in sorted(CHAPTERS.parent.glob("phase?_*/lab"))])

@@ -143,7 +143,7 @@ def trained(facts: Iterable[Fact], seed: int = 0) -> list[Question]:
     return random.Random(seed).sample(questions, SAMPLED)
 
 
-def answers_by(model: "Model") -> Answerer:
+def answers_by(model: "Model", kv_cache_dtype: str | None = None) -> Answerer:
     """Greedy answers of a model by phase 2's engine, each question a chat of its own."""
     from phase2_prefill_decode.engine import static
 
@@ -154,7 +154,7 @@ def answers_by(model: "Model") -> Answerer:
 
     def answer(asks: list[str]) -> list[tuple[str, bool]]:
         prompts = [tokenizer.chat([{"role": "user", "content": ask}]) for ask in asks]
-        done = static(model, batch_size=BATCH).generate(prompts, params, progress=True)
+        done = static(model, batch_size=BATCH, kv_cache_dtype=kv_cache_dtype).generate(prompts, params, progress=True)
         return [(one.text, one.finish_reason is FinishReason.STOP) for one in done]
 
     return answer

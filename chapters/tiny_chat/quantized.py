@@ -1,10 +1,10 @@
-"""What the bundled model loses when the matrices of its layers are rounded: error of the weights, of the logits, and of
-its answers.
+"""What the bundled model loses when the matrices of its layers are rounded, or its keys and values: error of the
+weights, of the logits, and of its answers.
 
 python -m chapters.tiny_chat.quantized
 
-Everything is computed in float32, so that nothing differs but the weights. The logits are those of right answers to the
-questions of the examination, and each model takes the examination.
+Everything is computed in float32, so that nothing differs but what is rounded. The logits are those of right answers
+to the questions of the examination, and each model takes the examination.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +24,7 @@ from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase0_request.tokenizer import BUNDLED
 from phase1_kv_pool.cache import PagedCache
+from phase1_kv_pool.layout import KV_DTYPES
 from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.decoder import Decoder
 from phase2_prefill_decode.loading.model import Model
@@ -93,9 +94,10 @@ def rounded(scheme: Callable[[Tensor], Rounded] | None = None) -> tuple[Model, f
     return replace(model, decoder=decoder), bits / count, (lost / total) ** 0.5
 
 
-def logits_of(model: Model, texts: Sequence[tuple[list[int], list[int]]]) -> Tensor:
-    """The logits before each token of these answers to these prompts: [tokens, vocab_size]."""
-    cache, pool = PagedCache(PAGES, PAGE_SIZE), KVPool(model.config.kv_layout(PAGE_SIZE), PAGES, model.decoder.device)
+def logits_of(model: Model, texts: Sequence[tuple[list[int], list[int]]], kv: str = "float32") -> Tensor:
+    """The logits before each token of these answers to these prompts: [tokens, vocab_size]. `kv`: the dtype of keys and
+    values."""
+    cache, pool = PagedCache(PAGES, PAGE_SIZE), KVPool(model.config.kv_layout(PAGE_SIZE, kv), PAGES)
     state, rows = DeviceState(pool.device), []
     for prompt, answer in texts:
         request = Request("text", (*prompt, *answer), SamplingParams())
@@ -134,13 +136,20 @@ def measure(questions: Sequence[Question], schemes: Mapping[str, Callable[[Tenso
     ]
     wanted = logits_of(plain, texts)
     rows: dict[str, Any] = {}
-    for name, scheme in {"bfloat16": None, **schemes}.items():
-        model, bits, error = rounded(scheme)
-        graded = examine(answers_by(model), questions, facts)
+
+    def judged(model: Model, bits: float, error: float, kv: str = "float32") -> dict[str, Any]:
+        graded = examine(answers_by(model, kv), questions, facts)
         sets = {each: figures([one for one in graded if one.question.set == each])["right"] for each in SETS}
-        errors = compared(logits_of(model, texts), wanted)
+        errors = compared(logits_of(model, texts, kv), wanted)
         right = {"right": sum(sets.values()), "asked": len(questions), "sets": sets}
-        rows[name] = {"bits": bits, "weights": error, **errors, **right}
+        return {"bits": bits, "weights": error, **errors, **right}
+
+    for kv in KV_DTYPES:
+        layout = plain.config.kv_layout(PAGE_SIZE, kv)
+        numbers = 2 * layout.layers * layout.kv_heads * layout.head_dim
+        rows[f"kv_{kv}"] = judged(plain, 8 * layout.bytes_per_token / numbers, 0.0, kv)
+    for name, scheme in {"bfloat16": None, **schemes}.items():
+        rows[name] = judged(*rounded(scheme))
     return rows
 
 

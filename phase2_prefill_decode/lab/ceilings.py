@@ -3,12 +3,15 @@
 How fast it multiplies matrices, how fast it copies and reads memory that no cache holds, and what it costs to start an
 operator that has nothing to do. The cost model's predictions stand on them.
 
-On a CPU all cores take part. Memory may be shared with other programs, and with other machines on the same host, so it
+On a CPU it also measures what the processor computes on numbers in registers, and how near the engine's kernels come to
+that and to the reads: products of few rows and many with weights in each format, and the attention of decodes.
+
+All cores take part. Memory may be shared with other programs, and with other machines on the same host, so it
 is read again and again in between the other measurements. The roof is the best of these reads; the spread goes with it.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from statistics import median
 from typing import Any
@@ -19,6 +22,11 @@ from torch import Tensor
 
 from phase0_request.lab.report import finish, parser, table
 from phase1_kv_pool.lab.timing import Calls, clock_seconds, replay_seconds
+from phase1_kv_pool.layer import KVLayer
+from phase2_prefill_decode.kernels.attention import ATTEND, AttentionMetadata
+from phase2_prefill_decode.kernels.cpu.microkernel import SET
+from phase2_prefill_decode.lab import rows
+from phase2_prefill_decode.lab.peaks import peaks
 from phase2_prefill_decode.lab.roofline import measured
 from phase2_prefill_decode.linear import Linear
 from phase2_prefill_decode.threads import cores
@@ -29,6 +37,8 @@ OUT_OF_CACHE = {"cpu": 256 << 20, "cuda": 1 << 30}  # bytes
 WIDTH = 4096  # of the matrix in a matrix-vector product
 CALLS = 500
 READS = 15  # of all that memory, in each of three rounds
+ROWS = 1, 8, 512  # of products
+SEQUENCES, CONTEXT, KV_HEADS, GROUP, HEAD_DIM, PAGE = 8, 4096, 8, 2, 128, 16  # of decodes
 
 Figures = dict[str, Any]
 
@@ -94,6 +104,41 @@ def _memory(device: torch.device) -> Iterator[tuple[str, float]]:
         yield f"matrix_vector_{name}", size / _seconds(device, [product]) / 1e9
 
 
+def measure_kernels() -> Figures:
+    """What this CPU computes at most, and what the engine's kernels reach, on all cores."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(cores())
+    try:
+        return {"peak_gflops": peaks(), "kernels": dict(_kernels())}
+    finally:
+        torch.set_num_threads(threads)
+
+
+@torch.inference_mode()
+def _kernels() -> Iterator[tuple[str, Figures]]:
+    """GFLOP/s and GB/s of the engine's kernels on this CPU."""
+
+    def rates(call: Callable[[], object], operations: float, size: float) -> Figures:
+        seconds = clock_seconds([call])
+        return {"gflops": operations / seconds / 1e9, "gb_per_second": size / seconds / 1e9}
+
+    for name, make in rows.WEIGHTS.items():
+        weight = make()
+        linear, (outputs, inputs), size = Linear(weight), weight.shape, weight.nbytes
+        del weight
+        for count in ROWS:
+            call = partial(linear, torch.ones(count, inputs, dtype=torch.bfloat16))
+            yield f"product_{name}_rows_{count}", rates(call, 2 * count * outputs * inputs, size)
+    pages = CONTEXT // PAGE
+    pool = torch.ones(2, SEQUENCES * pages, KV_HEADS, PAGE, HEAD_DIM, dtype=torch.bfloat16)
+    table = torch.arange(SEQUENCES * pages, dtype=torch.int32).view(SEQUENCES, pages)
+    lengths, ends = torch.full((SEQUENCES,), CONTEXT, dtype=torch.int32), torch.arange(SEQUENCES + 1).int()
+    metadata = AttentionMetadata(ends, lengths, table, 1, CONTEXT)
+    query = torch.ones(SEQUENCES, KV_HEADS * GROUP, HEAD_DIM, dtype=torch.bfloat16)
+    call = partial(ATTEND.load("cpu"), query, KVLayer(pool[0], pool[1]), metadata, HEAD_DIM**-0.5, None)
+    yield f"attention_decode_{CONTEXT}", rates(call, 2 * GROUP * pool.numel(), pool.nbytes)
+
+
 def _call(device: torch.device) -> float:
     """Host seconds to start an operator on one number."""
     number: Tensor = torch.ones(1, device=device)
@@ -102,6 +147,19 @@ def _call(device: torch.device) -> float:
 
 def _seconds(device: torch.device, calls: Calls) -> float:
     return replay_seconds(calls) if device.type == "cuda" else clock_seconds(calls)
+
+
+def print_kernels(console: Console, kernels: Figures, most: dict[str, float], reads: float) -> None:
+    """Each kernel beside what the processor computes in its best dtype, and what memory reads."""
+    peak = max(most.values())
+    shares = [
+        (name.replace("_", " "), own["gflops"], 100 * own["gflops"] / peak, own["gb_per_second"],
+         100 * own["gb_per_second"] / reads)
+        for name, own in kernels.items()
+    ]  # fmt: skip
+    console.print(table(("", "GFLOP/s", "% of peak", "GB/s", "% of reads"), shares, title=f"Kernels for {SET}"))
+    peaks_in = ", ".join(f"{rate:,.0f} GFLOP/s in {dtype}" for dtype, rate in most.items())
+    console.print(f"In registers the processor computes {peaks_in}; memory reads {reads:.1f} GB/s")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -113,13 +171,16 @@ def main(arguments: list[str] | None = None) -> int:
         p.error(f"--device cuda was given, but torch {torch.__version__} sees no GPU here")
     with console.status("measuring"):
         figures = measure(torch.device(options.device))
-    rows: list[tuple[str, float, str]] = [
+        figures |= measure_kernels() if options.device == "cpu" else {}
+    lines: list[tuple[str, float, str]] = [
         *((f"matrix product, {name}", rate, "GFLOP/s") for name, rate in figures["matrix_product_gflops"].items()),
         *((f"memory, {name}", rate, "GB/s") for name, rate in figures["memory_gb_per_second"].items()),
         *((f"reads, {name}", figures["read_spread_gb_per_second"][name], "GB/s") for name in ("least", "median")),
         ("call of an operator on one number", figures["best"]["call_us"], "\u00b5s"),
     ]
-    console.print(table(("", "best", ""), rows))
+    console.print(table(("", "best", ""), lines))
+    if kernels := figures.get("kernels"):
+        print_kernels(console, kernels, figures["peak_gflops"], figures["best"]["read_gb_per_second"])
     for dtype in DTYPES:
         ridge = measured({"device": options.device, "figures": figures}, dtype).ridge
         console.print(f"{dtype}: below {ridge:,.0f} operations a byte, memory is the roof")

@@ -59,6 +59,7 @@ class LaunchedStep:
                 failed.setdefault(number, "its prompt cannot be scored: there is NaN among the logits")
         return self._follow(StepOutput(drawn, failed, logprobs, scores, verified=verified))
 
+    # region exercise 2.29
     def _accepted(self, tokens: Sequence[int], peaks: Sequence[float]) -> set[int]:
         """The rows behind a draft that is accepted: it is the token that was drawn from the row before it, and that row
         counts too. A draw depends on the logits, the seed and the position alone, so each is what it would have been
@@ -71,6 +72,8 @@ class LaunchedStep:
             if verifies and counts:
                 rows.add(row)
         return rows
+
+    # endregion
 
     def _follow(self, output: StepOutput) -> StepOutput:
         """Pass the drawn tokens to edits and constraints, and add the tokens that grammars force after them."""

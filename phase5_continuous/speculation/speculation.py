@@ -20,8 +20,8 @@ from phase5_continuous.running import RunningSet
 from phase5_continuous.speculation.ngram import NgramProposer
 
 PRIOR = 0.7  # the share of draft tokens that a request is expected to accept, before it has accepted or rejected any
-LEARNED = 1 / 4  # what a verified token changes of that
-FORGOTTEN = 1 / 128  # what a step without a draft changes: one that has rejected all is tried again after some steps
+LEARNED = 1 / 8  # what a verified token changes of that
+FORGOTTEN = 1 / 512  # what a step without a draft changes: one that has rejected all is tried again after some steps
 
 
 class Proposer(Protocol):
@@ -69,6 +69,7 @@ class Speculation:
             expected += sum(acceptance ** (place + 1) for place in range(len(draft)))
         return slices
 
+    # region exercise 5.9
     def _worthwhile(self, acceptance: float, rows: float, expected: float) -> int:
         """How many tokens of a draft pay in a step of so many rows. One is accepted only if those before it are."""
         most, chance = 0, acceptance
@@ -76,12 +77,15 @@ class Speculation:
             most, rows, expected, chance = most + 1, rows + 1, expected + chance, chance * acceptance
         return most
 
+    # endregion
+
     def _draft(self, sequence: SequenceState, most: int, running_set: RunningSet) -> Sequence[int]:
         """A draft of up to `most` tokens that have slots."""
         most = min(most, sequence.longest - sequence.request.total)  # the last token of an output is never computed
         draft = self.proposer.propose(sequence.request, most) if most > 0 else ()
         return draft[: running_set.allocate_draft(sequence, len(draft))] if draft else ()
 
+    # region exercise 5.9
     def learn(self, request: Request, drafted: int, accepted: int) -> None:
         """Note what a step has made of a draft. The tokens behind the first rejected one say nothing."""
         self.drafts += 1
@@ -92,6 +96,8 @@ class Speculation:
         for place in range(min(accepted + 1, drafted)):
             acceptance += LEARNED * ((place < accepted) - acceptance)
         self._acceptance[request] = acceptance
+
+    # endregion
 
 
 def may_draft(params: SamplingParams) -> bool:

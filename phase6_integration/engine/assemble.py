@@ -3,6 +3,7 @@
 import gc
 import logging
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -135,7 +136,11 @@ def profile(model: Model, sampler: Sampler, tokens: int, running: int, layout: K
     pages = -(-length // page_size) * requests + -(-block // page_size)
     pages = max(pages, warmup_pages(page_size) if on_gpu else len(KINDS))
     cache = PagedCache(pages, page_size)
-    runner = ModelRunner(model.decoder, allocate_pool(layout, pages, model.decoder.device), cache, sampler)
+    decoder = model.decoder
+    if not on_gpu:  # one layer: all take the same memory, one after the other
+        decoder = copy(decoder)
+        decoder.layers = decoder.layers[:1]
+    runner = ModelRunner(decoder, allocate_pool(layout, pages, decoder.device), cache, sampler)
     dummies = [Request(f"{number}", (0,) * length, LARGEST) for number in range(requests)]
     scored = Request("scored", (0,) * (block + 1), SamplingParams(prompt_logprobs=MAX_LOGPROBS))
 

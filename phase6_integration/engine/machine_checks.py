@@ -165,4 +165,4 @@ def check_kernels() -> str:
         return "compiled by Triton, once for this GPU"
     if not is_writable():
         raise Problem("compiled at each start", "set NUMBA_CACHE_DIR to a writable place")
-    return f"for {SET}, kept in {PLACE}"
+    return f"products, attention and sampling for {SET}, kept in {PLACE}"

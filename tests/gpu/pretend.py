@@ -126,6 +126,7 @@ def pytest_configure(config: pytest.Config) -> None:
     torch.cuda.device = current_device  # type: ignore[assignment, misc]
     torch.cuda.is_current_stream_capturing = lambda: False
     torch.cuda.get_device_name = lambda device=None: "pretended"
+    torch.cuda.get_device_capability = lambda device=None: (9, 0)
     torch.cuda.get_device_properties = lambda device: SimpleNamespace(  # type: ignore[assignment, return-value]
         multi_processor_count=2, shared_memory_per_multiprocessor=228 * 1024
     )

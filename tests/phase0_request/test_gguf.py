@@ -118,16 +118,28 @@ def test_conversations_are_those_of_the_directory_that_the_file_was_made_of(tmp_
     assert (ours.eos_ids, ours.vocab_size) == (bundled.eos_ids, bundled.vocab_size)
 
 
-def test_tokens_that_pad_the_vocabulary_are_no_tokens(tmp_path: Path) -> None:
+def with_tokens(file: Path, *tokens: str) -> Path:
+    """The last is unused."""
+
     def add(out: Any) -> None:
         out.add_tokenizer_model("gpt2")
         out.add_tokenizer_pre("qwen2")
-        out.add_token_list(["a", "b", "ab", "[PAD3]"])
-        out.add_token_types([1, 1, 1, 5])
+        out.add_token_list(tokens)
+        out.add_token_types([*[1] * (len(tokens) - 1), 5])
         out.add_token_merges(["a b"])
 
-    tokenizer = Tokenizer.from_pretrained(written(tmp_path / "x.gguf", add))
+    return written(file, add)
+
+
+def test_tokens_that_pad_the_vocabulary_are_no_tokens(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_pretrained(with_tokens(tmp_path / "x.gguf", "a", "b", "ab", "[PAD3]"))
     assert (tokenizer.vocab_size, tokenizer.encode("aab"), tokenizer.name(3)) == (3, [0, 2], None)
+
+
+def test_a_token_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    """As llama.cpp does: of one text there would be two ids, and of one id no token."""
+    with pytest.raises(ConfigError, match="its tokens 1 and 3 are both 'b'"):
+        Tokenizer.from_pretrained(with_tokens(tmp_path / "x.gguf", "a", "b", "ab", "b", "[PAD4]"))
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,12 @@ written in LLVM vectors. They are longer than most processors' registers: LLVM s
 A sum is one chain of fused multiply-adds, in the order of i. So it does not depend on the tile that it is part of.
 """
 
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.core.registry import cpu_target
-from numba.extending import intrinsic
+from numba.extending import intrinsic, overload
 
 from phase2_prefill_decode.kernels.cpu.intrinsics import compiled
 
@@ -115,7 +116,7 @@ def load(builder, row, first, like, count):
 
 
 def widened(builder, numbers, like):
-    """Numbers of the type of `like` as float32."""
+    """Numbers of the type of `like` as float32, those of float8 by 256: see `unit`."""
     kinds = NUMBER, WORD, HALF, ir.HalfType()
     floats, words, halves, half = (ir.VectorType(kind, numbers.type.count) for kind in kinds)
     if like == types.float32:
@@ -127,9 +128,20 @@ def widened(builder, numbers, like):
     if like == types.uint8:  # float8: exponent and mantissa are those of a float16 that is 2 ** -8 as large
         bits = builder.shl(builder.sext(numbers, halves), halves([7] * halves.count))
         bits = builder.and_(bits, halves([0xBFFF] * halves.count))  # the sign was two bits long
-        return builder.fmul(builder.fpext(builder.bitcast(bits, half), floats), floats([256.0] * floats.count))
+        return builder.fpext(builder.bitcast(bits, half), floats)
     shifted = builder.shl(builder.zext(numbers, words), ir.Constant(words, [16] * words.count))
     return builder.bitcast(shifted, floats)
+
+
+def unit(like):
+    """What the 1 of a format is after it was widened, as a factor to multiply with."""
+    raise NotImplementedError("only inside compiled functions")
+
+
+@overload(unit)
+def _unit(like):
+    number = np.float32(256 if like == types.uint8 else 1)
+    return lambda like: number
 
 
 def broadcast(builder, number, line_type):

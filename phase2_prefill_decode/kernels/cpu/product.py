@@ -24,6 +24,7 @@ from numba.np.unsafe.ndarray import to_fixed_tuple
 from torch import Tensor
 from torch.nn.functional import pad
 
+from phase1_kv_pool.memory import LINE, allocate
 from phase2_prefill_decode.kernels.cpu.intrinsics import TAGS, array, compiled, kernel, narrow, widen
 from phase2_prefill_decode.kernels.cpu.matmul import transpose
 from phase2_prefill_decode.kernels.cpu.microkernel import (
@@ -33,7 +34,6 @@ from phase2_prefill_decode.kernels.cpu.microkernel import (
     F16,
     F32,
     LANES,
-    LINE,
     PAIR,
     VECTORS,
     WIDE,
@@ -190,8 +190,7 @@ def lay_out(rows, blocks, first, done):
 
 
 class Arena:
-    """Memory for packed weights, one behind the other. NumPy asks the system for huge pages, of which a processor
-    translates far fewer addresses: a small model waits for that when it reads each weight once."""
+    """Memory for packed weights, one behind the other: the weights of a small model share huge pages."""
 
     SIZE = 64 << 20
     _lock, _free = Lock(), torch.empty(0, dtype=torch.uint8)
@@ -201,8 +200,7 @@ class Arena:
         with cls._lock:
             size = shape.numel() * dtype.itemsize
             if size > len(cls._free):
-                memory = torch.from_numpy(np.empty(max(size, cls.SIZE) + LINE, np.uint8))
-                cls._free = memory[-memory.data_ptr() % LINE :]
+                cls._free = allocate(max(size, cls.SIZE))
             place, cls._free = cls._free[:size], cls._free[-(-size // LINE) * LINE :]
         return place.view(dtype).view(shape)
 

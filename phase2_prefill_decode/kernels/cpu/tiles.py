@@ -14,7 +14,7 @@ without fast math.
 import numpy as np
 
 from phase2_prefill_decode.kernels.cpu.intrinsics import NO_TENSOR, array, compiled, exp2, prefetch, widen
-from phase2_prefill_decode.kernels.cpu.matmul import COLUMNS, KEYS, LANES, add_product, highest, total, transpose
+from phase2_prefill_decode.kernels.cpu.matmul import COLUMNS, KEYS, LANES, add_product, highest, total, transpose, unit
 
 SPLIT = 512  # keys: a multiple of KEYS
 LOWEST = np.float32(-1e30)  # initial m_i: finite, because -inf - -inf is NaN
@@ -51,7 +51,7 @@ def whole(count):
 def room_for(rows, head_dim):
     """The float32 of scratch memory that a tile needs. `rows`: of all its heads."""
     dims = whole(head_dim) + COLUMNS  # numbers of 8 bits are transposed twice as many at a time
-    return rows * (3 * width(head_dim) + KEYS) + dims * COLUMNS + 2 * (10 * KEYS + dims) + 2 * KEYS * dims
+    return rows * (3 * width(head_dim) + KEYS) + dims * COLUMNS + 2 * (8 * KEYS + dims) + KEYS + 2 * KEYS * dims
 
 
 # region attend_tile
@@ -68,8 +68,9 @@ def attend_tile(tile, query, cached, window, scale, room):
     q, room = carve(room, tile.heads * rows, line)
     scores, room = carve(room, rows, np.int64(KEYS))
     k, room = carve(room, lines, np.int64(COLUMNS))
-    places, room = carve_addresses(room, np.int64(4), np.int64(KEYS))  # of keys, of values, and of their scales
-    following, room = carve_addresses(room, np.int64(4), np.int64(KEYS))  # of the next head
+    factors, room = carve(room, np.int64(1), np.int64(KEYS))
+    places, room = carve_addresses(room, np.int64(3), np.int64(KEYS))  # of keys and of values, and their numbers
+    following, room = carve_addresses(room, np.int64(3), np.int64(KEYS))  # of the next head
     padded, room = carve_addresses(room, np.int64(2), np.int64(KEYS))
     k_places, spare = carve_addresses(room, np.int64(1), dims)
     for i in range(dims):
@@ -89,7 +90,7 @@ def attend_tile(tile, query, cached, window, scale, room):
             if head + 1 < tile.heads:
                 following[:] = places
                 following[:2] += keys.strides[1]
-                following[2:] += keys.shape[2] * SCALE
+                following[2] += keys.shape[2]
             else:
                 find(tile, start + KEYS, cached, following)
             if head_dim < lines:
@@ -99,11 +100,11 @@ def attend_tile(tile, query, cached, window, scale, room):
                 load_keys(at[0, first:], following[:, first:], k, like, step)
                 add_product(scores[:, first : first + COLUMNS], q[own], k_places[0], np.float32(0))
             if scales[0] != NO_TENSOR:
-                multiply(scores, places[2])
+                multiply(scores, scales[0], places[2], factors[0], like)
             hide(scores, tile.position - start, group, window)
             soften(scores, state[own], head_dim)
             if scales[0] != NO_TENSOR:
-                multiply(scores, places[3])
+                multiply(scores, scales[1], places[2], factors[0], like)
             add_product(state[own, :dims], scores, at[1, :size], like)
             places[:] = following
     merge(result, state, head_dim)
@@ -144,17 +145,21 @@ def load_queries(tile, query, group, scale, q):
 
 @compiled()
 def find(tile, start, cached, places):
-    """Write the addresses of the keys and values of a block, and of their scales, for the first head. Before and after
-    the tile's keys, it is that of the nearest of them: the memory there could hold NaN, and 0 times NaN is NaN."""
-    keys, values, scales, pages = cached
+    """Write the addresses of the keys and values of a block, and their numbers in the pool, for the first head. Before
+    and after the tile's keys, it is that of the nearest of them: the memory there could hold NaN, and 0 times NaN is
+    NaN."""
+    keys, values, _, pages = cached
     position, page_size = max(min(start, tile.end - 1), tile.begin), keys.shape[2]
     entry, offset = position // page_size, position % page_size
     for key in range(KEYS):
         page = pages[tile.sequence, entry]
-        distance = page * keys.strides[0] + tile.head * keys.strides[1] + offset * keys.strides[2]
-        places[0, key], places[1, key] = keys.ctypes.data + distance, values.ctypes.data + distance
-        slot = distance // keys.strides[2] * SCALE
-        places[2, key], places[3, key] = scales[0] + slot, scales[1] + slot
+        number = (page * keys.shape[1] + tile.head) * page_size + offset
+        distance = number * keys.strides[2]
+        places[0, key], places[1, key], places[2, key] = (
+            keys.ctypes.data + distance,
+            values.ctypes.data + distance,
+            number,
+        )
         if tile.begin <= start + key < tile.end - 1:
             offset += 1
             if offset == page_size:
@@ -186,12 +191,13 @@ def load_keys(places, following, k, like, step):
 
 
 @compiled(fastmath=False)
-def multiply(scores, places):
-    """Multiply the columns by the scales at these addresses."""
+def multiply(scores, scales, numbers, factors, like):
+    """Multiply the column of each key by the scale of its number. `factors`: where to collect them."""
     for key in range(KEYS):
-        scale = array(places[key], (1,), scores[0, 0])[0]
-        for row in range(len(scores)):
-            scores[row, key] *= scale
+        factors[key] = array(scales + numbers[key] * SCALE, (1,), factors[0])[0] * unit(like)
+    for row in range(len(scores)):
+        for key in range(KEYS):
+            scores[row, key] *= factors[key]
 
 
 @compiled()

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from phase2_prefill_decode.linear import Linear
 from phase2_prefill_decode.loading.quantized.formats import format_of
 from phase2_prefill_decode.loading.quantized.ggml import BLOCKS
 from phase2_prefill_decode.loading.quantized.weight import QuantizedWeight
@@ -53,7 +54,7 @@ def assert_product(found: Tensor, rows: Tensor, weight: Tensor, bias: Tensor | N
 
 
 # [out, in], inputs of a group, and what the weight has besides scales. Edges of tiles, odd sizes, several splits.
-SHAPES = [((100, 128), 32, ""), ((130, 128), 128, "zeros"), ((70, 96), 2, "offsets"), ((65, 1600), 64, "order"),
+SHAPES = [((100, 128), 32, ""), ((130, 128), 128, "zeros"), ((70, 96), 2, "offsets"), ((65, 1088), 64, "order"),
           ((65, 96), 3, ""), ((3, 1030), 1030, "zeros"), ((40, 32), 32, "")]  # fmt: skip
 
 
@@ -69,13 +70,27 @@ def test_the_product_is_that_of_float64(
     assert_product(TritonProduct(weight, bias.to(GPU))(x.to(GPU)), x, wide, bias)
 
 
+@pytest.mark.skipif(GPU.type == "cpu", reason="a Linear of a CPU has another product; tests/gpu runs this")
+@pytest.mark.parametrize("stored", STORED, ids=str)
+def test_a_linear_of_a_gpu_multiplies_with_the_weight_as_it_is_stored(stored: torch.dtype) -> None:
+    """Also beside one that is not quantized in the same way: their results are side by side."""
+    (weight, wide), (other, wide_other) = (quantized(stored, torch.float16, (48, 64), group) for group in (64, 32))
+    x, bias = torch.randn(5, 64).half(), torch.randn(96).half()
+    both = Linear((weight, other), bias.to(GPU))
+    assert (len(both.on_gpu), both.kernel) == (2, f"{product.KINDS[stored]}, widened by Triton")
+    assert_product(both(x.to(GPU)), x, torch.cat((wide, wide_other)), bias)
+    result = x.new_empty(5, 48).to(GPU)
+    assert Linear(weight).into(result, x.to(GPU)) is result
+    assert_product(result, x, wide)
+
+
 @pytest.mark.parametrize("stored", STORED, ids=str)
 def test_a_row_is_the_same_alone_and_among_others(stored: torch.dtype) -> None:
     """Bit for bit, for all that a program may compute for it: one split or all, in a tile of few rows or of many. The
     interpreter multiplies with NumPy, whose sums differ between tiles of 16 bits: there in float32."""
-    weight, _ = quantized(stored, torch.float32 if GPU.type == "cpu" else torch.bfloat16, (65, 1600), 64)
-    multiply, x = TritonProduct(weight), torch.randn(257, 1600).to(GPU, weight.dtype)
-    assert product.split_of(65, 1600) < 1600 / 2
+    weight, _ = quantized(stored, torch.float32 if GPU.type == "cpu" else torch.bfloat16, (65, 1088), 64)
+    multiply, x = TritonProduct(weight), torch.randn(257, 1088).to(GPU, weight.dtype)
+    assert product.split_of(65, 1088) < 1088
     whole = multiply(x)
     for count in (1, 17, 65):
         assert torch.equal(multiply(x[:count]), whole[:count]), count
@@ -124,12 +139,12 @@ def test_the_product_is_that_of_the_weight_of_the_library(name: str) -> None:
 
 
 def test_a_recorded_product_reads_its_rows_anew_and_nothing_else() -> None:
-    weight, wide = quantized(torch.uint8, torch.float32, (65, 1600), 64, "order")
-    multiply, x = TritonProduct(weight.to("cpu")), torch.randn(3, 1600)
+    weight, wide = quantized(torch.uint8, torch.float32, (65, 1088), 64, "order")
+    multiply, x = TritonProduct(weight.to("cpu")), torch.randn(3, 1088)
     if GPU.type == "cuda":
         pytest.skip("kernels are compiled where there is a GPU; its own graphs record them in tests/gpu")
     replay = Recorder()(lambda: multiply(x))
-    x.copy_(torch.randn(3, 1600))
+    x.copy_(torch.randn(3, 1088))
     assert_product(replay(), x, wide)
 
 
