@@ -200,20 +200,15 @@ class Process(subprocess.Popen[str]):
 
 
 def measure(
-    names: Sequence[str],
-    workloads: Sequence[Workload],
-    start: Callable[[str], Process],
-    rounds: int,
-    ready: Callable[[], object] = bool,
+    names: Sequence[str], workloads: Sequence[Workload], start: Callable[[str], Process], rounds: int
 ) -> Iterator[tuple[Workload, dict[str, list[float]]]]:
-    """The seconds of each workload, by engine. They start together, then take turns; `ready` is called in between."""
+    """The seconds of each workload, by engine. They start together, then take turns."""
     with ExitStack() as stack:
         processes = {name: stack.enter_context(start(name)) for name in names}
         for process in processes.values():
             process.read("start")
         for process, workload in product(processes.values(), WARM_UP):
             process.run(workload, 0)
-        ready()
         for workload in workloads:
             seconds: dict[str, list[float]] = {name: [] for name in names}
             for turn in range(not workload.cached, rounds + 1):  # turn 0 fills the cache
@@ -252,7 +247,7 @@ def compare(shape: str, isa: str, options: argparse.Namespace, rows: dict[str, A
             file = options.json and options.json.with_suffix(".txt")
             log = stack.enter_context(file.open("a", encoding="utf-8")) if file else None
             start = partial(Process, shape=shape, isa=isa, threads=options.threads, tokens=tokens, log=log)
-            for load, seconds in measure(some, wanted, start, options.rounds, input if options.pause else bool):
+            for load, seconds in measure(some, wanted, start, options.rounds):
                 rows[load.name] = row(load, seconds)
                 yield load.name
 
@@ -265,7 +260,6 @@ def main(arguments: list[str] | None = None) -> int:
     p.add_argument("--workloads", nargs="+", default=["*"], metavar="NAME", help="such as 8x128+64 or 4x* (*)")
     p.add_argument("--rounds", type=at_least_one, default=3, help="of each workload (%(default)s)")
     p.add_argument("--threads", type=at_least_one, default=torch.get_num_threads(), help="of an engine (%(default)s)")
-    p.add_argument("--pause", action="store_true", help="wait for Enter when the engines of a table are ready")
     options, console = p.parse_args(arguments), Console(highlight=False)
     saved = options.json is not None and options.json.exists()
     figures: dict[str, Any] = json.loads(options.json.read_text("utf-8"))["figures"] if saved else {}
