@@ -16,6 +16,7 @@ from torch import Tensor
 
 from phase0_request.lab.report import finish, parser, table
 from phase1_kv_pool.lab.timing import clock_seconds
+from phase1_kv_pool.memory import allocate
 from phase2_prefill_decode.linear import Linear
 from phase2_prefill_decode.loading.quantized.quantize import GROUP
 from phase2_prefill_decode.loading.quantized.weight import QuantizedWeight
@@ -60,8 +61,9 @@ def measure(rounds: int = 1) -> dict[str, Any]:
         products[name] = Linear(weight)
         figures[name] = {"megabytes": weight.nbytes / 1e6, "kernel": products[name].kernel}
     some = {rows: torch.ones(rows, INPUTS, dtype=torch.bfloat16) for rows in ROWS}
-    memory, best = torch.ones(OUTPUTS * INPUTS // 2), dict.fromkeys(product(WEIGHTS, ROWS), inf)
+    memory, best = allocate(OUTPUTS * INPUTS * 2).view(torch.float32), dict.fromkeys(product(WEIGHTS, ROWS), inf)
     reading = inf
+    memory.fill_(1)
     for _ in range(rounds):
         reading = min(reading, clock_seconds([memory.sum]))
         for name, rows in best:
@@ -82,7 +84,7 @@ def main(arguments: list[str] | None = None) -> int:
     with console.status("measuring"):
         figures = measure(options.rounds)
     console.print(f"{OUTPUTS} x {INPUTS}, {figures['bfloat16']['kernel']}, {torch.get_num_threads()} threads")
-    console.print(f"Memory reads at {figures['read_gb_per_second']:.1f} GB/s")
+    console.print(f"A sum reads memory at {figures['read_gb_per_second']:.1f} GB/s")
     for unit in ("ms", "gb_per_second", "gflops"):
         shown = [(name, *(figures[name][f"rows_{rows}"][unit] for rows in ROWS)) for name in WEIGHTS]
         console.print(table((unit.replace("_per_", "/").replace("_", " "), *map(str, ROWS)), shown))
