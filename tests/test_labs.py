@@ -66,7 +66,12 @@ BENCHMARKS: dict[str, tuple[str, list[str], dict[str, object]]] = {
     "quantized.json": (
         "chapters.tiny_chat.quantized",
         ["--questions", "2"],
-        {"SCHEMES": {name: quantized.SCHEMES[name] for name in ("int8", "fp8", "int4_weights", "int4_nearest_row")}},
+        {
+            "SCHEMES": {
+                name: quantized.SCHEMES[name]
+                for name in ("int8", "fp8", "int4_weights", "int4_nearest_32", "int4_nearest_row")
+            }
+        },
     ),
     "stall.json": ("phase3_chunked_prefill.lab.stall", ["--prompt", "90", "--runs", "1"], {"CHUNKS": (0, 64)}),
     "phase4.json": (
