@@ -91,6 +91,8 @@ def tiling(head_dim: int, itemsize: int, group: int, in_8_bits: bool = False) ->
         tiles = Tiling(32 if head_dim <= 128 else 16, 16, 8, 1 if in_8_bits else 2, maxnreg=255)
     elif head_dim <= 64:
         tiles = Tiling(64, 64, 4, 3, maxnreg=255)
+    elif head_dim <= 128:
+        tiles = Tiling(64 if in_8_bits else 128, 64, 8, 3)
     else:
-        tiles = Tiling(128, 32 if in_8_bits else 64, 8, 3) if head_dim <= 128 else Tiling(64, 32, 8, 2)
+        tiles = Tiling(64, 32, 8, 2)
     return tiles._replace(rows=max(tiles.rows, block(group)))
