@@ -9,6 +9,7 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -18,7 +19,7 @@ from torch.nn.functional import linear
 
 from phase2_prefill_decode.kernels.cpu import openmp
 from phase2_prefill_decode.kernels.cpu.microkernel import SET
-from phase2_prefill_decode.kernels.cpu.product import ROWS, Blocks, PackedWeight
+from phase2_prefill_decode.kernels.cpu.product import ROWS, Blocks, PackedWeight, put
 from phase2_prefill_decode.linear import Linear
 from phase2_prefill_decode.loading.quantized.weight import QuantizedWeight
 from tests.phase2_prefill_decode.quantized.checkpoints import in_8_bits
@@ -82,6 +83,16 @@ def test_a_block_holds_each_input_for_all_its_outputs(dtype: torch.dtype) -> Non
         held = [numbers[output // 64, i // together, output % 64, i % together] for i in range(40)]
         assert torch.equal(torch.stack(held), row)
     assert int((numbers != 0).sum()) == matrix.numel()
+
+
+def test_rows_are_put_into_the_lines_of_blocks() -> None:
+    """From an output in the middle of a block on, and but for the units that are done."""
+    rows = np.arange(1, 31, dtype=np.uint32).reshape(5, 6)
+    blocks, wanted = np.zeros((2, 2, 6, 64), np.uint32)
+    put.py_func(rows, blocks, 62, 2)  # without compilation
+    for row in range(5):
+        wanted[(62 + row) // 64, 2:, (62 + row) % 64] = rows[row, 2:]
+    assert np.array_equal(blocks, wanted)
 
 
 STORED = torch.int8, torch.uint8, torch.float8_e4m3fn
