@@ -18,8 +18,9 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from phase2_prefill_decode.kernels.cpu import openmp
+from phase2_prefill_decode.kernels.cpu.blocks import Blocks, put_rows
 from phase2_prefill_decode.kernels.cpu.microkernel import SET
-from phase2_prefill_decode.kernels.cpu.product import ROWS, Blocks, PackedWeight, put
+from phase2_prefill_decode.kernels.cpu.product import ROWS, PackedWeight
 from phase2_prefill_decode.linear import Linear
 from phase2_prefill_decode.loading.quantized.weight import QuantizedWeight
 from tests.phase2_prefill_decode.quantized.checkpoints import in_8_bits
@@ -89,7 +90,7 @@ def test_rows_are_put_into_the_lines_of_blocks() -> None:
     """From an output in the middle of a block on, and but for the units that are done."""
     rows = np.arange(1, 31, dtype=np.uint32).reshape(5, 6)
     blocks, wanted = np.zeros((2, 2, 6, 64), np.uint32)
-    put.py_func(rows, blocks, 62, 2)  # without compilation
+    put_rows.py_func(rows, blocks, 62, 2)  # without compilation
     for row in range(5):
         wanted[(62 + row) // 64, 2:, (62 + row) % 64] = rows[row, 2:]
     assert np.array_equal(blocks, wanted)

@@ -26,16 +26,8 @@ from phase2_prefill_decode.kernels.cpu.intrinsics import KV_TAGS, NO_TENSOR, TAG
 from phase2_prefill_decode.kernels.cpu.microkernel import BLOCK
 from phase2_prefill_decode.kernels.cpu.openmp import OPENMP, USLEEP, call, on_each_thread, peek, spread, take
 from phase2_prefill_decode.kernels.cpu.pointwise import add, check_places, gate, norm, put, rotate
-from phase2_prefill_decode.kernels.cpu.product import (
-    FORMATS,
-    NUMBERS,
-    PackedWeight,
-    lay_out,
-    left_tag,
-    multiply_block,
-    store,
-    weight_at,
-)
+from phase2_prefill_decode.kernels.cpu.product import FORMATS, NUMBERS, PackedWeight, multiply_block, store, weight_at
+from phase2_prefill_decode.kernels.cpu.rows import lay_out, left_tag
 from phase2_prefill_decode.kernels.cpu.tiles import TILE, attend_tile, room_for
 from phase2_prefill_decode.linear import Linear
 from phase2_prefill_decode.loading.config import ModelConfig

@@ -41,8 +41,8 @@ HEAD = 8  # bytes before a row's numbers of a part: their scale, and their sum
 # Formats by the type of their tag: those that are added to sums as they are, and those with scales.
 BF16, F16, F32 = types.uint16, types.int16, types.float32
 INT8, INT4, FLOAT8 = types.int8, types.uint8, types.uint64
-MIDDLE = {INT8: 128, INT4: 8}  # is added to integers where they are stored
-SCALED = (*MIDDLE, FLOAT8)
+ADDED = {INT8: 128, INT4: 8}  # to integers where they are stored
+SCALED = (*ADDED, FLOAT8)
 INPUTS = {BF16: 2, F16: 1, F32: 1, INT8: 4, INT4: 8, FLOAT8: 4}  # of a line
 # Where in each 16 bits of a line the integers are that go with one word of a row: four of 8 bits, or two of 16.
 FIELDS = (
@@ -97,7 +97,7 @@ def many(kind, number):
 def operands(builder, kind, left_kind, line):
     """What the words of a line become: operands, each with the number of the row's word that it is multiplied with.
     Integers stay unsigned."""
-    if kind in MIDDLE:
+    if kind in ADDED:
         shorts = builder.bitcast(line, SHORTS)
         for word, (up, mask) in enumerate(FIELDS[kind]):
             yield word, builder.and_(builder.lshr(shorts, many(SHORTS, up)), many(SHORTS, mask))
@@ -194,10 +194,10 @@ def add_tile(context, rows, vectors, kind, left_kind, first, sums, left, down, w
         lines = builder.add(weight, builder.mul(first, BYTES(size // VECTORS)))
 
         def begin(r, v):
-            if kind not in MIDDLE:
+            if kind not in ADDED:
                 return NUMBERS([0.0] * LANES) if scaled else builder.load(places[r, v], align=4)
             total = builder.load(at(builder, own[r], 4, INT))
-            return repeated(builder, builder.mul(total, INT(-MIDDLE[kind])))
+            return repeated(builder, builder.mul(total, INT(-ADDED[kind])))
 
         begun = [begin(*place) for place in tile]
         before, loop, behind = builder.block, builder.append_basic_block(), builder.append_basic_block()
@@ -234,7 +234,7 @@ def add_tile(context, rows, vectors, kind, left_kind, first, sums, left, down, w
             if scaled:
                 scale = builder.load(at(builder, scales, v * LINE, NUMBERS), align=4)
                 scale = builder.fmul(scale, repeated(builder, builder.load(at(builder, own[r], 0, NUMBER))))
-                total = builder.sitofp(total, NUMBERS) if kind in MIDDLE else total
+                total = builder.sitofp(total, NUMBERS) if kind in ADDED else total
                 before = builder.load(places[r, v], align=4)
                 total = call(builder, f"llvm.fma.v{LANES}f32", NUMBERS, scale, total, before)
             builder.store(total, places[r, v], align=4)

@@ -17,46 +17,33 @@ A row's product does not depend on the other rows, nor on how many there are: se
 """
 
 from functools import cache
-from threading import Lock
-from typing import Any
 
 import numpy as np
 import torch
-from numba.extending import overload
 from numba.np.unsafe.ndarray import to_fixed_tuple
 from torch import Tensor
 from torch.nn.functional import pad
 
-from phase1_kv_pool.memory import LINE, allocate
+from phase1_kv_pool.memory import LINE
+from phase2_prefill_decode.kernels.cpu.blocks import Blocks
 from phase2_prefill_decode.kernels.cpu.intrinsics import (
     NO_TENSOR,
     TAGS,
     array,
-    as_bits,
-    as_float,
     compiled,
     narrow,
-    widen,
 )
-from phase2_prefill_decode.kernels.cpu.matmul import transpose
 from phase2_prefill_decode.kernels.cpu.microkernel import (
     BLOCK,
     DOTS,
     HEAD,
-    INPUTS,
-    LANES,
-    LOOKUP,
-    MIDDLE,
-    QUADS,
-    SCALED,
     VECTORS,
     WIDE,
     add_tile,
-    line_bytes,
 )
 from phase2_prefill_decode.kernels.cpu.openmp import OPENMP, launch, on_each_thread, take, threads_for
-from phase2_prefill_decode.loading.quantized.weight import MIDDLE as MIDDLE_OF_4_BITS
-from phase2_prefill_decode.loading.quantized.weight import unpacked
+from phase2_prefill_decode.kernels.cpu.rows import lay_out, left_tag, sizes
+from phase2_prefill_decode.loading.quantized.weight import MIDDLE, unpacked
 
 ROWS = 96  # of an item of work: many enough to read a part for, few enough for the cache
 CHUNK = 256 if DOTS else 128  # inputs of a part, without scales: 512 bytes of a row
@@ -65,13 +52,9 @@ UNIT = 8  # inputs: parts with scales are multiples
 MOST = 6  # rows of a tile
 SPAN, SPAN_OF_TWO = (VECTORS, VECTORS) if WIDE else (1, 2)  # vectors of tiles, and of those of two rows
 FLOAT32, INT32, INT64, UINT8, UINT64 = map(np.dtype, (np.float32, np.int32, np.int64, np.uint8, np.uint64))
-TOGETHER = {torch.bfloat16: 2}  # neighbouring numbers of an output that lie side by side; else one
-UNITS = {2: torch.int16, 4: torch.int32}
+AT_ONCE = 256  # rows of a quantized weight that are packed together: what this takes besides stays small
 NUMBERS = 7  # of a weight, as kernels take it
 FORMATS = {**TAGS, torch.int8: np.int8(0), torch.uint8: np.uint8(0), torch.float8_e4m3fn: np.uint64(0)}  # tags
-TINY = np.float32(2.0**-100)  # a part of a row without larger numbers is rounded to multiples of this / 127
-INFINITE = np.uint32(0x7F800000)  # the bits of an infinity; those of a NaN are larger
-ROUND = np.float32(1.5 * 2**23)  # a float32 plus this is rounded to a whole number
 
 
 class PackedWeight:
@@ -106,7 +89,11 @@ class PackedWeight:
 
     def add(self, weight: Tensor, scales: Tensor | None = None, offsets: Tensor | None = None) -> None:
         """Add the next rows of the weight."""
-        self._blocks[0].add(weight if scales is None else self._words(weight, scales))
+        if scales is None:
+            self._blocks[0].add(weight)
+        else:
+            for some, own in zip(weight.split(AT_ONCE), scales.split(AT_ONCE), strict=True):
+                self._blocks[0].add(self._words(some, own))
         if offsets is not None:
             self._blocks[2].add(offsets.float().repeat_interleave(self.span // self.part, 1))
 
@@ -166,108 +153,21 @@ class PackedWeight:
         """These rows of the weight, as of an embedding: a tied lm_head is in memory once."""
         if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < self.outputs:
             raise IndexError("a token is not in the vocabulary")
-        units, *others = (blocks.rows(tokens) for blocks in self._blocks)
+        units = self._blocks[0].rows(tokens)
         if self.dtype in TAGS:
             return units.view(self.dtype)[:, : self.inputs].to(dtype)
         parts = units.view(len(tokens), self.inputs // self.group * self.span // self.part, -1)
         numbers, scales = parts[..., 1:].contiguous(), parts[..., :1].contiguous().view(torch.float32)
         if self.dtype == torch.uint8:
             pairs = numbers.view(torch.uint8).unflatten(2, (-1, 1, 4))
-            values = torch.cat((pairs & 15, pairs >> 4), 3).flatten(2).float() - MIDDLE_OF_4_BITS
+            values = torch.cat((pairs & 15, pairs >> 4), 3).flatten(2).float() - MIDDLE
         else:
             values = (numbers.view(torch.int8) ^ -128 if self.dtype == torch.int8 else numbers.view(self.dtype)).float()
         values *= scales
-        if len(others) == 2:
-            values -= others[1].view(torch.float32)[..., None]
+        if len(self._blocks) > 2:
+            values -= self._blocks[2].rows(tokens).view(torch.float32)[..., None]
         result = values.view(len(tokens), -1, self.span)[..., : self.group].flatten(1).to(dtype)
         return result if self.order is None else torch.empty_like(result).index_copy_(1, self.order, result)
-
-
-class Blocks:
-    """A matrix [outputs, columns] as [blocks, units, BLOCK]. A unit is what an output has side by side: the number of a
-    column, in bfloat16 those of two. Outputs and columns that are missing are zeros. Rows are added in their order."""
-
-    def __init__(self, outputs: int, columns: int, dtype: torch.dtype) -> None:
-        together = TOGETHER.get(dtype, 1)
-        units, self._size = -(-columns // together), together * dtype.itemsize
-        self.tensor = Arena.empty(torch.Size((-(-outputs // BLOCK), units, BLOCK)), UNITS[self._size])
-        self.tensor[outputs // BLOCK :] = 0
-        self._count = 0
-
-    def add(self, rows: Tensor) -> None:
-        units = self.tensor.shape[1]
-        missing = units * self._size // rows.itemsize - rows.shape[1]
-        rows = pad(rows, (0, missing)) if missing else rows.contiguous()
-        arguments = rows.data_ptr(), len(rows), units, self.tensor.data_ptr(), self._count
-        launch(blocks_body(self._size), arguments, threads_for(rows.nbytes / 2e3), OPENMP)
-        self._count += len(rows)
-
-    def rows(self, outputs: Tensor) -> Tensor:
-        """The units of these outputs."""
-        return self.tensor[outputs // BLOCK, :, outputs % BLOCK]
-
-
-@cache
-def blocks_body(size: int) -> int:
-    """The body of a thread that adds rows to blocks, for units of some bytes. An item has LANES rows."""
-    like = {2: np.uint16(0), 4: np.uint32(0)}[size]
-
-    def body(work):
-        _, source, count, units, target, first = to_fixed_tuple(array(work, (6,), INT64), 6)
-        rows, places = array(source, (count, units), like), np.empty(LANES, np.int64)
-        blocks = array(target, (-(-(first + count) // BLOCK), units, BLOCK), like)
-        item = take(work)
-        while item * LANES < count:
-            start, done = item * LANES, 0
-            block, lane = (first + start) // BLOCK, (first + start) % BLOCK
-            if size == 4 and start + LANES <= count and lane % LANES == 0:
-                for row in range(LANES):
-                    places[row] = rows[start + row].ctypes.data
-                done = units - units % LANES
-                for unit in range(0, done, LANES):
-                    result = blocks[block, unit].ctypes.data + lane * size
-                    transpose(places.ctypes.data, unit * size, result, BLOCK * size, np.float32(0))
-            put(rows[start : start + LANES], blocks, first + start, done)
-            item = take(work)
-
-    return on_each_thread(body)
-
-
-# region exercise 2.27
-@compiled()
-def put(rows, blocks, first, done):
-    """Put rows [rows, units], of the outputs from `first` on, into blocks; but for the units that are `done`."""
-    for row in range(len(rows)):
-        block, lane = blocks[(first + row) // BLOCK], (first + row) % BLOCK
-        for unit in range(done, rows.shape[1]):
-            block[unit, lane] = rows[row, unit]
-
-
-# endregion
-
-
-class Arena:
-    """Memory for packed weights, one behind the other: the weights of a small model share huge pages."""
-
-    SIZE = 64 << 20
-    _lock, _free = Lock(), torch.empty(0, dtype=torch.uint8)
-
-    @classmethod
-    def empty(cls, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-        with cls._lock:
-            size = shape.numel() * dtype.itemsize
-            if size > len(cls._free):
-                cls._free = allocate(max(size, cls.SIZE))
-            place, cls._free = cls._free[:size], cls._free[-(-size // LINE) * LINE :]
-        return place.view(dtype).view(shape)
-
-
-def left_tag(dtype: torch.dtype, stored: torch.dtype) -> Any:
-    """The tag of what rows of a dtype are multiplied in, with a weight of another."""
-    if stored in (torch.int8, torch.uint8):
-        return np.int8(0) if QUADS else np.int16(0)
-    pairs = DOTS if stored == torch.bfloat16 else LOOKUP
-    return TAGS[dtype] if pairs and dtype == torch.bfloat16 else np.float32(0)
 
 
 @cache
@@ -305,101 +205,6 @@ def weight_at(kind, address):
     """A weight, of its numbers at an address, as `multiply_block` takes it."""
     blocks, bias, offsets, inputs, group, span, part = to_fixed_tuple(array(address, (NUMBERS,), INT64), NUMBERS)
     return kind, blocks, bias, offsets, inputs, group, span, part
-
-
-def sizes(kind, left_like):
-    """The inputs of a line; the bytes of a line, of the scales before the lines of a part, of what is before a row's
-    numbers of a part, and of such a number."""
-    raise NotImplementedError("only inside compiled functions")
-
-
-@overload(sizes)
-def _sizes(kind, left_like):
-    scaled = kind in SCALED
-    found = INPUTS[kind], line_bytes(kind), 4 * BLOCK if scaled else 0, HEAD if scaled else 0, left_like.bitwidth // 8
-    return lambda kind, left_like: found
-
-
-@compiled()
-def lay_out(x, weight, left_like, left):
-    """Write a row as tiles take it: part by part, with zeros for the inputs that a weight's layout adds."""
-    kind, _, _, _, inputs, group, span, part = weight
-    place, (_, _, _, head, size) = left.ctypes.data, sizes(kind, left_like)
-    for first in range(0, inputs, group):
-        for start in range(0, span, part):
-            count = min(part, span - start)
-            write_part(x[first + start : first + min(start + count, group)], kind, left_like, place, count)
-            place += head + count * size
-
-
-# region quantize
-@compiled(fastmath=False)
-def quantize(x, place, numbers):
-    """A part of a row in 8 bits: write its scale, the sum of its integers, and these. The largest in magnitude becomes
-    127 or -127. If a number is not finite, the scale is NaN, and so will the products be."""
-    most, total = np.uint32(0), np.int32(0)
-    for i in range(len(x)):
-        most = max(most, as_bits(widen(x[i])) & np.uint32(0x7FFFFFFF))
-    scale = np.float32(np.nan)
-    if most < INFINITE:
-        largest = max(as_float(most), TINY)
-        scale, inverse = largest / np.float32(127), np.float32(127) / largest
-        for i in range(len(x)):
-            number = np.int32(as_bits(widen(x[i]) * inverse + ROUND)) - np.int32(as_bits(ROUND))
-            numbers[i] = number
-            total += number
-    else:
-        numbers[:] = 0
-    array(place, (1,), FLOAT32)[0] = scale
-    array(place + 4, (1,), INT32)[0] = total
-
-
-# endregion
-
-
-@compiled()
-def convert(x, numbers):
-    for i in range(len(x)):
-        numbers[i] = narrow(widen(x[i]), numbers[0])
-
-
-@compiled()
-def swap(numbers, count):
-    """Exchange the second and third of each four numbers. Of a word of the weight with four numbers, the first operand
-    has the first and third."""
-    quads = array(numbers, (count // 4,), UINT64)
-    for i in range(len(quads)):
-        quad = quads[i]
-        quads[i] = (
-            quad & np.uint64(0xFFFF00000000FFFF)
-            | (quad & np.uint64(0xFFFF0000)) << np.uint64(16)
-            | (quad >> np.uint64(16)) & np.uint64(0xFFFF0000)
-        )
-
-
-def write_part(x, kind, left_like, place, count):
-    """Write a part of a row with what is before its numbers."""
-    raise NotImplementedError("only inside compiled functions")
-
-
-@overload(write_part)
-def _write_part(x, kind, left_like, place, count):
-    integers, scaled = kind in MIDDLE, kind in SCALED
-    swapped, head = scaled and left_like.bitwidth == 16, HEAD if scaled else 0
-
-    def write(x, kind, left_like, place, count):
-        numbers = array(place + head, (count,), left_like)
-        numbers[len(x) :] = 0
-        if integers:
-            quantize(x, place, numbers)
-        else:
-            convert(x, numbers)
-            if scaled:
-                array(place, (1,), FLOAT32)[0] = 1
-        if swapped:
-            swap(place + head, count)
-
-    return write
 
 
 # region block

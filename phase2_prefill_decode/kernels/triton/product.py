@@ -148,7 +148,7 @@ def join_splits_kernel(
 # endregion
 
 
-class Tiling(NamedTuple):
+class ProductTiling(NamedTuple):
     """The tile that a program computes, and how it is compiled."""
 
     rows: int
@@ -186,13 +186,15 @@ def quantize_rows_constants(inputs: int) -> dict[str, int]:
     return {"inputs": inputs, "block_inputs": block, "num_warps": min(max(block // 512, 1), 16)}
 
 
-def tiling(rows: int, itemsize: int, kind: str) -> Tiling:
+def tiling(rows: int, itemsize: int, kind: str) -> ProductTiling:
     """The tiling for so many rows. With few of them a program loads more of the weight at once."""
     if itemsize == 4:  # float32 products take more registers and no tensor cores
-        return Tiling(16, 64, 32, 4, 3) if rows <= 16 else Tiling(64, 64, 32, 8, 3)
+        return ProductTiling(16, 64, 32, 4, 3) if rows <= 16 else ProductTiling(64, 64, 32, 8, 3)
     if rows <= 64:
-        return Tiling(16, 64, LONGEST_TILE, 4, 4) if rows <= 16 else Tiling(64, 64, 64, 4, 4)
-    return Tiling(128, 64, 32, 8, 4) if kind == "fp8" else Tiling(128, 128, 32, 8, 4)  # fp8: more registers to widen
+        return ProductTiling(16, 64, LONGEST_TILE, 4, 4) if rows <= 16 else ProductTiling(64, 64, 64, 4, 4)
+    return (
+        ProductTiling(128, 64, 32, 8, 4) if kind == "fp8" else ProductTiling(128, 128, 32, 8, 4)
+    )  # fp8: more registers to widen
 
 
 def split_of(outputs: int, inputs: int) -> int:

@@ -1,6 +1,6 @@
-"""ClientGrammars: compiles what clients send. An error says what is wrong with it in the words of an error response.
+"""ClientGrammars: compiles the grammars of requests. Its errors are written for the response.
 
-It runs in a process of the client's own, whose time and memory the kernel limits (`grammar_process`).
+It runs in a process with limits of time and memory, one for each client (`grammar_process`).
 """
 
 import json
