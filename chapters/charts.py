@@ -194,6 +194,34 @@ def allowed(figure: Any, result: dict[str, Any]) -> None:
     axes.legend(frameon=False, ncols=2, loc="upper right")
 
 
+FORMATS = {"bfloat16": ("ours", "llama"), "Q8_0": ("ours_Q8_0", "llama_Q8_0"), "Q4_0": ("ours_Q4_0", "llama_Q4_0")}
+
+
+def peers(figure: Any, result: dict[str, Any]) -> None:
+    """The rate of this engine over that of llama.cpp with the same weights, by workload and format."""
+    titles = {"native": "AVX-512 with bf16 and VNNI", "avx2": "AVX2"}
+    for axes, (isa, title) in zip(figure.subplots(2, 1, sharex=True, sharey=True), titles.items(), strict=True):
+        loads = [(shape, load, row) for shape, rows in result["figures"][isa].items() for load, row in rows.items()]
+        loads = [(shape, load, row) for shape, load, row in loads if "llama_Q8_0" in row]
+        width = 0.8 / len(FORMATS)
+        for turn, ((name, (ours, other)), color) in enumerate(zip(FORMATS.items(), (BLUE, GREEN, GREY), strict=True)):
+            ratios = [row[ours]["median"] / row[other]["median"] for _, _, row in loads]
+            places = [place + (turn - 1) * width for place in range(len(loads))]
+            axes.bar(places, [ratio - 1 for ratio in ratios], width, bottom=1, color=color, label=name)
+            for place, ratio in zip(places, ratios, strict=True):
+                axes.annotate(
+                    f"{ratio:.1f}", (place, ratio), (0, 3 if ratio >= 1 else -10), textcoords="offset points",
+                    ha="center", fontsize=8,
+                )  # fmt: skip
+        axes.axhline(1, color=GREY, linewidth=1)
+        axes.set(title=f"{title}: rate over llama.cpp's, same weights", yscale="log")
+        axes.set_yticks(ticks := (0.5, 1, 2, 4), [f"{tick:g}x" for tick in ticks])
+        axes.minorticks_off()
+        axes.grid(axis="x", visible=False)
+    axes.set_xticks(range(len(loads)), [f"{shape.upper()}\n{load}" for shape, load, _ in loads], fontsize=9)
+    figure.axes[0].legend(frameon=False, ncols=3, loc="upper left")
+
+
 CHARTS: dict[str, Chart] = {
     "allowed.svg": ("constrained.json", (8.8, 3.2), allowed),
     "batching.svg": ("phase0.json", (8.8, 3.2), batching),
@@ -202,6 +230,7 @@ CHARTS: dict[str, Chart] = {
     "stall.svg": ("stall.json", (8.8, 3.2), stall),
     "prefix.svg": ("phase4.json", (8.8, 3.4), prefix),
     "ladder.svg": ("ladder.json", (6.8, 4.6), ladder),
+    "peers.svg": ("peers.json", (8.8, 5.2), peers),
     "overlap.svg": ("phase6_overlap.json", (8.8, 3.2), overlap),
 }
 

@@ -2,7 +2,12 @@
 `<!-- /generated -->`."""
 
 import argparse
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
 
 
 def flags() -> list[str]:
@@ -34,4 +39,48 @@ def _cell(text: str) -> str:
     return text.replace("%%", "%").replace("|", "\\|").replace("<", "&lt;")
 
 
-GENERATED: dict[str, Callable[[], list[str]]] = {"flags": flags}
+PEERS = {"llama": "llama.cpp", "vllm": "vLLM", "transformers": "transformers", "ours_float32": "ours, float32"}
+QUANTIZED = {
+    "int8": ("ours_int8", "ours_Q8_0", "llama_Q8_0"),
+    "int4": ("ours_int4", "ours_Q4_0", "llama_Q4_0"),
+    "Q4_K_M": ("ours_Q4_K_M", "llama_Q4_K_M"),
+}
+
+
+def peers(isa: str) -> list[str]:
+    """This engine beside others, with one set of vector instructions: rates in bfloat16, then of quantized weights."""
+    shapes = json.loads((RESULTS / "peers.json").read_text("utf-8"))["figures"][isa]
+    rows = {f"{shape.upper()}, {load}": row for shape, loads in shapes.items() for load, row in loads.items()}
+    lines = [f"| bfloat16, tokens/s | ours | {' | '.join(PEERS.values())} |", "|---|---" + "|---" * len(PEERS) + "|"]
+    for name, row in rows.items():
+        others = (_beside(row, "ours", other) for other in PEERS)
+        lines.append(f"| {name} | **{_rate(row, 'ours')}** | {' | '.join(others)} |")
+    header = [name for names in QUANTIZED.values() for name in names]
+    titles = (f"{'llama.cpp' if each.startswith('llama') else 'ours'} {each.partition('_')[2]}" for each in header)
+    lines += ["", f"| quantized, tokens/s | {' | '.join(titles)} |", "|---" * (len(header) + 1) + "|"]
+    for name, row in rows.items():
+        if all(each in row for each in header):
+            cells = (
+                _beside(row, names[-2], each) if each == names[-1] else f"**{_rate(row, each)}**"
+                for names in QUANTIZED.values()
+                for each in names
+            )
+            lines.append(f"| {name} | {' | '.join(cells)} |")
+    return lines
+
+
+def _rate(row: Mapping[str, Any], engine: str) -> str:
+    rate = row[engine]["median"]
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.1f}"
+
+
+def _beside(row: Mapping[str, Any], ours: str, other: str) -> str:
+    """The other's rate, and ours as a multiple of it."""
+    return f"{_rate(row, other)} ({row[ours]['median'] / row[other]['median']:.2f}x)" if other in row else ""
+
+
+GENERATED: dict[str, Callable[[], list[str]]] = {
+    "flags": flags,
+    "peers": lambda: peers("native"),
+    "peers with AVX2": lambda: peers("avx2"),
+}

@@ -3,7 +3,8 @@
 # llama.cpp is compiled, for some seven minutes: for this processor, and for one that has AVX2 and no more.
 set -euo pipefail
 portable=(-DGGML_NATIVE=OFF -DGGML_AVX=ON -DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON -DGGML_BMI2=ON -DGGML_AVX512=OFF)
-for peer in "${@:-llama llama-avx2 vllm}"; do
+[ $# -gt 0 ] || set -- llama llama-avx2 vllm
+for peer in "$@"; do
     venv=build/peers/$peer
     [ ! -e "$venv/ready" ] || continue
     python3 -m venv "$venv"
