@@ -250,13 +250,17 @@ def test_a_packed_weight_is_a_copy_and_the_original_is_freed() -> None:
 
 @pytest.mark.parametrize(
     ("processor", "features", "name"),
-    [("haswell", "+avx2,+fma", "AVX2"), ("skylake-avx512", "+avx2,+fma,+avx512f,+avx512bw", "AVX-512")],
+    [
+        ("haswell", "+avx2,+fma", "AVX2"),
+        ("alderlake", "+avx2,+fma,+avxvnni", "AVX2"),
+        ("skylake-avx512", "+avx2,+fma,+avx512f,+avx512bw", "AVX-512"),
+    ],
 )
 def test_every_instruction_set_has_the_same_product(processor: str, features: str, name: str, tmp_path: Path) -> None:
     """In a process where numba compiles for another processor. Sums are the same chains, or exact: the same bits."""
     if os.environ.get("NUMBA_CPU_NAME"):
         pytest.skip("numba already compiles for another processor")
-    flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    flags = Path("/proc/cpuinfo").read_text().replace("avx_vnni", "avxvnni") if Path("/proc/cpuinfo").exists() else ""
     if any(flag not in flags for flag in features.replace("+", "").split(",")):
         pytest.skip(f"this processor has no {name}")
     torch.manual_seed(0)
@@ -294,6 +298,39 @@ folder = Path(sys.argv[1])
 tensors = torch.load(folder / "tensors.pt")
 torch.save({key: product_of(**given) for key, given in tensors.items()}, folder / "results.pt")
 print(SET)
+"""
+
+
+@pytest.mark.slow
+def test_the_tiles_compile_for_arm(tmp_path: Path) -> None:
+    """What numba makes for vectors of 128 bits, LLVM makes with NEON: multiply-adds of vectors, and no calls."""
+    elsewhere = {"NUMBA_CPU_NAME": "x86-64", "NUMBA_CPU_FEATURES": "+fma,+f16c", "NUMBA_CACHE_DIR": str(tmp_path)}
+    environment = {**os.environ, **elsewhere, "PYTHONPATH": str(ROOT)}
+    made = subprocess.run([sys.executable, "-c", FOR_ARM], env=environment, capture_output=True, text=True)
+    counts = [line.split() for line in made.stdout.splitlines()]
+    assert {kind for kind, *_ in counts} == {"float32", "int16", "uint16", "int8", "uint8", "uint64"}, made.stderr
+    assert all(int(multiplied) > 100 and int(calls) == 0 for _, multiplied, calls in counts), counts
+
+
+FOR_ARM = """
+import re
+import llvmlite.binding as llvm
+import torch
+from phase2_prefill_decode.kernels.cpu.product import add_rows
+from tests.phase2_prefill_decode.test_linear import DTYPES, STORED, product_of, quantized
+
+for dtype in DTYPES:
+    product_of(torch.zeros(1, 64, dtype=dtype), torch.zeros(64, 64, dtype=dtype))
+for made in (quantized(stored, torch.bfloat16, 64, 64) for stored in STORED):
+    product_of(torch.zeros(1, 64, dtype=torch.bfloat16), values=made.values, scales=made.scales)
+llvm.initialize_all_targets()
+llvm.initialize_all_asmprinters()
+arm = llvm.Target.from_triple("aarch64-linux-gnu").create_target_machine(cpu="neoverse-n1", opt=3)
+for (kind, *_), code in add_rows.inspect_llvm().items():
+    module = llvm.parse_assembly(re.sub('target (triple|datalayout) = ".*"|"target-(cpu|features)"="[^"]*"', "", code))
+    module.triple, module.data_layout = arm.triple, str(arm.target_data)
+    made = arm.emit_assembly(module)
+    print(kind, len(re.findall(r"\\tf?mla\\tv", made)), len(re.findall(r"\\tbl\\t", made)))
 """
 
 
