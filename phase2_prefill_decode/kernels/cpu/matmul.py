@@ -99,7 +99,7 @@ def add_scores(context, rows, like, left_like, q, down, side, ahead, first, line
     def generate(context, builder, signature, args):
         q, down, side, ahead, first, lines, scores = args[3:]
         own = [builder.add(q, builder.mul(down, BYTES(row))) for row in range(height)]
-        parts = [[] for _ in own]
+        parts: list[list[ir.Value]] = [[] for _ in own]
         for key in range(0, LANES, together):
             some = [builder.add(first, BYTES(key + i)) for i in range(together)]
             places = [place_of(builder, side, number) for number in some]
