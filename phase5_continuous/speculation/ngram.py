@@ -1,6 +1,7 @@
 """Prompt lookup: when the last few tokens have occurred before, draft what followed them then.
 
-Answers repeat their prompt and themselves: code that is edited, a document that is summarised, names, tables.
+Answers repeat their prompt and themselves: code that is edited, a document that is summarised, names, tables. A client
+may also say what it expects: OpenAI's `prediction` is one more text to look in.
 """
 
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from weakref import WeakKeyDictionary
 from phase0_request.checks import check_int
 from phase0_request.request import Request
 
+END = -1  # of a prediction, before the prompt
 CANDIDATES = 16  # earlier occurrences that are compared, so that a draft takes microseconds however long the text is
 
 
@@ -62,7 +64,7 @@ class NgramIndex:
 
 
 class NgramProposer:
-    """Drafts for each request from its own prompt and output."""
+    """Drafts for each request from its own prompt and output, and from what its client predicts."""
 
     def __init__(self, shortest: int, longest: int) -> None:
         self.shortest = check_int("prompt_lookup_min", shortest, 1)
@@ -71,8 +73,13 @@ class NgramProposer:
 
     def propose(self, request: Request, most: int) -> Sequence[int]:
         """Up to `most` tokens that may follow those of the request."""
-        index = self._indexes.get(request)
+        index, prediction, output = self._indexes.get(request), request.params.prediction, request.output_tokens
         if index is None:
             index = self._indexes[request] = NgramIndex(self.shortest, self.longest)
-        index.extend(request.tokens(len(index.tokens), request.total))
-        return index.continuation(most)
+            index.extend([*prediction, END])
+        index.extend(request.tokens(len(index.tokens) - len(prediction) - 1, request.total))
+        done = len(output)
+        if done < self.longest and [*prediction[:done]] == output:  # too short to be found
+            return prediction[done : done + most]
+        draft = index.continuation(most)
+        return draft[: draft.index(END)] if END in draft else draft

@@ -13,7 +13,6 @@ from weakref import WeakKeyDictionary
 from phase0_request.batch import Slice
 from phase0_request.checks import check_choice, check_int, invalid
 from phase0_request.params import SamplingParams
-from phase0_request.queue import SequenceState
 from phase0_request.request import Request
 from phase3_chunked_prefill.budget import StepPlan
 from phase5_continuous.running import RunningSet
@@ -117,7 +116,10 @@ class Speculation:
         if drafted:
             self.drafts += 1
             self.drafted += drafted
-            for place in range(len(drawn) - 1):
+            accepted = len(drawn) - 1
+            request.accepted_drafts += accepted
+            request.rejected_drafts += drafted - accepted
+            for place in range(accepted):
                 self.accepted[place] += 1
 
     # endregion

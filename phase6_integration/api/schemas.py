@@ -376,8 +376,16 @@ class ConversationFields(RequestModel):
     chat_template_kwargs: TemplateVariables | None = None
 
 
+class Prediction(RequestModel):
+    """What the client expects to get: drafts of the answer."""
+
+    type: Literal["content"]
+    content: Content
+
+
 class ChatRequest(SamplingFields, ConversationFields):
     max_completion_tokens: OutputLength | None = None
+    prediction: Prediction | None = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
     add_special_tokens: bool | None = None  # on top of those of the template; default: false
@@ -399,5 +407,4 @@ class ChatRequest(SamplingFields, ConversationFields):
     functions: Annotated[Any, Unsupported([])] = None
     mm_processor_kwargs: Annotated[Any, Unsupported({})] = None
     modalities: Annotated[Any, Unsupported([], ["text"])] = None
-    prediction: Annotated[Any, Unsupported()] = None
     web_search_options: Annotated[Any, Unsupported()] = None

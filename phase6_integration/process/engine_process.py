@@ -129,7 +129,8 @@ class Loop:
                 self._unscored.discard(request.id)
                 scores = request.prompt_logprobs or None
             error = None if reason is None else request.error
-            progress.append(Progress(request.id, token, logprobs, scores, reason, error))
+            drafts = request.accepted_drafts, request.rejected_drafts
+            progress.append(Progress(request.id, token, logprobs, scores, reason, error, None, 0, *drafts))
             if reason is not None:
                 self._requests.pop(request.id, None)
                 self._unannounced.pop(request.id, None)

@@ -85,7 +85,7 @@ FIELDS = {
     "ChatRequest": {
         *(*SHARED, "messages", "max_completion_tokens", "top_logprobs", "add_generation_prompt"),
         *("tools", "tool_choice", "parallel_tool_calls", "include_reasoning", "reasoning_effort"),
-        *("chat_template_kwargs", "continue_final_message", "documents"),
+        *("chat_template_kwargs", "continue_final_message", "documents", "prediction"),
     },
     "StreamOptions": {"include_usage", "continuous_usage_stats"},
 }

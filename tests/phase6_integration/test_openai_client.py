@@ -28,7 +28,7 @@ GREEDY: Any = {"model": "tiny_chat", "temperature": 0, "max_tokens": 24}
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    options = EngineOptions(kv_cache_pages=256, max_num_seqs=16, threads=1)
+    options = EngineOptions(kv_cache_pages=256, max_num_seqs=16, threads=1, speculative_config={"method": "ngram"})
     settings = ServerSettings(api_keys=(KEY,))
     with served(lambda: AsyncEngine(options, factory=ENGINE), settings) as url:
         yield f"{url}/v1"
@@ -59,6 +59,25 @@ def test_a_chat_is_the_same_whole_streamed_and_by_the_stream_helper(client: Open
         deltas = [event.delta for event in stream if event.type == "content.delta"]
         final = stream.get_final_completion()
     assert "".join(deltas) == final.choices[0].message.content == whole.message.content
+
+
+def test_a_predicted_answer_is_the_same_and_its_usage_tells_what_was_right(client: OpenAI) -> None:
+    (plain,) = (answer := chat(client, max_tokens=1000)).choices
+    assert answer.usage.completion_tokens_details is None
+    text = plain.message.content
+    edited = text.replace(text.split()[3], "something else", 1)
+    counts = []
+    for content in (text, [{"type": "text", "text": edited}], "Nothing of it."):
+        prediction: Any = {"type": "content", "content": content}
+        (choice,), usage = (answer := chat(client, max_tokens=1000, prediction=prediction)).choices, answer.usage
+        assert choice.message.content == text
+        counts.append(usage.completion_tokens_details)
+    assert counts[0].accepted_prediction_tokens > counts[1].accepted_prediction_tokens > 5
+    assert counts[0].rejected_prediction_tokens == 0 < counts[1].rejected_prediction_tokens
+    assert counts[2].accepted_prediction_tokens == 0
+    asked: Any = {"prediction": {"type": "content", "content": text}, "stream_options": {"include_usage": True}}
+    *_, last = chat(client, max_tokens=1000, stream=True, **asked)
+    assert last.usage.completion_tokens_details == counts[0]
 
 
 def test_a_completion_of_a_text_and_of_its_tokens(client: OpenAI, address: str) -> None:

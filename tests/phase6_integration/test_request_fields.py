@@ -110,6 +110,10 @@ COMPLETIONS: dict[str, Values] = {
 CHATS: dict[str, Values] = {
     **SHARED,
     "max_tokens": integer(0, 1, 2000, 2049),
+    "prediction": (
+        ["a", {}, {"type": "content"}, {"type": "text", "content": "a"}, {"type": "content", "content": [5]}],
+        [{"type": "content", "content": text} for text in ("", "a", [{"type": "text", "text": "a"}])],
+    ),
     "max_completion_tokens": ([0, "5", True, 2049], []),
     "logprobs": FLAG,
     "top_logprobs": ([True, -1, 6, "1"], []),
@@ -179,7 +183,6 @@ FOREIGN_TO_CHATS: dict[str, tuple[list[Any], Any]] = {
     "functions": ([[]], [{"name": "f"}]),
     "mm_processor_kwargs": ([{}], {"a": 1}),
     "modalities": ([[], ["text"]], ["text", "audio"]),
-    "prediction": ([], {"type": "content", "content": "a"}),
     "web_search_options": ([], {}),
 }
 LIMITED = {COMPLETE: {**FOREIGN, "suffix": ([""], "end")}, CHAT: FOREIGN_TO_CHATS}
