@@ -25,6 +25,7 @@ class NgramIndex:
         self.shortest = shortest
         self.longest = longest
         self.tokens: list[int] = []
+        self.matched = 0  # tokens of the match that the latest continuation follows
         self._latest: dict[tuple[int, ...], int] = {}  # of each n-gram of the shortest length, where it ends
         self._previous: list[int] = []  # for each end, the one before it of the same n-gram; 0: there is none
 
@@ -52,6 +53,7 @@ class NgramIndex:
             if length > longest:
                 best, longest = candidate, length
             candidate = self._previous[candidate - 1]
+        self.matched = longest
         if not longest:
             return []
         draft = tokens[best : best + most]
@@ -73,13 +75,18 @@ class NgramProposer:
 
     def propose(self, request: Request, most: int) -> Sequence[int]:
         """Up to `most` tokens that may follow those of the request."""
-        index, prediction, output = self._indexes.get(request), request.params.prediction, request.output_tokens
-        if index is None:
-            index = self._indexes[request] = NgramIndex(self.shortest, self.longest)
-            index.extend([*prediction, END])
-        index.extend(request.tokens(len(index.tokens) - len(prediction) - 1, request.total))
+        index, prediction, output = self.index(request), request.params.prediction, request.output_tokens
         done = len(output)
         if done < self.longest and [*prediction[:done]] == output:  # too short to be found
             return prediction[done : done + most]
         draft = index.continuation(most)
         return draft[: draft.index(END)] if END in draft else draft
+
+    def index(self, request: Request) -> NgramIndex:
+        """The text of a request: what is predicted, its prompt, and its output so far."""
+        index, prediction = self._indexes.get(request), request.params.prediction
+        if index is None:
+            index = self._indexes[request] = NgramIndex(self.shortest, self.longest)
+            index.extend([*prediction, END])
+        index.extend(request.tokens(len(index.tokens) - len(prediction) - 1, request.total))
+        return index

@@ -17,10 +17,12 @@ from phase0_request.request import Request
 from phase3_chunked_prefill.budget import StepPlan
 from phase5_continuous.running import RunningSet
 from phase5_continuous.speculation.ngram import NgramProposer
+from phase5_continuous.speculation.suffix import SuffixProposer
 
 PRIOR = 0.5  # the chance of a proposed token, before any was judged
 LEARNED = 1 / 8  # what a judged token changes of that, at least
 JUDGED = 4  # without a draft, one token of so many is judged: a proposal takes a few microseconds
+METHODS = {"ngram": NgramProposer, "suffix": SuffixProposer}
 BUSY = 0.75  # of the time of a step is arithmetic: it gets no drafts, for even right ones would gain little
 
 
@@ -139,7 +141,7 @@ def speculation_of(config: Mapping[str, Any] | None, spare_rows: int = 3) -> Spe
     def number(key: str, default: int, low: int, high: int) -> int:
         return check_int(f"speculative_config: {key}", given.pop(key, default), low, high)
 
-    check_choice("speculative_config: method", given.pop("method", None), ("ngram",))
+    method = check_choice("speculative_config: method", given.pop("method", None), METHODS)
     most = number("num_speculative_tokens", 7, 1, 64)
     longest = number("prompt_lookup_max", 4, 1, 64)
     shortest = number("prompt_lookup_min", min(2, longest), 1, longest)
@@ -147,4 +149,4 @@ def speculation_of(config: Mapping[str, Any] | None, spare_rows: int = 3) -> Spe
     if given:
         known = "method, num_speculative_tokens, prompt_lookup_max, prompt_lookup_min and spare_rows"
         raise invalid("speculative_config", f"of the keys {known}", ", ".join(given))
-    return Speculation(NgramProposer(shortest, longest), most, rows)
+    return Speculation(METHODS[method](shortest, longest), most, rows)
