@@ -1,9 +1,9 @@
 """`python -m phase5_continuous.lab speculation`: tokens a second with drafts and without, in turns.
 
-The bundled model answers questions: new ones, and such that it has answered before in the same conversation, so that
-its answer copies its prompt. Then a drafter that knows the output proposes tokens of which a chosen share is right:
-copied text has about 0.95, code 0.7, chat 0.3. It also drafts for random weights of another shape, which no other
-drafter could guess.
+The bundled model answers questions: new ones, such that it has answered before in the same conversation, so that its
+answer copies its prompt, and with method suffix such that it has answered in another conversation. Then a drafter that
+knows the output proposes tokens of which a chosen share is right: copied text has about 0.95, code 0.7, chat 0.3. It
+also drafts for random weights of another shape, which no other drafter could guess.
 """
 
 import random
@@ -27,7 +27,7 @@ BATCHES = 1, 4, 16
 SHARES = 0.95, 0.7, 0.3, 0.0  # of the drafter that knows the output
 TOKENS = {"tiny_chat": 128, "596m": 32}
 PROMPT = 32
-NGRAM = {"method": "ngram"}
+NGRAM, SUFFIX = {"method": "ngram"}, {"method": "suffix"}
 QUESTIONS = (
     "What is a KV cache?", "Why does paging matter?", "What is prefill?", "What is decode?", "What is a token?",
     "Why does temperature matter?", "How does streaming work?", "What is the roofline model?", "What is Morse code?",
@@ -78,7 +78,7 @@ def compare(
 
 
 def answers(model: Model, rounds: int) -> dict[str, dict[str, float]]:
-    """The bundled model's answers to new questions and to ones asked again, with drafts of n-grams."""
+    """The bundled model's answers to new questions and to ones asked again, by the same client or by others."""
     params, plain, figures = SamplingParams(temperature=0, max_tokens=64), continuous(model), dict[str, Any]()
     assert model.tokenizer is not None
     chat = model.tokenizer.chat
@@ -88,10 +88,11 @@ def answers(model: Model, rounds: int) -> dict[str, dict[str, float]]:
         [*messages, {"role": "assistant", "content": answer.text}, *messages]
         for messages, answer in zip(asked, said, strict=True)
     ]
-    for name, conversations in (("asked_again", again), ("new", asked)):
+    texts = ("asked_again", again, NGRAM), ("asked_by_others", asked, SUFFIX), ("new", asked, NGRAM)
+    for name, conversations, config in texts:
         for batch in BATCHES:
             prompts = [chat(messages) for messages in conversations[:batch]]
-            drafting = continuous(model, speculative_config=NGRAM)
+            drafting = continuous(model, speculative_config=config)
             figures[f"{name}_{batch}"] = compare(plain, drafting, prompts, params, rounds)
     return figures
 
