@@ -167,11 +167,12 @@ def test_a_small_model_has_one_thread_and_a_large_one_all(monkeypatch: pytest.Mo
 @pytest.mark.parametrize("set_by_the_user", [None, "active"])
 def test_threads_sleep_while_they_wait_unless_the_user_wants_otherwise(set_by_the_user: str | None) -> None:
     """What OpenMP says itself when torch loads it."""
-    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
-    environment |= {"OMP_DISPLAY_ENV": "true"} | ({"OMP_WAIT_POLICY": set_by_the_user} if set_by_the_user else {})
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_"))}
+    environment |= {"OMP_DISPLAY_ENV": "verbose"} | ({"OMP_WAIT_POLICY": set_by_the_user} if set_by_the_user else {})
     command = [sys.executable, "-c", "import phase2_prefill_decode.engine"]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert f"OMP_WAIT_POLICY = '{(set_by_the_user or 'passive').upper()}'" in ran.stderr
+    assert ("GOMP_SPINCOUNT = '300'" in ran.stderr) is (set_by_the_user is None)
 
 
 # It ends.
