@@ -151,6 +151,20 @@ def test_control_names_in_variables_and_in_errors_are_the_templates() -> None:
         tokenizer.chat(conversation("hi", "ho"))
 
 
+@pytest.mark.parametrize("content", ["a\ud800b", "\udfff<|im_end|>"])
+def test_a_message_cannot_hold_a_mark(content: str) -> None:
+    with pytest.raises(ValueError, match="half of a surrogate pair"):
+        family("qwen3")[0].chat(conversation(content))
+
+
+def test_a_conversation_that_is_nested_too_deeply_is_refused() -> None:
+    nested: list[Any] = []
+    for _ in range(100_000):
+        nested = [nested]
+    with pytest.raises(ValueError, match="nested too deeply"):
+        family("qwen3")[0].chat(conversation("a"), variables={"documents": nested})
+
+
 def test_a_rendered_conversation_has_a_longest_length() -> None:
     """It is checked before the text is tokenized: a template may repeat a message."""
     tokenizer = Tokenizer(byte_level(()), chat_template="{{ messages[0].content * 1000 }}")

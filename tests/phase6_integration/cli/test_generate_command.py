@@ -86,3 +86,17 @@ def test_a_prompt_that_fails_does_not_fail_the_others() -> None:
     assert "the connection was lost" in errors[2]
     assert errors[3] == "the server answered 502 without a completion"
     assert shown.stdout == "> good\nGOOD\n\n> fail\nerror: 429: the queue is full\n\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--url", "http://127.0.0.1:1"], "no server answers at http://127.0.0.1:1"),
+        (["--model", "./no-such-model"], "there is no directory ./no-such-model"),
+    ],
+)
+def test_failures_are_one_line(options: list[str], words: str) -> None:
+    done = run("a prompt of several words, more than fit into nine tokens at all", *options)
+    assert done.returncode == 1
+    assert words in done.stderr
+    assert len(done.stderr.splitlines()) == 1

@@ -17,6 +17,15 @@ from phase6_integration.engine.options import EngineOptions
 REFERENCE = Path(__file__).parents[3] / "chapters/reference.md"
 
 
+CONTRACT = """host port dtype device max-model-len max-num-seqs max-num-batched-tokens block-size page-size
+    kv-cache-pages gpu-memory-utilization enable-prefix-caching no-enable-prefix-caching enable-chunked-prefill
+    no-enable-chunked-prefill scheduling-policy served-model-name api-key chat-template enforce-eager seed
+    async-scheduling allowed-origins allowed-methods allowed-headers allow-credentials uds root-path ssl-keyfile
+    ssl-certfile ssl-ca-certs ssl-cert-reqs revision download-dir tokenizer generation-config
+    override-generation-config
+    max-num-queued-reqs request-timeout shutdown-timeout max-body-bytes max-logprobs log-level log-format"""
+
+
 def parser() -> Parser:
     made = Parser(prog="nanoserve serve")
     add_flags(made)
@@ -25,6 +34,17 @@ def parser() -> Parser:
 
 def parsed(*arguments: str) -> dict[str, Any]:
     return vars(parser().parse_args(arguments))
+
+
+def test_the_flags_of_the_contract_exist() -> None:
+    assert {f"--{name}" for name in CONTRACT.split()} - parser().flags.keys() == set()
+
+
+def test_flags_set_the_fields_that_they_name() -> None:
+    given = {"model": "x", "dtype": "float32", "device": "auto", "port": 1, "log_level": "error", "page_size": 8}
+    assert engine_options(given) == EngineOptions(model="x", dtype="float32", page_size=8)
+    settings = server_settings(given, {})
+    assert (settings.port, settings.log_level, settings.served_model_names) == (1, "error", ("x",))
 
 
 def test_auto_is_the_default_of_dtype_and_device_only() -> None:
@@ -110,27 +130,36 @@ def test_a_chat_template_is_a_file_or_the_text_itself(tmp_path: Path) -> None:
 
 WRONG = [
     ["--port", "70000"],
+    ["--port", "http"],
+    ["--host", ""],
     ["--max-model-len", "0"],
     ["--device", "tpu"],
     ["--request-timeout", "-1"],
+    ["--shutdown-timeout", "-1"],
+    ["--max-body-bytes", "0"],
+    ["--max-logprobs", "1000"],
     ["--log-level", "loud"],
     ["--enforce-eager=yes"],
     ["--max-num-se", "3"],
     ["--chat-template", "no-such-file"],
     ["--chat-template", "{% for %}{"],
+    ["--chat-template", "{% break %}"],
     ["--api-key", "sk secret"],
     ["--api-keys=sk-secret"],
     ["model", "sk-secret"],
     ["--max-model-len", "2.5K"],
+    ["--max-model-len", "4q"],
     ["--uds", "/tmp/s", "--port", "1"],
     ["--root-path", "llm/"],
     ["--ssl-keyfile", "k.pem"],
     ["--ssl-certfile", "c.pem", "--ssl-ca-certs", "ca.pem"],
     ["--ssl-certfile", "c.pem", "--ssl-cert-reqs", "2"],
+    ["--ssl-certfile", "c.pem", "--ssl-cert-reqs", "3"],
     ["--allowed-origins", "[1]"],
     ["--allowed-methods", "GET"],
     ["--allow-credentials"],
     ["--allowed-origins", "*", "--allow-credentials"],
+    ["--allowed-origins", "https://a.example", "--allowed-methods", "get it"],
     ["--override-generation-config", "[]"],
 ]
 
