@@ -37,9 +37,7 @@ class ServerSettings:
     root_path: str | None = option(
         None, "path under which a proxy passes the server on, such as /llm (none)", "PATH", _root
     )
-    ssl_certfile: str | None = option(
-        None, "TLS certificate and its chain, in PEM; read again on SIGHUP (none)", "FILE", _path
-    )
+    ssl_certfile: str | None = option(None, "TLS certificate and its chain, in PEM (none)", "FILE", _path)
     ssl_keyfile: str | None = option(None, "its key (in the file of the certificate)", "FILE", _path)
     ssl_ca_certs: str | None = option(None, "CA certificates that sign those of clients (none)", "FILE", _path)
     ssl_cert_reqs: int = option(
@@ -47,7 +45,7 @@ class ServerSettings:
     )
     served_model_names: tuple[str, ...] = ("tiny_chat",)  # responses carry the first
     api_keys: tuple[str, ...] = field(default=(), repr=False)  # none: no key is required
-    api_key_file: str | None = option(None, "API keys, one on each line; read again on SIGHUP (none)", "FILE", _path)
+    api_key_file: str | None = option(None, "API keys, one on each line (none)", "FILE", _path)
     allowed_hosts: tuple[str, ...] = option(
         (),
         "names in Host headers, such as *.example.com (localhost, if it listens on a loopback address; else any)",

@@ -23,7 +23,6 @@ from phase6_integration.api.application import Exchanges
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.app import create_app
 from phase6_integration.process.messages import frame
-from phase6_integration.wings.edge.api_keys import ApiKeys
 from phase6_integration.wings.edge.memory_budget import SMALL_BODY, MemoryBudget
 from phase6_integration.wings.edge.middleware import Edge
 from phase6_integration.wings.observe.access_log import AccessLog
@@ -311,7 +310,7 @@ async def test_bodies_that_never_end_leave_the_budget_alone_and_small_requests_p
 
         return scope, receive, send
 
-    limits = Edge(app, settings, ApiKeys(()))
+    limits = Edge(app, settings)
     tracemalloc.start()
     refusing = AccessLog(Exchanges(limits), root="")
     calls = [asyncio.create_task(refusing(*request(15, whole=False))) for _ in range(500)]
