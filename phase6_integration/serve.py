@@ -155,8 +155,6 @@ class _Lifecycle:
         info = msgspec.structs.asdict(self.engine.ready_info)
         self._log("ready", url=self.url, model=self.settings.model_name, **info, after=time.monotonic() - start)
         await self.engine.failed.wait()
-        if self.settings.keep_alive_on_engine_death:
-            await asyncio.Event().wait()
         return f"the engine is {self.engine.health.value}: {self.engine.reason}"
 
     def _server(self) -> "uvicorn.Server":

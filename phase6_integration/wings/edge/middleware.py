@@ -51,9 +51,8 @@ class Edge(HttpMiddleware):
             self.checked = CORSMiddleware(
                 self._answer,
                 allow_origins=settings.allowed_origins,
-                allow_methods=settings.allowed_methods or ("GET", "POST"),
-                allow_headers=settings.allowed_headers or ("*",),
-                allow_credentials=settings.allow_credentials,
+                allow_methods=("GET", "POST"),
+                allow_headers=("*",),
                 expose_headers=("x-request-id", "retry-after"),
             )
 
