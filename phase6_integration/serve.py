@@ -75,7 +75,9 @@ def serve(options: EngineOptions, settings: ServerSettings, warnings: Sequence[s
 
 def _failed(error: object, status: int = 1) -> int:
     first, *_ = str(error).splitlines() or [type(error).__name__]
-    print(f"nanoserve serve: {first}", file=sys.stderr)
+    logs.drain()
+    with contextlib.suppress(BlockingIOError):  # at the end of the process, if nothing reads it
+        print(f"nanoserve serve: {first}", file=sys.stderr)
     return status
 
 
