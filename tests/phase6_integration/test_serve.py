@@ -183,23 +183,6 @@ def test_json_logs_are_json_to_the_last_line_and_a_key_of_the_environment_is_in_
 # With an engine process.
 
 
-def test_with_the_flag_a_dead_engine_is_reported_and_the_server_stays() -> None:
-    flags = ("--max-engine-restarts", "0", "--keep-alive-on-engine-death")
-    with life(*flags, factory="faults:light") as server, httpx.Client(timeout=PATIENCE) as http:
-        url = server.listening()
-        server.until("ready")
-        (engine,) = server.engines()
-        os.kill(engine, signal.SIGKILL)
-        server.until("the engine is dead")
-        asked = [http.get(f"{url}{path}") for path in ("/health", "/health/ready", "/health/live")]
-        for response in (*asked, http.post(f"{url}/v1/completions", json={"prompt": "a"})):
-            assert response.status_code == 503
-            assert response.json()["error"]["code"] == "dead"
-        assert 'nanoserve:engine_up{engine="0",model_name="tiny_chat"} 0.0' in http.get(f"{url}/metrics").text
-        server.signal(signal.SIGTERM)
-        assert server.ended() == 0
-
-
 def test_if_the_server_is_killed_its_engine_ends_too() -> None:
     with life(factory="faults:light") as server:
         server.listening()
