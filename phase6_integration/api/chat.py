@@ -63,7 +63,7 @@ async def continue_chat(
         [prompt],
         lengths,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        prompt_logprobs=prompt_alternatives(body, [prompt], None, server.settings.max_scores),
+        prompt_logprobs=prompt_alternatives(body, [prompt], None),
         grammar=plan.grammar,
         **plan.sampling,
     )
@@ -116,10 +116,6 @@ class ChatFormatter(Formatter):
     def has_news(self, new: Chunk) -> bool:
         answer = self._answers.get(new.index)
         return super().has_news(new) or (answer is not None and answer.has_news)
-
-    @property
-    def text_bytes(self) -> int:
-        return super().text_bytes + sum(answer.text_bytes for answer in self._answers.values())
 
     def _take(self, index: int) -> dict[str, Any]:
         answer = self._answers.get(index)

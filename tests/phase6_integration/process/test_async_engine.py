@@ -58,12 +58,6 @@ def test_it_answers_as_the_engine_in_this_process(on_the_engine: OnTheEngine, of
     on_the_engine(test)
 
 
-def test_the_front_needs_no_torch() -> None:
-    program = "import sys, tests.phase6_integration.application\nprint({'torch', 'triton', 'numba'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == "set()\n"
-
-
 def test_what_can_never_be_served_is_refused_at_once() -> None:
     async def test() -> None:
         async with engine("light", kv_cache_pages=8, max_num_queued_reqs=3) as made:
