@@ -64,7 +64,7 @@ async def continue_chat(
         [prompt],
         lengths,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        prompt_logprobs=prompt_alternatives(body, [prompt], None, server.settings.max_scores),
+        prompt_logprobs=prompt_alternatives(body, [prompt], None),
         grammar=plan.grammar,
         prediction=await predicted(body, pool, tenant, context),
         **plan.sampling,
@@ -139,10 +139,6 @@ class ChatFormatter(Formatter):
             counts = {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": rejected}
             usage["completion_tokens_details"] = counts
         return usage
-
-    @property
-    def text_bytes(self) -> int:
-        return super().text_bytes + sum(answer.text_bytes for answer in self._answers.values())
 
     def _take(self, index: int) -> dict[str, Any]:
         answer = self._answers.get(index)

@@ -8,7 +8,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from sys import getsizeof
 from typing import Any
 
 import msgspec
@@ -89,7 +88,6 @@ class Formatter(ABC):
         field = server.grammars.field(body)
         self.grammar_fields: tuple[str, ...] = () if field is None else (field,)
         self.excluding = excluding_fields(body)
-        self._hides_cached = server.settings.hide_cached_tokens
         self.outputs: Sequence[Output] = ()  # once they are submitted
         self._unwritten: dict[int, Chunk] = {}  # by index
         self._delivered: dict[int, int] = {}  # tokens in the chunks of a stream, by index
@@ -180,19 +178,12 @@ class Formatter(ABC):
         yield b"}"
 
     @property
-    def text_bytes(self) -> int:
-        """The size of the text that is not written."""
-        return sum(getsizeof(chunk.text) for chunk in self._unwritten.values())
-
-    @property
     def usage(self) -> dict[str, Any]:
         return self._usage(sum(output.generated for output in self.outputs))
 
     def _usage(self, completion: int) -> dict[str, Any]:
         prompt = self.prompt_tokens
         counts = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
-        if self._hides_cached:
-            return counts
         cached = sum(output.cached_tokens for output in self.outputs[:: self.n])
         return {**counts, "prompt_tokens_details": {"cached_tokens": cached}}
 
