@@ -8,17 +8,14 @@ import re
 import signal
 import socket
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-import torch
 
-from phase2_prefill_decode.linear import Linear
 from phase6_integration.cli.main import main
-from tests.phase6_integration.life import PATIENCE, gone, life, scripted, stream, values
+from tests.phase6_integration.life import PATIENCE, gone, life, scripted, values
 
 # Beginnings.
 
@@ -184,40 +181,6 @@ def test_json_logs_are_json_to_the_last_line_and_a_key_of_the_environment_is_in_
 
 
 # With an engine process.
-
-
-def test_the_bundled_model_serves_under_load_until_a_signal_and_leaves_nothing_behind() -> None:
-    """Every one of many streams comes to an orderly end, whichever: its own, or the server's."""
-    with life("--shutdown-timeout", "0.1", "--check-invariants", "--log-format", "json") as server:
-        url = server.listening()
-        ready = json.loads(server.until(r'.*"message": "ready".*')[0])
-        assert ready["dtype"] == "bfloat16"
-        assert ready["linear"] == Linear(torch.ones(16, 16, dtype=torch.bfloat16)).kernel
-        (engine,) = server.engines()
-        ends: list[list[str]] = []
-        begun = threading.Barrier(9)
-
-        def ask(i: int) -> None:
-            with httpx.Client(timeout=PATIENCE) as http:
-                events = stream(http, url, prompt=[5, 6, 7, i], max_tokens=1900, ignore_eos=True)
-                told = [next(events)]
-                begun.wait(PATIENCE)
-                ends.append([*told, *events])
-
-        asking = [threading.Thread(target=ask, args=(i,)) for i in range(8)]
-        for thread in asking:
-            thread.start()
-        begun.wait(PATIENCE)
-        server.signal(signal.SIGTERM)
-        for thread in asking:
-            thread.join(PATIENCE)
-        assert server.ended() == 0
-    assert gone(engine)
-    assert len(ends) == 8
-    for told in ends:
-        assert told[-1] == "[DONE]"
-        last = json.loads(told[-2])
-        assert last["error"]["code"] == "draining" if "error" in last else last["choices"][0]["finish_reason"]
 
 
 def test_if_the_server_is_killed_its_engine_ends_too() -> None:
