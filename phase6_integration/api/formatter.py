@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from phase6_integration.api.errors import RequestError
-from phase6_integration.api.logprobs import TokenIds, for_prompt
+from phase6_integration.api.logprobs import for_prompt
 from phase6_integration.api.parsing import excluding_fields
 from phase6_integration.api.schemas import SamplingFields, StreamOptions
 from phase6_integration.api.state import ServerState
@@ -80,8 +80,7 @@ class Formatter(ABC):
         self.prompt_tokens = sum(map(len, prompts))  # each prompt counts once, whatever n is
         self.include_usage, self.continuous_usage = options.include_usage, options.continuous_usage_stats
         self.logprobs = False  # whether they are requested
-        self.names = TokenIds(server.names) if body.return_tokens_as_token_ids else server.names
-        self.prompts, self._texts = prompts, server.names
+        self.prompts, self.names = prompts, server.names
         self.returns_ids = bool(body.return_token_ids)
         self._prompt_logprobs = body.prompt_logprobs
         self.first_event: dict[str, Any] = {}  # fields that only the first event of a stream has
@@ -110,7 +109,7 @@ class Formatter(ABC):
         prompt, scores = self.prompts[index // self.n], None
         if self._prompt_logprobs is not None:
             found = self.outputs[index].prompt_logprobs or ()
-            scores = for_prompt(self._texts, prompt, found, self._prompt_logprobs)
+            scores = for_prompt(self.names, prompt, found, self._prompt_logprobs)
         return {"prompt_logprobs": scores, "prompt_token_ids": iter(prompt) if self.returns_ids else None}
 
     def fields(self) -> dict[str, Any]:

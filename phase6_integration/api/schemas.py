@@ -255,7 +255,6 @@ class SamplingFields(StructuredFields):
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=MAX_TOKENS)] | None = None  # keep the last so many
     prompt_logprobs: TopLogprobs | None = None
     return_token_ids: bool | None = None
-    return_tokens_as_token_ids: bool | None = None  # in logprobs
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     priority: int | None = bounded(-MAX_PRIORITY, MAX_PRIORITY)  # lower values run earlier
@@ -274,6 +273,7 @@ class SamplingFields(StructuredFields):
     length_penalty: Annotated[Any, Unsupported(1, 1.0)] = None
     logits_processors: Annotated[Any, Unsupported([])] = None
     prompt_embeds: Annotated[Any, Unsupported()] = None
+    return_tokens_as_token_ids: Annotated[Any, Unsupported(False)] = None
     spaces_between_special_tokens: Annotated[Any, Unsupported(True, False)] = None  # no supported tokenizer has any
     use_beam_search: Annotated[Any, Unsupported(False)] = None
     vllm_xargs: Annotated[Any, Unsupported({})] = None

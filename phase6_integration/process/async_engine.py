@@ -32,10 +32,7 @@ STABLE = 600.0  # seconds after which an engine that ran so long counts as sound
 
 
 class Observer:
-    """Called for every request that is submitted, every step, and every completion that has finished."""
-
-    def submitted(self, request: EngineRequest) -> None:
-        """The engine has taken a request."""
+    """Called for every step, and every completion that has finished."""
 
     def stepped(self, update: Update, prompt_tokens: int, cached_tokens: int) -> None:
         """The engine has run a step. The tokens are those of prompts that got their first token in it."""
@@ -146,8 +143,6 @@ class AsyncEngine:
                 self._client.watchdog.work_begins()
         self._live |= live
         self._waiting |= live.keys()
-        for observer in self.observers:
-            observer.submitted(request)
         self._send(request)
         return stream
 

@@ -76,7 +76,6 @@ SHARED = {
     *("stream_options", "ignore_eos", "priority", "user", "request_id", "cache_salt"),
     *("best_of", "allowed_token_ids", "bad_words", "include_stop_str_in_output", "skip_special_tokens"),
     *("add_special_tokens", "truncate_prompt_tokens", "prompt_logprobs", "return_token_ids"),
-    "return_tokens_as_token_ids",
     *("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
     "guided_whitespace_pattern",
 }

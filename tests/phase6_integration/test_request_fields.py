@@ -95,7 +95,7 @@ SHARED: dict[str, Values] = {
     "prompt_logprobs": integer(-1, 0, 5, 6),
     "request_id": (["", "with space", "x" * 129, 5, "new\nline", "\u00e9"], ["mine-1", "x" * 128]),
     **dict.fromkeys(("ignore_eos", "stream", "include_stop_str_in_output", "skip_special_tokens"), FLAG),
-    **dict.fromkeys(("add_special_tokens", "return_token_ids", "return_tokens_as_token_ids"), FLAG),
+    **dict.fromkeys(("add_special_tokens", "return_token_ids"), FLAG),
 }
 COMPLETIONS: dict[str, Values] = {
     **SHARED,
@@ -170,6 +170,7 @@ FOREIGN: dict[str, tuple[list[Any], Any]] = {
     "length_penalty": ([1, 1.0], 2.0),
     "logits_processors": ([[]], ["x"]),
     "prompt_embeds": ([], "AAAA"),
+    "return_tokens_as_token_ids": ([False], True),
     "spaces_between_special_tokens": ([True, False], 1),
     "use_beam_search": ([False], True),
     "vllm_xargs": ([{}], {"a": 1}),

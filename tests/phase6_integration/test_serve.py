@@ -46,14 +46,14 @@ def test_what_prevents_a_start_is_one_line_and_exit_code_1(
         assert re.fullmatch(rf"nanoserve {command[0]}: .*device .*\n", capsys.readouterr().err)
 
 
-@pytest.mark.parametrize("command", ["serve", "doctor", "models"])
+@pytest.mark.parametrize("command", ["serve", "doctor"])
 def test_ctrl_c_is_one_line_and_exit_code_130(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: object) -> int:
         raise KeyboardInterrupt
 
-    for place in ("serve.serve", "cli.doctor_command.findings", "cli.models_command.describe"):
+    for place in ("serve.serve", "cli.doctor_command.findings"):
         monkeypatch.setattr(f"phase6_integration.{place}", interrupted)
     assert main([command]) == 130
     assert capsys.readouterr().err == f"nanoserve {command}: stopped\n"

@@ -20,6 +20,7 @@ from phase6_integration.api.tokenization import THREADS, TokenizerPool
 from phase6_integration.app import create_app
 from phase6_integration.process.async_engine import AsyncEngine, Observer
 from phase6_integration.process.messages import EngineRequest, Update
+from phase6_integration.process.outputs import OutputStream
 from tests.phase6_integration.asgi import Call, awaited
 from tests.phase6_integration.fake_engine import FakeEngine
 from tests.phase6_integration.real_engine import OnTheEngine, shared
@@ -108,9 +109,12 @@ class Steps(Observer):
         self.crowded = asyncio.Event()
         self._waiting = waiting
         made.observers.append(self)
+        self._submit = made.submit
+        made.submit = self.submit  # type: ignore[method-assign]
 
-    def submitted(self, request: EngineRequest) -> None:
+    def submit(self, request: EngineRequest) -> OutputStream:
         self.last[request.tenant] = self.count
+        return self._submit(request)
 
     def stepped(self, update: Update, prompt_tokens: int, cached_tokens: int) -> None:
         self.count += 1
