@@ -34,11 +34,11 @@ from phase6_integration.engine.hub import directory_of
 from phase6_integration.engine.isolation import IsolatedStep, IsolatingRunner, LoadShedding
 from phase6_integration.engine.options import EngineOptions
 from phase6_integration.engine.stats import ObservedCore, Stats
-from phase6_integration.engine.warmup import KINDS, attention_batches, long_step, sampling_batches, warmup_pages
+from phase6_integration.engine.warmup import attention_batches, long_step, sampling_batches, warmup_pages
 
 log = logging.getLogger(__name__)
 LARGEST = SamplingParams(logprobs=MAX_LOGPROBS, logit_bias={0: 1.0}, allowed_token_ids=(0,))  # copies of its logits
-SPARE_ROWS, SPARE_ROWS_ON_GPU = 4, 64  # of a step; a few on a CPU, where a small model's weights are in its cache
+SPARE_ROWS, SPARE_ROWS_ON_GPU = 3, 64  # of a step; a few on a CPU, where a small model's weights are in its cache
 MAX_BYTES_ON_CPU = 4 << 30  # of KV cache: a CPU takes minutes to fill that much
 LONG = 4096  # tokens: on a CPU, requests up to this can all run at once; of longer ones, at least one
 
@@ -75,7 +75,7 @@ def assemble(options: EngineOptions, loaded: Model | None = None, stats: Stats |
     pages = options.kv_cache_pages or pages_that_fit(
         layout, device, options.gpu_memory_utilization, activations + graphs, max(running * min(context, LONG), context)
     )
-    pool = allocate_pool(layout, pages, device)
+    pool = KVPool(layout, pages, device)
     cache = (PrefixCache if options.enable_prefix_caching else PagedCache)(pages, options.page_size)
     scheduler = Scheduler(
         cache,
@@ -115,32 +115,23 @@ def load_model(options: EngineOptions) -> Model:
     return replace(model, tokenizer=load_tokenizer(named, model.config))
 
 
-def allocate_pool(layout: KVLayout, pages: int, device: torch.device) -> KVPool:
-    """Allocate the pool. On a CPU every byte is written, so that memory that is missing is noticed now."""
-    pool = KVPool(layout, pages, device)
-    if device.type == "cpu":
-        for tensor in pool.tensors:
-            tensor.zero_()
-    return pool
-
-
 def profile(model: Model, sampler: Sampler, tokens: int, running: int, layout: KVLayout, context: int) -> int:
     """Run the largest step on dummy tokens: the whole budget, with as many requests sampling as can run, in the way
     that takes most memory, and beside them a block of prompt rows to score. On a GPU the step with most splits of long
     contexts may take more, in attention. Returns the peak memory of a step, without its pages.
-    Then compile every kernel variant that serving can launch."""
+    On a GPU, then compile every kernel variant that serving can launch."""
     requests = min(tokens, running)
     length = min(tokens // requests, model.config.max_position_embeddings)
     block = min(tokens, BLOCK, model.config.max_position_embeddings)
     on_gpu, page_size = model.decoder.device.type == "cuda", layout.page_size
     pages = -(-length // page_size) * requests + -(-block // page_size)
-    pages = max(pages, warmup_pages(page_size) if on_gpu else len(KINDS))
+    pages = max(pages, warmup_pages(page_size)) if on_gpu else pages
     cache = PagedCache(pages, page_size)
     decoder = model.decoder
     if not on_gpu:  # one layer: all take the same memory, one after the other
         decoder = copy(decoder)
         decoder.layers = decoder.layers[:1]
-    runner = ModelRunner(decoder, allocate_pool(layout, pages, decoder.device), cache, sampler)
+    runner = ModelRunner(decoder, KVPool(layout, pages, decoder.device), cache, sampler)
     dummies = [Request(f"{number}", (0,) * length, LARGEST) for number in range(requests)]
     scored = Request("scored", (0,) * (block + 1), SamplingParams(prompt_logprobs=MAX_LOGPROBS))
 
@@ -162,13 +153,12 @@ def profile(model: Model, sampler: Sampler, tokens: int, running: int, layout: K
         step = long_step(runner.state, requests, model.config, context)
         runner.compute(step, step.to(model.decoder.device))
 
-    activations = peak_bytes(largest, model.decoder.device)
-    if on_gpu:
-        model.decoder.rope(context)
-        activations = max(activations, peak_bytes(longest, model.decoder.device))
-    attention = attention_batches(cache, model.config.max_position_embeddings) if on_gpu else ()
-    for batch in chain(attention, sampling_batches(cache)):
-        runner.run(runner.pack(batch))
+    activations = peak_bytes(largest, decoder.device)
+    if on_gpu:  # the kernels of a CPU were compiled when the model was loaded
+        decoder.rope(context)
+        activations = max(activations, peak_bytes(longest, decoder.device))
+        for batch in chain(attention_batches(cache, model.config.max_position_embeddings), sampling_batches(cache)):
+            runner.run(runner.pack(batch))
     return activations
 
 
@@ -199,7 +189,7 @@ def graph_bytes(model: Model, sampler: Sampler, sizes: Sequence[int], context: i
 
     def taken(few: Sequence[int]) -> int:
         before = unreserved_bytes()
-        pool = allocate_pool(layout, 1, model.decoder.device)
+        pool = KVPool(layout, 1, model.decoder.device)
         runner = make_runner(model, pool, PagedCache(1, layout.page_size), sampler, few, context)
         bytes = before - unreserved_bytes()
         del runner, pool
