@@ -29,7 +29,7 @@ def run(main: str, *arguments: str) -> NoReturn:
     except KeyboardInterrupt:
         code = 128 + signal.SIGINT
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second Ctrl-C ends what still runs at exit
-    except BrokenPipeError:  # the reader closed the pipe: `nanoserve models | head -1`
+    except BrokenPipeError:  # the reader closed the pipe: `nanoserve generate ... | head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the flush at exit must not fail again
         code = 128 + signal.SIGPIPE
     sys.exit(code)

@@ -15,7 +15,8 @@ from phase0_request.checks import ConfigError
 
 MAGIC = b"GGUF"
 VERSIONS = 2, 3
-MAX_HEADER = 1 << 26  # bytes; the largest vocabularies take a fifth of it
+MAX_HEADER = 1 << 25  # bytes; the largest vocabularies take half of it
+MAX_VALUES = 1 << 21  # of all arrays; the largest vocabularies have 1.3 million, with scores, types and merges
 MAX_DIMENSIONS = 4
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
@@ -79,7 +80,7 @@ class _Reader:
     """Reads values one after the other."""
 
     def __init__(self, content: mmap.mmap) -> None:
-        self.content, self.position = content, 0
+        self.content, self.position, self.values = content, 0, 0
 
     def header(self, file: Path) -> GGUFHeader:
         if self.take(4) != MAGIC:
@@ -122,6 +123,9 @@ class _Reader:
         if kind != ARRAY:
             raise ValueError(f"a value is of the unknown type {kind}")
         inner, count = self.number("I"), self.number("Q")
+        self.values += count
+        if self.values > MAX_VALUES:
+            raise ValueError(f"its arrays have {self.values} values; at most {MAX_VALUES} are read")
         if inner == STRING:
             return [self.string() for _ in range(count)]
         if inner not in NUMBERS:

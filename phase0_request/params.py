@@ -78,6 +78,7 @@ class SamplingParams:
     grammar: str | None = None  # of the output, as llguidance reads it; its end is the end, also before min_tokens
     allowed_token_ids: TokenSet | Sequence[int] | None = None  # the only ones that may be drawn; ids become a set
     bad_words: Sequence[Sequence[int]] = ()  # sequences of token ids that are never completed
+    prediction: Sequence[int] = ()  # what the output may be, for drafts: it changes no output, only the time
     include_stop_str_in_output: bool = False  # also a stop token's text
     skip_special_tokens: bool = True  # in the text; False: each by its name
 
@@ -104,6 +105,7 @@ class SamplingParams:
         self._set("stop", _stops(self.stop))
         self._set("stop_token_ids", _ids("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKENS))
         self._set("logit_bias", _biases(self.logit_bias))
+        self._set("prediction", _ids("prediction", self.prediction, MAX_TOKENS))
         words = _listed("bad_words", self.bad_words, MAX_BAD_WORDS, "lists of token ids")
         self._set("bad_words", tuple(_ids("bad_words", word, MAX_BAD_WORD) for word in words))
         if not all(self.bad_words):
@@ -144,6 +146,7 @@ class SamplingParams:
             "stop_token_ids": self.stop_token_ids,
             "logit_bias": dict(self.logit_bias),
             "bad_words": [*chain(*self.bad_words)],
+            "prediction": self.prediction,
         }
         return max((max(tokens, default=-1), name) for name, tokens in fields.items())
 

@@ -105,6 +105,8 @@ class Request:
     tenant: str = ""  # the client that sent it: tenants get equal shares of the engine
     output_tokens: list[int] = field(default_factory=list, init=False)
     draft: list[int] = field(default_factory=list, init=False)  # tokens after `total` that a step in flight verifies
+    accepted_drafts: int = field(default=0, init=False)  # tokens of drafts so far
+    rejected_drafts: int = field(default=0, init=False)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list, init=False)  # of prompt tokens 1, 2, ...
     computed: int = field(default=0, init=False)
     state: RequestState = field(default=RequestState.WAITING, init=False)

@@ -188,8 +188,10 @@ class Scheduler(PagedScheduler):
     def _advance(self, part: Slice, number: int, output: StepOutput, now: float) -> None:
         drafted = len(part.request.draft)
         super()._advance(part, number, output, now)
-        if drafted and self.speculation is not None:
-            self.speculation.learn(part.request, drafted, len(output.verified.get(number, ())))
+        token = output.tokens[number]
+        if self.speculation is not None and token is not None and part.request in self.speculation.proposals:
+            drawn = [token, *(verified.token for verified in output.verified.get(number, ()))]
+            self.speculation.learn(part.request, drafted, drawn)
 
     def _append_verified(self, request: Request, verified: Sequence[Verified], now: float) -> None:
         sequence = self._live[request.id]

@@ -8,8 +8,7 @@ from phase6_integration.api.application import application
 from phase6_integration.api.schemas import ChatRequest, CompletionRequest
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.process.async_engine import AsyncEngine
-from phase6_integration.wings.edge import middleware, quotas
-from phase6_integration.wings.edge.api_keys import ApiKeys
+from phase6_integration.wings.edge import memory_budget, middleware
 from phase6_integration.wings.observe import access_log, health_routes, metrics, openapi
 from phase6_integration.wings.page import playground
 from phase6_integration.wings.responses import responses_api
@@ -27,12 +26,11 @@ BODIES: dict[str, type[BaseModel]] = {  # of POST requests, for /openapi.json: r
 
 
 # region create_app
-def create_app(engine: AsyncEngine, settings: ServerSettings, keys: ApiKeys | None = None) -> FastAPI:
-    """An OpenAI-style server for an engine, which may still be loading. The caller starts and closes the engine. `keys`
-    replaces the API keys of the settings, and may change while the app runs."""
-    outside, inside = [access_log.layer(settings)], [middleware.layer(settings, keys)]
+def create_app(engine: AsyncEngine, settings: ServerSettings) -> FastAPI:
+    """An OpenAI-style server for an engine, which may still be loading. The caller starts and closes the engine."""
+    outside, inside = [access_log.layer(settings)], [middleware.layer(settings)]
     app = application(engine, settings, outside, inside)
-    for wing in (output_grammar, tools, responses_api, metrics, health_routes, quotas, playground):
+    for wing in (output_grammar, tools, responses_api, metrics, health_routes, memory_budget, playground):
         wing.attach(app)
     openapi.attach(app, BODIES, public=middleware.PUBLIC if settings.api_keys else None)
     return app

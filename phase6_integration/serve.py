@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, NoReturn
 import msgspec
 import uvloop
 
-from phase0_request.checks import ConfigError
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.engine.gc_freeze import gc_freeze
 from phase6_integration.engine.generation_config import sampling_defaults
@@ -33,8 +32,7 @@ from phase6_integration.engine.options import EngineOptions
 from phase6_integration.process.async_engine import AsyncEngine
 from phase6_integration.process.health import UnavailableError
 from phase6_integration.wings.edge import tls
-from phase6_integration.wings.edge.api_keys import ApiKeys
-from phase6_integration.wings.edge.listener import file_of, listen, url_of, withdraw
+from phase6_integration.wings.edge.listener import listen, url_of
 from phase6_integration.wings.observe import logs
 
 ENGINE = "phase6_integration.wings.structured.isolated_grammars:isolating_engine"
@@ -67,7 +65,7 @@ def serve(options: EngineOptions, settings: ServerSettings, warnings: Sequence[s
             settings.generation_config, Path(engine.options.model), settings.override_generation_config
         )
     except (OSError, ValueError) as error:
-        withdraw(listener, file_of(listener))
+        _withdraw(settings)
         return _failed(error)
     if defaults:
         fields = {name: str(value) for name, value in defaults.items()}
@@ -77,7 +75,9 @@ def serve(options: EngineOptions, settings: ServerSettings, warnings: Sequence[s
 
 def _failed(error: object, status: int = 1) -> int:
     first, *_ = str(error).splitlines() or [type(error).__name__]
-    print(f"nanoserve serve: {first}", file=sys.stderr)
+    logs.drain()
+    with contextlib.suppress(BlockingIOError):  # at the end of the process, if nothing reads it
+        print(f"nanoserve serve: {first}", file=sys.stderr)
     return status
 
 
@@ -103,9 +103,7 @@ class _Lifecycle:
         self.settings = settings
         self.listener = listener
         self.context = context
-        self.keys = ApiKeys(settings.api_keys, settings.api_key_file)
         self.url = url_of(listener, "http" if context is None else "https")
-        self._socket_file = file_of(listener)
         self.received: list[int] = []  # signals to stop
 
     async def run(self) -> int:
@@ -118,8 +116,6 @@ class _Lifecycle:
 
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop, number)
-        if self.keys.file is not None or self.context is not None:  # else a closed terminal ends the server, as usual
-            loop.add_signal_handler(signal.SIGHUP, self._reload)
         failure = None
         with contextlib.suppress(asyncio.CancelledError):  # by a second signal
             failure = await self._serve()
@@ -128,24 +124,6 @@ class _Lifecycle:
             return _failed(failure, ENGINE_FAILED if self.engine.ready_info else 1)
         self._log("stopped", at_once=len(self.received) > 1)
         return 0 if self.received == [signal.SIGTERM] else 128 + self.received[-1]
-
-    def _reload(self) -> None:
-        """Read the files again that may change while the server runs. What is in use stays if a file is wrong."""
-        for reload in (self._reload_keys, self._reload_certificate):
-            try:
-                reload()
-            except ConfigError as error:
-                logger.error("what is in use stays: %s", error)
-
-    def _reload_keys(self) -> None:
-        if self.keys.file is not None:
-            self.keys.reload()
-            self._log("the API keys were read again", keys=len(self.keys.digests))
-
-    def _reload_certificate(self) -> None:
-        if self.context is not None:
-            tls.reload(self.context, self.settings)
-            self._log("the certificate was read again")
 
     async def _serve(self) -> str | None:
         """Serve connections until a signal. Returns the reason if the engine has failed for good before."""
@@ -163,7 +141,7 @@ class _Lifecycle:
                 self._log("draining", at_most=float(self.settings.shutdown_timeout))
                 await self.engine.drain(self.settings.shutdown_timeout)
             finally:
-                withdraw(self.listener, self._socket_file)
+                _withdraw(self.settings)
             if server is not None:
                 server.should_exit = True
         return failure
@@ -179,8 +157,6 @@ class _Lifecycle:
         info = msgspec.structs.asdict(self.engine.ready_info)
         self._log("ready", url=self.url, model=self.settings.model_name, **info, after=time.monotonic() - start)
         await self.engine.failed.wait()
-        if self.settings.keep_alive_on_engine_death:
-            await asyncio.Event().wait()
         return f"the engine is {self.engine.health.value}: {self.engine.reason}"
 
     def _server(self) -> "uvicorn.Server":
@@ -196,7 +172,7 @@ class _Lifecycle:
             def capture_signals(self) -> Iterator[None]:
                 yield
 
-        context, app = self.context, create_app(self.engine, self.settings, self.keys)
+        context, app = self.context, create_app(self.engine, self.settings)
         app.state.server.tokenizers.start()
         config = transport_config(
             app,
@@ -209,6 +185,12 @@ class _Lifecycle:
 
     def _log(self, what: str, **fields: object) -> None:
         logger.info(what, extra={"fields": fields})
+
+
+def _withdraw(settings: ServerSettings) -> None:
+    """Remove the file of the Unix socket."""
+    if settings.uds is not None:
+        Path(settings.uds).unlink(missing_ok=True)
 
 
 def max_open_files() -> float:

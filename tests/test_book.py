@@ -172,7 +172,7 @@ FEWER = {
         f"{SHALLOW}from phase4_radix.lab import replay\n"
         "replay.CHAT_PAGES, replay.GROUP_PAGES = (192, 4096), (40, 88, 128)\n"
         "replay.chats.__defaults__, replay.pressure.__defaults__ = (replay.CHAT_PAGES,), (replay.GROUP_PAGES,)",
-        {"requests=3": "requests=1", "(8, GREEN), (64, RED)": "(4, GREEN), (8, RED)"},
+        {"requests=3": "requests=1", "(8, GREEN), (64, RED)": "(2, GREEN), (4, RED)"},
     ),
     "05_continuous": (
         f"{SHORT_CEILINGS}{SHALLOW}",
@@ -182,7 +182,7 @@ FEWER = {
         "",
         {
             "(1, 2, 4, 8, 16, 32, 64)": "(1, 64)",
-            "max(8, 2 * clients)": "max(4, clients)",
+            "max(8, 2 * clients)": "max(4, clients // 4)",
             "output_len=32": "output_len=8",
             "output_len=96": "output_len=16",
         },
@@ -191,7 +191,7 @@ FEWER = {
     "08_constrained": (
         "import sys\nsys.modules['rfc3987_syntax'] = None  # see conftest.py\n"
         "from phase5_continuous.lab import constrained\n"
-        "constrained.asked.__defaults__, constrained.mask_us.__defaults__ = (1.0, 64), (1,)",
+        "constrained.asked.__defaults__, constrained.mask_us.__defaults__ = (1.0, 32), (1,)",
         {
             "(4096, 16_384, 65_536)": "(4096, 8192)",
             "params, 16) for way, params in asked().items()": "params, 4) for way, params in asked().items()",

@@ -111,6 +111,11 @@ BENCHMARKS: dict[str, tuple[str, list[str], dict[str, object]]] = {
         ["-n", "2", "--runs", "1", "--many", "20"],
         {"MOST": 8, "PAGES": 64},
     ),
+    "speculation.json": (
+        "phase5_continuous.lab.speculation",
+        ["--rounds", "1"],
+        {"BATCHES": (1,), "SHARES": (0.95,), "TOKENS": {"tiny_chat": 8, "596m": 8}},
+    ),
     "phase6_overlap.json": ("phase6_integration.lab.overlap", ["--batches", "256", "--steps", "6"], {"CONTEXT": 32}),
 }
 

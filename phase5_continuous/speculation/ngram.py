@@ -1,6 +1,7 @@
 """Prompt lookup: when the last few tokens have occurred before, draft what followed them then.
 
-Answers repeat their prompt and themselves: code that is edited, a document that is summarised, names, tables.
+Answers repeat their prompt and themselves: code that is edited, a document that is summarised, names, tables. A client
+may also say what it expects: OpenAI's `prediction` is one more text to look in.
 """
 
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from weakref import WeakKeyDictionary
 from phase0_request.checks import check_int
 from phase0_request.request import Request
 
+END = -1  # of a prediction, before the prompt
 CANDIDATES = 16  # earlier occurrences that are compared, so that a draft takes microseconds however long the text is
 
 
@@ -23,6 +25,7 @@ class NgramIndex:
         self.shortest = shortest
         self.longest = longest
         self.tokens: list[int] = []
+        self.matched = 0  # tokens of the match that the latest continuation follows
         self._latest: dict[tuple[int, ...], int] = {}  # of each n-gram of the shortest length, where it ends
         self._previous: list[int] = []  # for each end, the one before it of the same n-gram; 0: there is none
 
@@ -50,6 +53,7 @@ class NgramIndex:
             if length > longest:
                 best, longest = candidate, length
             candidate = self._previous[candidate - 1]
+        self.matched = longest
         if not longest:
             return []
         draft = tokens[best : best + most]
@@ -62,7 +66,7 @@ class NgramIndex:
 
 
 class NgramProposer:
-    """Drafts for each request from its own prompt and output."""
+    """Drafts for each request from its own prompt and output, and from what its client predicts."""
 
     def __init__(self, shortest: int, longest: int) -> None:
         self.shortest = check_int("prompt_lookup_min", shortest, 1)
@@ -71,8 +75,18 @@ class NgramProposer:
 
     def propose(self, request: Request, most: int) -> Sequence[int]:
         """Up to `most` tokens that may follow those of the request."""
-        index = self._indexes.get(request)
+        index, prediction, output = self.index(request), request.params.prediction, request.output_tokens
+        done = len(output)
+        if done < self.longest and [*prediction[:done]] == output:  # too short to be found
+            return prediction[done : done + most]
+        draft = index.continuation(most)
+        return draft[: draft.index(END)] if END in draft else draft
+
+    def index(self, request: Request) -> NgramIndex:
+        """The text of a request: what is predicted, its prompt, and its output so far."""
+        index, prediction = self._indexes.get(request), request.params.prediction
         if index is None:
             index = self._indexes[request] = NgramIndex(self.shortest, self.longest)
-        index.extend(request.tokens(len(index.tokens), request.total))
-        return index.continuation(most)
+            index.extend([*prediction, END])
+        index.extend(request.tokens(len(index.tokens) - len(prediction) - 1, request.total))
+        return index

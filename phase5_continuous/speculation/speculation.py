@@ -13,21 +13,38 @@ from weakref import WeakKeyDictionary
 from phase0_request.batch import Slice
 from phase0_request.checks import check_choice, check_int, invalid
 from phase0_request.params import SamplingParams
-from phase0_request.queue import SequenceState
 from phase0_request.request import Request
 from phase3_chunked_prefill.budget import StepPlan
 from phase5_continuous.running import RunningSet
 from phase5_continuous.speculation.ngram import NgramProposer
+from phase5_continuous.speculation.suffix import SuffixProposer
 
-PRIOR = 0.7  # the share of draft tokens that a request is expected to accept, before it has accepted or rejected any
-LEARNED = 1 / 8  # what a verified token changes of that
-FORGOTTEN = 1 / 512  # what a step without a draft changes: one that has rejected all is tried again after some steps
+PRIOR = 0.5  # the chance of a proposed token, before any was judged
+LEARNED = 1 / 8  # what a judged token changes of that, at least
+JUDGED = 4  # without a draft, one token of so many is judged: a proposal takes a few microseconds
+METHODS = {"ngram": NgramProposer, "suffix": SuffixProposer}
+BUSY = 0.75  # of the time of a step is arithmetic: it gets no drafts, for even right ones would gain little
 
 
 class Proposer(Protocol):
     """Guesses what follows the tokens of a request. A wrong guess costs time, and never changes an output."""
 
     def propose(self, request: Request, most: int) -> Sequence[int]: ...
+
+
+@dataclass(slots=True)
+class Chance:
+    """How likely the next token of a request's proposals is right. The first that are judged count more."""
+
+    value: float = PRIOR
+    judged: int = 0
+
+    # region exercise 5.9
+    def learn(self, right: bool) -> None:
+        self.judged += 1
+        self.value += max(LEARNED, 1 / (2 + self.judged)) * (right - self.value)
+
+    # endregion
 
 
 @dataclass(slots=True)
@@ -38,64 +55,74 @@ class Speculation:
     weights. So in units of a row, a step of R rows takes spare_rows + R. One more row, which is accepted with
     probability p, pays if p is more than what the step yields in that time: E / (spare_rows + R), where E is the number
     of its rows that are expected to count.
+
+    A draft is the beginning of a proposal. The token behind it is not computed, and still judged, for the step draws
+    the token in its place anyway. So a request without a draft is judged too, at no cost to the device: it gets a draft
+    when its proposals have turned out right.
     """
 
     proposer: Proposer
-    most: int = 4  # tokens of a draft
-    spare_rows: int = 4
+    most: int = 7  # tokens of a draft
+    spare_rows: int = 3
     drafts: int = 0
     drafted: int = 0  # tokens
     accepted: list[int] = field(init=False)  # tokens, by their place in the draft
-    _acceptance: WeakKeyDictionary[Request, float] = field(default_factory=WeakKeyDictionary, init=False)
+    _chances: WeakKeyDictionary[Request, Chance] = field(default_factory=WeakKeyDictionary, init=False)
+    proposals: dict[Request, tuple[Sequence[int], Chance]] = field(default_factory=dict, init=False)  # of a step
 
     def __post_init__(self) -> None:
         self.accepted = [0] * self.most
 
-    def add_drafts(self, step: StepPlan, running_set: RunningSet) -> list[Slice]:
+    def add_drafts(self, step: StepPlan, running_set: RunningSet) -> Sequence[Slice]:
         """The slices of a step, those of decodes longer by a draft. Drafts take what the requests have left of the
         step's budget and of the pool; no request waits or is preempted for one."""
-        slices, left = list(step.slices), step.left
+        slices, left, self.proposals = [*step.slices], step.left, {}
         rows = expected = float(sum(part.length for part in slices))
-        for number, (request, start, length) in enumerate(step.slices):
-            if not slices[number].is_decode or not may_draft(request.params):
+        if rows > BUSY * (self.spare_rows + rows):
+            return slices
+        for number, sequence in enumerate(step.sequences):
+            request, start, length = part = slices[number]
+            if not part.is_decode or not may_draft(request.params):
                 continue
-            acceptance = self._acceptance.get(request, PRIOR)
-            most = min(self._worthwhile(acceptance, rows, expected), left, step.limits.max_chunk_size - 1)
-            request.draft[:] = draft = self._draft(step.sequences[number], most, running_set)
-            if not draft:
-                self._acceptance[request] = acceptance + FORGOTTEN * (PRIOR - acceptance)
-            slices[number] = Slice(request, start, length + len(draft))
-            rows, left = rows + len(draft), left - len(draft)
-            expected += sum(acceptance ** (place + 1) for place in range(len(draft)))
+            chance = self._chances.get(request) or self._chances.setdefault(request, Chance())
+            most = self._worthwhile(chance.value, rows, expected)
+            if not most and start % JUDGED:
+                continue
+            most = min(most, left, step.limits.max_chunk_size - 1, sequence.longest - request.total)
+            proposal = self.proposer.propose(request, most + 1)
+            self.proposals[request] = proposal, chance
+            most = min(most, len(proposal))
+            if most and (most := running_set.allocate_draft(sequence, most)):
+                request.draft[:] = proposal[:most]
+                slices[number] = Slice(request, start, length + most)
+                rows, left = rows + most, left - most
+                expected += sum(chance.value ** (place + 1) for place in range(most))
         return slices
 
     # region exercise 5.9
-    def _worthwhile(self, acceptance: float, rows: float, expected: float) -> int:
+    def _worthwhile(self, chance: float, rows: float, expected: float) -> int:
         """How many tokens of a draft pay in a step of so many rows. One is accepted only if those before it are."""
-        most, chance = 0, acceptance
-        while most < self.most and chance * (self.spare_rows + rows) > expected:
-            most, rows, expected, chance = most + 1, rows + 1, expected + chance, chance * acceptance
+        most, accepted = 0, chance
+        while most < self.most and accepted * (self.spare_rows + rows) > expected:
+            most, rows, expected, accepted = most + 1, rows + 1, expected + accepted, accepted * chance
         return most
 
-    # endregion
-
-    def _draft(self, sequence: SequenceState, most: int, running_set: RunningSet) -> Sequence[int]:
-        """A draft of up to `most` tokens that have slots."""
-        most = min(most, sequence.longest - sequence.request.total)  # the last token of an output is never computed
-        draft = self.proposer.propose(sequence.request, most) if most > 0 else ()
-        return draft[: running_set.allocate_draft(sequence, len(draft))] if draft else ()
-
-    # region exercise 5.9
-    def learn(self, request: Request, drafted: int, accepted: int) -> None:
-        """Note what a step has made of a draft. The tokens behind the first rejected one say nothing."""
-        self.drafts += 1
-        self.drafted += drafted
-        for place in range(accepted):
-            self.accepted[place] += 1
-        acceptance = self._acceptance.get(request, PRIOR)
-        for place in range(min(accepted + 1, drafted)):
-            acceptance += LEARNED * ((place < accepted) - acceptance)
-        self._acceptance[request] = acceptance
+    def learn(self, request: Request, drafted: int, drawn: Sequence[int]) -> None:
+        """Judge a proposal by the tokens that a step drew: one, and one more behind each accepted token of the draft.
+        The tokens behind the first wrong one say nothing."""
+        proposal, chance = self.proposals.pop(request)
+        for token, right in zip(proposal, drawn, strict=False):
+            chance.learn(token == right)
+            if token != right:
+                break
+        if drafted:
+            self.drafts += 1
+            self.drafted += drafted
+            accepted = len(drawn) - 1
+            request.accepted_drafts += accepted
+            request.rejected_drafts += drafted - accepted
+            for place in range(accepted):
+                self.accepted[place] += 1
 
     # endregion
 
@@ -105,7 +132,7 @@ def may_draft(params: SamplingParams) -> bool:
     return params.grammar is None and params.allowed_token_ids is None and not params.bad_words
 
 
-def speculation_of(config: Mapping[str, Any] | None, spare_rows: int = 4) -> Speculation | None:
+def speculation_of(config: Mapping[str, Any] | None, spare_rows: int = 3) -> Speculation | None:
     """Speculation as `--speculative-config` describes it; None: without. ValueError names what is wrong with it."""
     if config is None:
         return None
@@ -114,12 +141,12 @@ def speculation_of(config: Mapping[str, Any] | None, spare_rows: int = 4) -> Spe
     def number(key: str, default: int, low: int, high: int) -> int:
         return check_int(f"speculative_config: {key}", given.pop(key, default), low, high)
 
-    check_choice("speculative_config: method", given.pop("method", None), ("ngram",))
-    most = number("num_speculative_tokens", 4, 1, 64)
+    method = check_choice("speculative_config: method", given.pop("method", None), METHODS)
+    most = number("num_speculative_tokens", 7, 1, 64)
     longest = number("prompt_lookup_max", 4, 1, 64)
     shortest = number("prompt_lookup_min", min(2, longest), 1, longest)
     rows = number("spare_rows", spare_rows, 0, 1 << 20)
     if given:
         known = "method, num_speculative_tokens, prompt_lookup_max, prompt_lookup_min and spare_rows"
         raise invalid("speculative_config", f"of the keys {known}", ", ".join(given))
-    return Speculation(NgramProposer(shortest, longest), most, rows)
+    return Speculation(METHODS[method](shortest, longest), most, rows)

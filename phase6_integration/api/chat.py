@@ -22,6 +22,7 @@ from phase6_integration.api.parsing import (
 from phase6_integration.api.schemas import ChatRequest
 from phase6_integration.api.state import AnswerPlan, Server, ServerState, json_body
 from phase6_integration.api.streaming import GenerationResponse
+from phase6_integration.api.tokenization import TokenizerPool
 from phase6_integration.process.outputs import Chunk
 
 router = APIRouter(tags=["model"])
@@ -63,11 +64,22 @@ async def continue_chat(
         [prompt],
         lengths,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        prompt_logprobs=prompt_alternatives(body, [prompt], None, server.settings.max_scores),
+        prompt_logprobs=prompt_alternatives(body, [prompt], None),
         grammar=plan.grammar,
+        prediction=await predicted(body, pool, tenant, context),
         **plan.sampling,
     )
     return GenerationResponse(server, message, formatter, body)
+
+
+async def predicted(body: ChatRequest, pool: TokenizerPool, tenant: str, context: int) -> tuple[int, ...]:
+    """The tokens that the client expects, as many as an answer can have."""
+    text = "" if body.prediction is None else text_of(body.prediction)
+    if not text:
+        return ()
+    check_lengths([text], pool.tokenizer.longest, context, "prediction")
+    (tokens,) = await pool.encode([text], tenant, add_special_tokens=False)
+    return tokens[:context]
 
 
 class ChatFormatter(Formatter):
@@ -84,6 +96,7 @@ class ChatFormatter(Formatter):
             self.grammar_fields = plan.grammar_fields
         if body.return_token_ids:
             self.first_event["prompt_token_ids"] = prompt
+        self._has_prediction = body.prediction is not None
         self._answers = {} if plan.reader is None else {index: plan.reader() for index in range(self.n)}
         self._called = plan.finish_reason
 
@@ -117,9 +130,15 @@ class ChatFormatter(Formatter):
         answer = self._answers.get(new.index)
         return super().has_news(new) or (answer is not None and answer.has_news)
 
-    @property
-    def text_bytes(self) -> int:
-        return super().text_bytes + sum(answer.text_bytes for answer in self._answers.values())
+    def _usage(self, completion: int) -> dict[str, Any]:
+        """As in Formatter; with a prediction, what became of its tokens."""
+        usage = super()._usage(completion)
+        if self._has_prediction:
+            accepted = sum(output.accepted_drafts for output in self.outputs)
+            rejected = sum(output.rejected_drafts for output in self.outputs)
+            counts = {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": rejected}
+            usage["completion_tokens_details"] = counts
+        return usage
 
     def _take(self, index: int) -> dict[str, Any]:
         answer = self._answers.get(index)

@@ -43,7 +43,7 @@ async def create_completion(
     prompts = await _tokenize(pool, tenant, given, body, context)
     tokens = [prompt.tokens for prompt in prompts]
     lengths = output_lengths(tokens, length, DEFAULT_MAX_TOKENS, context)
-    scores = prompt_alternatives(body, tokens, body.logprobs if body.echo else None, server.settings.max_scores)
+    scores = prompt_alternatives(body, tokens, body.logprobs if body.echo else None)
     echoes = (
         [await _echo(pool, prompt, body.skip_special_tokens is not False) for prompt in prompts] if body.echo else None
     )

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from phase6_integration.api.errors import unservable
-from phase6_integration.api.schemas import AnyMessage, AssistantMessage, ConversationFields, ToolCall
+from phase6_integration.api.schemas import AnyMessage, AssistantMessage, ConversationFields, Prediction, ToolCall
 
 
 def conversation(body: ConversationFields, **variables: Any) -> dict[str, Any]:
@@ -27,7 +27,7 @@ def conversation(body: ConversationFields, **variables: Any) -> dict[str, Any]:
     }
 
 
-def text_of(message: AnyMessage) -> str:
+def text_of(message: AnyMessage | Prediction) -> str:
     """The content as one string. Text parts are joined by newlines, as in vLLM, and no content is empty."""
     if isinstance(message.content, list):
         return "\n".join(part.text for part in message.content)

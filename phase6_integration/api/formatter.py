@@ -8,13 +8,12 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from sys import getsizeof
 from typing import Any
 
 import msgspec
 
 from phase6_integration.api.errors import RequestError
-from phase6_integration.api.logprobs import TokenIds, for_prompt
+from phase6_integration.api.logprobs import for_prompt
 from phase6_integration.api.parsing import excluding_fields
 from phase6_integration.api.schemas import SamplingFields, StreamOptions
 from phase6_integration.api.state import ServerState
@@ -81,15 +80,13 @@ class Formatter(ABC):
         self.prompt_tokens = sum(map(len, prompts))  # each prompt counts once, whatever n is
         self.include_usage, self.continuous_usage = options.include_usage, options.continuous_usage_stats
         self.logprobs = False  # whether they are requested
-        self.names = TokenIds(server.names) if body.return_tokens_as_token_ids else server.names
-        self.prompts, self._texts = prompts, server.names
+        self.prompts, self.names = prompts, server.names
         self.returns_ids = bool(body.return_token_ids)
         self._prompt_logprobs = body.prompt_logprobs
         self.first_event: dict[str, Any] = {}  # fields that only the first event of a stream has
         field = server.grammars.field(body)
         self.grammar_fields: tuple[str, ...] = () if field is None else (field,)
         self.excluding = excluding_fields(body)
-        self._hides_cached = server.settings.hide_cached_tokens
         self.outputs: Sequence[Output] = ()  # once they are submitted
         self._unwritten: dict[int, Chunk] = {}  # by index
         self._delivered: dict[int, int] = {}  # tokens in the chunks of a stream, by index
@@ -112,7 +109,7 @@ class Formatter(ABC):
         prompt, scores = self.prompts[index // self.n], None
         if self._prompt_logprobs is not None:
             found = self.outputs[index].prompt_logprobs or ()
-            scores = for_prompt(self._texts, prompt, found, self._prompt_logprobs)
+            scores = for_prompt(self.names, prompt, found, self._prompt_logprobs)
         return {"prompt_logprobs": scores, "prompt_token_ids": iter(prompt) if self.returns_ids else None}
 
     def fields(self) -> dict[str, Any]:
@@ -180,19 +177,12 @@ class Formatter(ABC):
         yield b"}"
 
     @property
-    def text_bytes(self) -> int:
-        """The size of the text that is not written."""
-        return sum(getsizeof(chunk.text) for chunk in self._unwritten.values())
-
-    @property
     def usage(self) -> dict[str, Any]:
         return self._usage(sum(output.generated for output in self.outputs))
 
     def _usage(self, completion: int) -> dict[str, Any]:
         prompt = self.prompt_tokens
         counts = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
-        if self._hides_cached:
-            return counts
         cached = sum(output.cached_tokens for output in self.outputs[:: self.n])
         return {**counts, "prompt_tokens_details": {"cached_tokens": cached}}
 

@@ -41,24 +41,13 @@ class TokenNames:
         return Name(text, list(content))
 
 
-class TokenIds:
-    """Tokens named `token_id:` and their id, for `return_tokens_as_token_ids`."""
-
-    def __init__(self, names: TokenNames) -> None:
-        self._names = names
-
-    def __getitem__(self, token: int) -> Name:
-        return Name(f"token_id:{token}", self._names[token].bytes)
-
-
-Names = TokenNames | TokenIds
-
-
 def special_name(tokenizer: Tokenizer, token: int) -> str:
     return tokenizer.name(token) or f"token_id:{token}"
 
 
-def for_chat(names: Names, tokens: Iterable[int], found: Iterable[TokenLogprobs | None]) -> Iterator[dict[str, Any]]:
+def for_chat(
+    names: TokenNames, tokens: Iterable[int], found: Iterable[TokenLogprobs | None]
+) -> Iterator[dict[str, Any]]:
     """One entry per token, with its top alternatives."""
     for token, one in zip(tokens, found, strict=True):
         assert one is not None  # only the first token of a prompt has none, which chats do not echo
@@ -66,7 +55,7 @@ def for_chat(names: Names, tokens: Iterable[int], found: Iterable[TokenLogprobs 
 
 
 def for_completion(
-    names: Names, tokens: Sequence[int], found: Iterable[TokenLogprobs | None], offsets: Iterable[int], most: int
+    names: TokenNames, tokens: Sequence[int], found: Iterable[TokenLogprobs | None], offsets: Iterable[int], most: int
 ) -> dict[str, Iterator[Any]]:
     """Parallel arrays. Each token is among its own alternatives, of which there are at most `most` others; the first
     token of a prompt has no logprob."""
@@ -116,12 +105,12 @@ def _number(logprob: float) -> float:
     return max(logprob, LOWEST)
 
 
-def _entry(names: Names, token: int, logprob: float) -> dict[str, Any]:
+def _entry(names: TokenNames, token: int, logprob: float) -> dict[str, Any]:
     name = names[token]
     return {"token": name.text, "logprob": _number(logprob), "bytes": name.bytes}
 
 
-def _alternatives(names: Names, token: int, one: TokenLogprobs, most: int) -> dict[str, float]:
+def _alternatives(names: TokenNames, token: int, one: TokenLogprobs, most: int) -> dict[str, float]:
     found: dict[str, float] = {}
     for other, logprob in (*one.top[:most], (token, one.logprob)):
         found.setdefault(names[other].text, _number(logprob))  # of two tokens with the same text, the likelier counts

@@ -9,7 +9,6 @@ from typing import Any
 from phase0_request.params import MAX_BAD_WORD, SamplingParams
 from phase6_integration.api.errors import unavailable, unservable
 from phase6_integration.api.schemas import ChatRequest, CompletionRequest, SamplingFields
-from phase6_integration.api.settings import ServerSettings
 from phase6_integration.api.state import ServerState
 from phase6_integration.api.tokenization import TokenizerPool
 from phase6_integration.process.health import Health
@@ -17,6 +16,7 @@ from phase6_integration.process.messages import EngineRequest
 
 _DERIVED = {"max_tokens", "min_tokens", "logit_bias", "bad_words", "logprobs", "prompt_logprobs"}  # below
 _COPIED = [field.name for field in fields(SamplingParams) if field.name in {*SamplingFields.model_fields} - _DERIVED]
+MAX_SCORES = 1 << 20  # logprobs of the prompts of a request, alternatives included
 BY_KEY = "key-"  # ids of clients with an API key begin with it
 _serial = itertools.count()  # makes ids unique, since a client may give two requests the same one
 
@@ -97,9 +97,7 @@ def check_options(server: ServerState, request: SamplingFields, prompts: int) ->
         raise unavailable(server.engine.health)
 
 
-def prompt_alternatives(
-    request: SamplingFields, prompts: Sequence[Sequence[int]], echoed: int | None, limit: int
-) -> int | None:
+def prompt_alternatives(request: SamplingFields, prompts: Sequence[Sequence[int]], echoed: int | None) -> int | None:
     """The number of alternatives that the engine finds for prompt tokens: the most that `prompt_logprobs` and an echo
     with logprobs need. All of them exist after one step, so that without a limit a small request could cause a huge
     response."""
@@ -109,8 +107,8 @@ def prompt_alternatives(
         return None
     most = max(given.values())
     n, tokens = request.n or 1, sum(map(len, prompts))
-    if n * tokens * (1 + most) > limit:
-        message = f"a prompt may have {limit} logprobs, alternatives included, got {n} x {tokens} x {1 + most}"
+    if n * tokens * (1 + most) > MAX_SCORES:
+        message = f"a prompt may have {MAX_SCORES} logprobs, alternatives included, got {n} x {tokens} x {1 + most}"
         raise unservable(next(iter(given)), message)
     return most
 
@@ -155,16 +153,16 @@ async def engine_request(
         [max(length, 1) for length in lengths],
         request.n or 1,
         request.priority or 0,
-        cache_salt(settings, tenant, request.cache_salt or ""),
+        cache_salt(tenant, request.cache_salt or ""),
         settings.request_timeout or None,
         tenant,
     )
 
 
-def cache_salt(settings: ServerSettings, tenant: str, given: str) -> str:
+def cache_salt(tenant: str, given: str) -> str:
     """The salt that a client gave; for a client with an API key, a salt that no other client can give. Otherwise a
     client could learn what another has sent, by `cached_tokens` or by the time to the first token."""
-    if settings.share_prefixes_across_keys or not tenant.startswith(BY_KEY):
+    if not tenant.startswith(BY_KEY):
         return given
     return blake2b(given.encode(), key=tenant.encode()).hexdigest()
 

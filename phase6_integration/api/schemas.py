@@ -255,7 +255,6 @@ class SamplingFields(StructuredFields):
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=MAX_TOKENS)] | None = None  # keep the last so many
     prompt_logprobs: TopLogprobs | None = None
     return_token_ids: bool | None = None
-    return_tokens_as_token_ids: bool | None = None  # in logprobs
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     priority: int | None = bounded(-MAX_PRIORITY, MAX_PRIORITY)  # lower values run earlier
@@ -274,6 +273,7 @@ class SamplingFields(StructuredFields):
     length_penalty: Annotated[Any, Unsupported(1, 1.0)] = None
     logits_processors: Annotated[Any, Unsupported([])] = None
     prompt_embeds: Annotated[Any, Unsupported()] = None
+    return_tokens_as_token_ids: Annotated[Any, Unsupported(False)] = None
     spaces_between_special_tokens: Annotated[Any, Unsupported(True, False)] = None  # no supported tokenizer has any
     use_beam_search: Annotated[Any, Unsupported(False)] = None
     vllm_xargs: Annotated[Any, Unsupported({})] = None
@@ -376,8 +376,16 @@ class ConversationFields(RequestModel):
     chat_template_kwargs: TemplateVariables | None = None
 
 
+class Prediction(RequestModel):
+    """What the client expects to get: drafts of the answer."""
+
+    type: Literal["content"]
+    content: Content
+
+
 class ChatRequest(SamplingFields, ConversationFields):
     max_completion_tokens: OutputLength | None = None
+    prediction: Prediction | None = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
     add_special_tokens: bool | None = None  # on top of those of the template; default: false
@@ -399,5 +407,4 @@ class ChatRequest(SamplingFields, ConversationFields):
     functions: Annotated[Any, Unsupported([])] = None
     mm_processor_kwargs: Annotated[Any, Unsupported({})] = None
     modalities: Annotated[Any, Unsupported([], ["text"])] = None
-    prediction: Annotated[Any, Unsupported()] = None
     web_search_options: Annotated[Any, Unsupported()] = None

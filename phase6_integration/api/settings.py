@@ -23,8 +23,6 @@ _port = partial(check_int, low=0, high=65535)
 _root = text("a path such as /llm, without a slash at its end", "(/[A-Za-z0-9._~-]{1,128}){1,16}")
 _hosts = texts("names such as llm.example.com, *.example.com, or * for all", NAME)
 _origins = texts("origins such as https://chat.example.com, or * for all", r"\*|[a-z][a-z0-9+.-]*://[!-.0-~]{1,256}")
-_methods = texts("methods such as POST, or * for all", r"\*|[A-Z]{1,32}")
-_headers = texts("names of headers such as Authorization, or * for all", r"\*|[A-Za-z0-9-]{1,128}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +35,7 @@ class ServerSettings:
     root_path: str | None = option(
         None, "path under which a proxy passes the server on, such as /llm (none)", "PATH", _root
     )
-    ssl_certfile: str | None = option(
-        None, "TLS certificate and its chain, in PEM; read again on SIGHUP (none)", "FILE", _path
-    )
+    ssl_certfile: str | None = option(None, "TLS certificate and its chain, in PEM (none)", "FILE", _path)
     ssl_keyfile: str | None = option(None, "its key (in the file of the certificate)", "FILE", _path)
     ssl_ca_certs: str | None = option(None, "CA certificates that sign those of clients (none)", "FILE", _path)
     ssl_cert_reqs: int = option(
@@ -47,7 +43,7 @@ class ServerSettings:
     )
     served_model_names: tuple[str, ...] = ("tiny_chat",)  # responses carry the first
     api_keys: tuple[str, ...] = field(default=(), repr=False)  # none: no key is required
-    api_key_file: str | None = option(None, "API keys, one on each line; read again on SIGHUP (none)", "FILE", _path)
+    api_key_file: str | None = option(None, "API keys, one on each line (none)", "FILE", _path)
     allowed_hosts: tuple[str, ...] = option(
         (),
         "names in Host headers, such as *.example.com (localhost, if it listens on a loopback address; else any)",
@@ -60,9 +56,6 @@ class ServerSettings:
         "ORIGIN",
         _origins,
     )
-    allowed_methods: tuple[str, ...] = option((), "methods of those pages (GET and POST)", "METHOD", _methods)
-    allowed_headers: tuple[str, ...] = option((), "request headers of those pages (all)", "HEADER", _headers)
-    allow_credentials: bool = option(False, "let those pages send cookies and client certificates", check=check_bool)
     max_body_bytes: int = option(4 << 20, "largest request body; more is a 413", "BYTES", at_least(1))
     max_buffered_bytes: int = option(
         1 << 30, "memory for bodies and unsent answers; more is a 503", "BYTES", partial(check_int, low=1, high=1 << 50)
@@ -73,19 +66,8 @@ class ServerSettings:
     max_logprobs: int = option(
         MAX_LOGPROBS, "most alternatives per token", check=partial(check_int, low=0, high=MAX_LOGPROBS)
     )
-    max_scores: int = option(1 << 20, "most logprobs of an echoed prompt, alternatives included", check=at_least(1))
-    share_prefixes_across_keys: bool = option(
-        False, "let requests with different API keys reuse each other's prefixes", check=check_bool
-    )
-    hide_cached_tokens: bool = option(False, "leave cached_tokens out of usage", check=check_bool)
     allow_unknown_fields: bool = option(
         False, "ignore unknown fields of requests, with a warning for each", check=check_bool
-    )
-    max_requests_per_client: int | None = option(
-        None, "most unfinished completions of a client; more is a 429 (none)", check=at_least(1)
-    )
-    tokens_per_minute: int | None = option(
-        None, "most tokens of a client a minute, prompts included; more is a 429 (none)", check=at_least(1)
     )
     request_timeout: float = option(
         1800.0, "from arrival to the end of a request; then a 408; 0: no limit", "SECONDS", partial(check_number, low=0)
@@ -123,9 +105,6 @@ class ServerSettings:
     shutdown_timeout: float = option(  # all waits together stay below 30 seconds, after which Kubernetes kills
         20.0, "that running requests may take after SIGTERM", "SECONDS", partial(check_number, low=0)
     )
-    keep_alive_on_engine_death: bool = option(
-        False, "stay up and answer 503 when the engine has failed for good, instead of ending", check=check_bool
-    )
     log_level: str = option("info", ", ".join(LOG_LEVELS), "LEVEL", partial(check_choice, allowed=LOG_LEVELS))
     log_format: str = option("human", " or ".join(LOG_FORMATS), "FORMAT", partial(check_choice, allowed=LOG_FORMATS))
 
@@ -135,17 +114,6 @@ class ServerSettings:
         positive("idle_timeout", self.idle_timeout)
         _names("served_model_names", self.served_model_names or ("",))
         check_keys(self.api_keys)
-        self._check_origins()
-        self._check_tls()
-
-    def _check_origins(self) -> None:
-        for name in ("allowed_methods", "allowed_headers", "allow_credentials"):
-            if getattr(self, name) and not self.allowed_origins:
-                raise ConfigError(f"{name} is for pages of other origins, and allowed_origins names none")
-        if self.allow_credentials and "*" in self.allowed_origins:
-            raise ConfigError("allow_credentials needs origins by name in allowed_origins: * would trust every page")
-
-    def _check_tls(self) -> None:
         for name in ("ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs"):
             if getattr(self, name) and self.ssl_certfile is None:
                 raise ConfigError(f"{name} is for TLS, which needs ssl_certfile")

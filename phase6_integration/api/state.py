@@ -20,9 +20,9 @@ from phase6_integration.process.outputs import Output
 
 MANY = 1000  # errors of one body, beyond which not even the first is formatted: that takes as long as all of them
 M = TypeVar("M", bound=BaseModel)
-# Holds memory for the answer to a request until the end of a `with`. Its value holds more, for unsent text. Either is a
-# RequestError if there is too little. The other argument is the field of the request that sets the length.
-Lease = Callable[[EngineRequest, str], AbstractContextManager[Callable[[int], None]]]
+# Holds memory for the answer to a request until the end of a `with`. A RequestError if there is too little. The other
+# argument is the field of the request that sets the length.
+Lease = Callable[[EngineRequest, str], AbstractContextManager[object]]
 log = logging.getLogger("nanoserve")
 
 
@@ -67,8 +67,6 @@ class AnswerReader(Protocol):
 
     @property
     def has_news(self) -> bool: ...
-    @property
-    def text_bytes(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +104,7 @@ class ServerState:
     names: TokenNames
     grammars: GrammarHook = field(default_factory=GrammarHook)
     plan: "Callable[[ServerState, ChatRequest, Sequence[int], str | None], AnswerPlan]" = plain_answers
-    lease: Lease = lambda request, length_field: nullcontext(lambda text_bytes: None)
+    lease: Lease = lambda request, length_field: nullcontext()
     warned: set[str] = field(default_factory=set)  # unknown fields that the log has
 
     @classmethod

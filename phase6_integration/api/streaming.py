@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
@@ -56,12 +56,12 @@ class GenerationResponse(Response):
         formatter, account = self.formatter, scope["state"]["account"]
         self.account, self.request_id = account, scope["state"]["request_id"]
         account.prompt_tokens, account.n, account.user = formatter.prompt_tokens, formatter.n, self.user
-        with self.server.lease(self.request, formatter.length_field) as cover, self._submit(cover) as outputs:
+        with self.server.lease(self.request, formatter.length_field), self._submit() as outputs:
             self.outputs, account.outputs, formatter.outputs = outputs, outputs.outputs, outputs.outputs
             self.writer = ResponseWriter(send, EVENTS if self.is_stream else WHOLE)
             watching = asyncio.create_task(_abort_on_disconnect(receive, outputs))
             try:
-                await (self.stream(cover) if self.is_stream else self.whole(cover))
+                await (self.stream() if self.is_stream else self.whole())
             except ClientLeftError:
                 return
             finally:
@@ -69,9 +69,8 @@ class GenerationResponse(Response):
 
     # endregion
 
-    def _submit(self, cover: Callable[[int], None]) -> OutputStream:
+    def _submit(self) -> OutputStream:
         try:
-            cover(self.formatter.text_bytes)
             return self.server.engine.submit(self.request)
         except QueueFullError:
             message = "too many requests wait already; try again later"
@@ -84,18 +83,17 @@ class GenerationResponse(Response):
             raise unservable(None, str(error)) from None
 
     # region exercise 6.5
-    async def whole(self, cover: Callable[[int], None]) -> None:
+    async def whole(self) -> None:
         """Send the answer once all of it is there: until then a failure has a status of its own."""
         async for chunks in self.outputs:
             for chunk in chunks:
                 self._check(chunk)
                 self.formatter.accumulate(chunk)
-            cover(self.formatter.text_bytes)
         for piece in self.formatter.whole():
             await self.writer.add(piece)
         await self.writer.send(more=False)
 
-    async def stream(self, cover: Callable[[int], None]) -> None:
+    async def stream(self) -> None:
         """Send events, and a comment in each long silence, so that no proxy or client gives the request up. The status
         is sent with the first of them: an earlier failure has a status of its own, a later one is an event. The last
         event is always `done`."""
@@ -108,7 +106,6 @@ class GenerationResponse(Response):
                 if not chunks or writer.silence >= keepalive:  # tokens may come of which nothing is sent
                     await writer.add(KEEP_ALIVE)
                 await writer.send()
-                cover(formatter.text_bytes)
             last = formatter.last_chunk()
         except ClientLeftError:
             raise

@@ -67,12 +67,17 @@ def add_server(group: argparse._ActionsContainer, default: str | None = None) ->
     group.add_argument("--api-key", metavar="KEY", help=f"for the server ({' or '.join(API_KEYS)} in the environment)")
 
 
+def local_model(given: Mapping[str, Any]) -> EngineOptions:
+    """The options of the local model."""
+    return engine_options({name: given[name] for name in ("model", *LOCAL) if name in given})
+
+
 def local_options(given: Mapping[str, Any]) -> EngineOptions | None:
     """The options of the local model; None if --url names a server. Flags of the other kind are an error."""
     if given["url"] is None:
         if "api_key" in given:
             raise ValueError("--api-key is for a server; name it with --url")
-        return engine_options({name: given[name] for name in ("model", *LOCAL) if name in given})
+        return local_model(given)
     for name in LOCAL:
         if name in given:
             raise ValueError(f"--{name.replace('_', '-')} is for a local model, and --url names a server")

@@ -1,33 +1,24 @@
 """`nanoserve generate`: complete prompts from the command line, a file or a pipe. Prints text or JSON lines."""
 
 import argparse
-import asyncio
 import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
-
-import httpx
 
 from phase0_request.params import SamplingParams
 from phase6_integration.cli.common import (
     SAMPLING,
     add_local_model,
     add_sampling,
-    add_server,
-    http_error,
-    http_settings,
-    local_options,
+    local_model,
     open_engine,
     printable,
 )
 from phase6_integration.engine.flags import Parser
 from phase6_integration.engine.options import EngineOptions
-from phase6_integration.load.client import first_model
 
-MAX_CONNECTIONS = 32  # requests to a server at once
 DEFAULTS = {"max_tokens": 128, "temperature": 0.0}
 
 
@@ -36,11 +27,10 @@ class Result:
     """The answer to one prompt, or the error."""
 
     prompt: str
-    text: str = ""
-    finish_reason: str | None = None
-    prompt_tokens: int | None = None
-    output_tokens: int | None = None
-    cached_tokens: int | None = None  # of the prompt; None if unknown
+    text: str
+    finish_reason: str | None
+    prompt_tokens: int
+    output_tokens: int
     error: str | None = None
 
     def shown(self, alone: bool) -> str:
@@ -57,16 +47,11 @@ def add_flags(parser: Parser) -> None:
     parser.add_argument("--file", metavar="FILE", help="with a prompt on each line; - is the standard input (none)")
     parser.add_argument("--chat", action="store_true", default=False, help="send each prompt as a chat message (off)")
     parser.add_argument("--json", action="store_true", default=False, help="print a line of JSON for each prompt (off)")
-    parser.add_argument(
-        "--model",
-        metavar="MODEL",
-        help="a directory, a name on the hub, or with --url its name there (tiny_chat, or the first of the server)",
-    )
+    parser.add_argument("--model", metavar="MODEL", help="a directory, or a name on the hub (tiny_chat)")
     sampling = parser.add_argument_group("sampling")
     add_sampling(sampling, list(SAMPLING), **DEFAULTS)
     sampling.add_argument("--stop", action="append", metavar="TEXT", help="end the answer before it; repeatable (none)")
-    add_local_model(parser.add_argument_group("local model"))
-    add_server(parser.add_argument_group("server"))
+    add_local_model(parser.add_argument_group("model"))
 
 
 def run(given: argparse.Namespace, parser: Parser) -> int:
@@ -75,21 +60,14 @@ def run(given: argparse.Namespace, parser: Parser) -> int:
     sampling = DEFAULTS | {name: options[name] for name in (*SAMPLING, "stop") if name in options}
     try:
         params = SamplingParams(**sampling)
-        local = local_options(options)
-        settings = http_settings(options) if local is None else {}
+        model = local_model(options)
         prompts = read_prompts(options.get("prompts", []), options.get("file"))
     except (ValueError, OSError) as error:
         parser.error(str(error))
     try:
-        if local is not None:
-            results = complete_here(local, prompts, options["chat"], params)
-        else:
-            results = asyncio.run(complete_there(settings, prompts, options["chat"], options.get("model"), sampling))
+        results = complete(model, prompts, options["chat"], params)
     except (ValueError, OSError) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
-        return 1
-    except httpx.TransportError as error:
-        print(f"{parser.prog}: {http_error(error, options['url'])}", file=sys.stderr)
         return 1
     for result in results:
         print(json.dumps(asdict(result)) if options["json"] else result.shown(alone=len(results) == 1))
@@ -110,8 +88,8 @@ def read_prompts(prompts: list[str], file: str | None) -> list[str]:
     return prompts
 
 
-def complete_here(options: EngineOptions, prompts: Sequence[str], chat: bool, params: SamplingParams) -> list[Result]:
-    """Run all prompts in one batch on a local engine."""
+def complete(options: EngineOptions, prompts: Sequence[str], chat: bool, params: SamplingParams) -> list[Result]:
+    """Run all prompts in one batch."""
     with open_engine(options) as engine:
         tokenizer = engine.parts.model.tokenizer
         assert tokenizer is not None
@@ -131,37 +109,3 @@ def complete_here(options: EngineOptions, prompts: Sequence[str], chat: bool, pa
         )
         for prompt, completion in zip(prompts, completions, strict=True)
     ]
-
-
-async def complete_there(
-    settings: dict[str, Any], prompts: Sequence[str], chat: bool, model: str | None, sampling: dict[str, Any]
-) -> list[Result]:
-    """Send all prompts to a server, at most MAX_CONNECTIONS at once. A prompt that fails has an error as its result."""
-    limits = httpx.Limits(max_connections=MAX_CONNECTIONS)
-    async with httpx.AsyncClient(limits=limits, **settings) as client:
-        model = model or first_model(await client.get("/v1/models"))
-        fields = {"model": model, **sampling}
-        return await asyncio.gather(*(_complete(client, prompt, chat, fields) for prompt in prompts))
-
-
-async def _complete(client: httpx.AsyncClient, prompt: str, chat: bool, fields: dict[str, Any]) -> Result:
-    asked: dict[str, Any] = {"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}
-    path = "/v1/chat/completions" if chat else "/v1/completions"
-    try:
-        response = await client.post(path, json=asked | fields)
-        content = response.json()
-        if response.status_code != 200:
-            return Result(prompt=prompt, error=f"{response.status_code}: {content['error']['message']}")
-        choice, usage = content["choices"][0], content.get("usage") or {}
-        return Result(
-            prompt=prompt,
-            text=(choice["message"]["content"] if chat else choice["text"]) or "",
-            finish_reason=choice.get("finish_reason"),
-            prompt_tokens=usage.get("prompt_tokens"),
-            output_tokens=usage.get("completion_tokens"),
-            cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
-        )
-    except httpx.TransportError as error:
-        return Result(prompt=prompt, error=http_error(error, str(client.base_url)))
-    except (ValueError, LookupError, TypeError):
-        return Result(prompt=prompt, error=f"the server answered {response.status_code} without a completion")

@@ -11,9 +11,8 @@ from phase6_integration.engine.flags import Parser, did_you_mean
 COMMANDS = {
     "serve": ("phase6_integration.cli.serve_command", "serve a model over an OpenAI-compatible API"),
     "chat": ("phase6_integration.cli.chat_command", "chat in the terminal, with a local model or a server"),
-    "generate": ("phase6_integration.cli.generate_command", "complete prompts, with a local model or a server"),
+    "generate": ("phase6_integration.cli.generate_command", "complete prompts with a local model"),
     "bench": ("phase6_integration.cli.bench_command", "put a server under load and measure it"),
-    "models": ("phase6_integration.cli.models_command", "list the models on this machine"),
     "doctor": ("phase6_integration.cli.doctor_command", "check this machine and run the bundled model on it"),
 }
 

@@ -38,7 +38,7 @@ from phase6_integration.engine.warmup import attention_batches, long_step, sampl
 
 log = logging.getLogger(__name__)
 LARGEST = SamplingParams(logprobs=MAX_LOGPROBS, logit_bias={0: 1.0}, allowed_token_ids=(0,))  # copies of its logits
-SPARE_ROWS, SPARE_ROWS_ON_GPU = 4, 64  # of a step; a few on a CPU, where a small model's weights are in its cache
+SPARE_ROWS, SPARE_ROWS_ON_GPU = 3, 64  # of a step; a few on a CPU, where a small model's weights are in its cache
 MAX_BYTES_ON_CPU = 4 << 30  # of KV cache: a CPU takes minutes to fill that much
 LONG = 4096  # tokens: on a CPU, requests up to this can all run at once; of longer ones, at least one
 

@@ -151,9 +151,6 @@ class EngineOptions:
         partial(check_choice, allowed=tuple(POLICIES)),
     )
     max_num_queued_reqs: int = option(2048, "most waiting requests in a server; one more is a 429", check=at_least(1))
-    max_queued_per_client: int | None = option(
-        None, "most waiting requests of one client of a server (half of all)", check=at_least(1)
-    )
     seed: int | None = option(None, "sampling seed of requests without one (none)")
     threads: int | None = option(
         None, "CPU threads (1 for a small model, else all cores)", check=partial(check_int, low=1, high=1024)
@@ -163,7 +160,7 @@ class EngineOptions:
     )
     speculative_config: Mapping[str, Any] | None = option(
         None,
-        'draft tokens and verify them in one step: {"method": "ngram", "num_speculative_tokens": 4} (none)',
+        'draft tokens and verify them in one step: {"method": "ngram", "num_speculative_tokens": 7} (none)',
         "JSON",
         lambda name, value: speculation_of(value),
     )
@@ -188,7 +185,7 @@ class EngineOptions:
     @property
     def queued_per_client(self) -> int:
         """The most requests of one client that may wait. Some places are left to others, whatever it sends."""
-        return self.max_queued_per_client or (self.max_num_queued_reqs + 1) // 2
+        return (self.max_num_queued_reqs + 1) // 2
 
     def context(self, claimed: int) -> int:
         """The context length to serve of a model that claims so many tokens, if the KV cache has room for it."""

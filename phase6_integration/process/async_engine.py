@@ -32,10 +32,7 @@ STABLE = 600.0  # seconds after which an engine that ran so long counts as sound
 
 
 class Observer:
-    """Called for every request that is submitted, every step, and every completion that has finished."""
-
-    def submitted(self, request: EngineRequest) -> None:
-        """The engine has taken a request."""
+    """Called for every step, and every completion that has finished."""
 
     def stepped(self, update: Update, prompt_tokens: int, cached_tokens: int) -> None:
         """The engine has run a step. The tokens are those of prompts that got their first token in it."""
@@ -146,8 +143,6 @@ class AsyncEngine:
                 self._client.watchdog.work_begins()
         self._live |= live
         self._waiting |= live.keys()
-        for observer in self.observers:
-            observer.submitted(request)
         self._send(request)
         return stream
 
@@ -215,6 +210,7 @@ class AsyncEngine:
 
     def _add_token(self, output: Output, stream: OutputStream, progress: Progress, token: int, at: float) -> None:
         """Make text of a token. A stop string is found here, and then the engine is notified."""
+        output.accepted_drafts, output.rejected_drafts = progress.accepted, progress.rejected
         if progress.prompt_logprobs is not None:
             output.prompt_logprobs = LogprobArrays(progress.prompt_logprobs)
         try:

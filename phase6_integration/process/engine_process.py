@@ -22,7 +22,6 @@ from phase6_integration.engine.gc_freeze import gc_freeze
 from phase6_integration.engine.isolation import BrokenError
 from phase6_integration.engine.options import EngineOptions
 from phase6_integration.engine.stats import Gauges
-from phase6_integration.process.log_stream import LogStream
 from phase6_integration.process.messages import (
     Channel,
     Dead,
@@ -129,7 +128,8 @@ class Loop:
                 self._unscored.discard(request.id)
                 scores = request.prompt_logprobs or None
             error = None if reason is None else request.error
-            progress.append(Progress(request.id, token, logprobs, scores, reason, error))
+            drafts = request.accepted_drafts, request.rejected_drafts
+            progress.append(Progress(request.id, token, logprobs, scores, reason, error, None, 0, *drafts))
             if reason is not None:
                 self._requests.pop(request.id, None)
                 self._unannounced.pop(request.id, None)
@@ -234,12 +234,10 @@ def main() -> int:
         if os.getppid() != parent:  # it died before the call
             return 0
     channel = Channel(socket.socket(fileno=descriptor))
-    sys.stderr = errors = LogStream(sys.stderr.fileno())  # a traceback must not block the end of this process
     logging.basicConfig(level=logging.WARNING, handlers=[ChannelHandler(channel)])
     logging.getLogger("phase2_prefill_decode").setLevel(logging.INFO)  # how far the kernels are compiled
     logging.captureWarnings(True)
     status = serve(channel)
-    errors.drain()
     os._exit(status)  # does not wait for threads of libraries
 
 

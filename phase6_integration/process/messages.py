@@ -113,6 +113,8 @@ class Progress(msgspec.Struct, array_like=True, frozen=True):
     error: str | None = None
     admitted: float | None = None  # when
     cached: int = 0  # tokens of its prompt that the prefix cache had when it was admitted
+    accepted: int = 0  # tokens of its drafts so far
+    rejected: int = 0
 
 
 class Update(msgspec.Struct, tag=True, frozen=True):

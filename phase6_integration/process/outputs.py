@@ -120,6 +120,7 @@ class Output:
         self.prompt_tokens, self.max_tokens = request.size_of(number)
         self.times = RequestTimes(request.arrival, tokens=array("d"))  # a token's time is the end of its step
         self.cached_tokens = 0  # of its prompt, known once it is admitted
+        self.accepted_drafts = self.rejected_drafts = 0  # tokens of them
         self.generated = 0  # tokens, including the one that ended it
         self.prompt_logprobs: LogprobArrays | None = None  # if requested: of all but the first prompt token
         self.reason: FinishReason | None = None  # why it ended, once the last chunk has been made

@@ -65,27 +65,6 @@ def test_training_the_tokenizer_writes_the_bundled_bytes(tmp_path: Path) -> None
         assert file.read_bytes() == (BUNDLED / file.name).read_bytes(), file.name
 
 
-def test_transformers_renders_the_same_chat() -> None:
-    from transformers import AutoTokenizer, GenerationConfig
-
-    loaded = AutoTokenizer.from_pretrained(BUNDLED)
-    messages = [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "Hi!"},
-        {"role": "assistant", "content": "Hi there!"},
-        {"role": "user", "content": " What is a KV cache?\n"},
-    ]
-    chat = (
-        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi!<|im_end|>\n"
-        "<|im_start|>assistant\nHi there!<|im_end|>\n<|im_start|>user\n What is a KV cache?\n<|im_end|>\n"
-    )
-    assert loaded.apply_chat_template(messages, tokenize=False) == chat
-    ids = loaded.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-    assert ids == TOKENIZER.chat(messages)
-    assert (loaded.eos_token_id, loaded.pad_token_id, loaded.bos_token_id) == (2, 0, None)
-    assert GenerationConfig.from_pretrained(BUNDLED).eos_token_id == [2, 0]
-
-
 # Lessons and training
 
 

@@ -159,33 +159,6 @@ def test_a_program_with_a_broken_answer_is_not_run(standalone: Course, solve: So
     assert "syntax error   workspace/phase0_request/limits.py:4: invalid syntax" in done.stdout
 
 
-SERVER = """\
-import subprocess, sys
-
-from phase0_request.limits import clamp
-
-print(sys.argv[1:], clamp(5, 3), flush=True)
-code = "from phase0_request import Queue; queue = Queue(); queue.push(1); print(queue.items)"
-sys.exit(subprocess.call([sys.executable, "-c", code]))
-"""
-
-
-def test_mine_names_the_answers_and_becomes_the_server(standalone: Course, solve: Solve) -> None:
-    (standalone.root / "phase6_integration").mkdir()
-    (standalone.root / "phase6_integration/__init__.py").touch()
-    (standalone.root / "phase6_integration/cli.py").write_text(SERVER)
-    start(standalone, standalone.phase(0))
-    solve("0.1", "self.items = ['mine']")
-    solve("0.3", "return 'mine'")
-    done = subprocess.run(
-        command("mine", "--port", "0"), cwd=standalone.root, capture_output=True, text=True, timeout=50
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == (
-        "Yours: 0.1, 0.3 (2 lines of code). The rest is the reference.\n['serve', '--port', '0'] mine\n['mine']\n"
-    )
-
-
 def test_a_request_is_answered_with_the_workspaces_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine's process asks `reason_to_finish`, here an answer that ends each request at its fourth token."""
     course = Course(HOME)

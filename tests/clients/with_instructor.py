@@ -3,7 +3,6 @@
 from typing import Any
 
 import instructor
-import openai
 import pytest
 from instructor import Mode
 from instructor.core import IncompleteOutputException, InstructorRetryException
@@ -43,15 +42,3 @@ def test_responses_with_tools(plain: OpenAI) -> None:
     client = instructor.from_openai(plain, mode=Mode.RESPONSES_TOOLS)
     found = client.responses.create(input=QUESTION, model="tiny_chat", temperature=0, response_model=Report)
     assert isinstance(found, Report)
-
-
-def test_an_answer_that_was_cut_is_an_exception(plain: OpenAI) -> None:
-    with pytest.raises((InstructorRetryException, IncompleteOutputException)):
-        instructor.from_openai(plain, mode=Mode.JSON_SCHEMA).create(
-            response_model=Report, **{**GREEDY, "max_tokens": 2}
-        )
-
-
-def test_errors_are_the_clients(plain: OpenAI) -> None:
-    with pytest.raises((openai.BadRequestError, InstructorRetryException), match="temperature"):
-        instructor.from_openai(plain).create(response_model=Report, **{**GREEDY, "temperature": -1})

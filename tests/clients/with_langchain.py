@@ -4,13 +4,12 @@ from functools import reduce
 from operator import add
 from typing import Any
 
-import openai
 import pytest
 from langchain.agents import create_agent
 from langchain.agents.structured_output import ProviderStrategy, ToolStrategy
 from langchain_core.messages import AIMessageChunk, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.tools import tool
-from langchain_openai import ChatOpenAI, OpenAI, OpenAIEmbeddings
+from langchain_openai import ChatOpenAI
 from subject import CITIES, QUESTION, Report, Server, get_weather
 
 weather = tool(get_weather)
@@ -52,15 +51,6 @@ def test_conversation_goes_on_with_its_answers(chat: ChatOpenAI) -> None:
     assert chat.invoke(messages).text
 
 
-def test_sampling_options_and_logprobs(server: Server) -> None:
-    chat = connected(server, temperature=1, seed=3, top_p=0.9, stop=["zzz"], logprobs=True, top_logprobs=2, n=2)
-    first, second = (chat.generate([[HumanMessage(QUESTION)]]).generations[0] for _ in range(2))
-    assert [one.text for one in first] == [one.text for one in second]
-    assert len(first) == 2
-    content = first[0].message.response_metadata["logprobs"]["content"]
-    assert "".join(bytes(one["bytes"]).decode() for one in content) == first[0].text
-
-
 @pytest.mark.parametrize("method", ["json_schema", "function_calling"])
 @pytest.mark.parametrize("strict", [True, None])
 def test_with_structured_output(chat: ChatOpenAI, method: str, strict: bool | None) -> None:
@@ -71,13 +61,6 @@ def test_structured_output_of_a_schema_streamed(chat: ChatOpenAI) -> None:
     schema = {"title": "report", **Report.model_json_schema()}
     *_, last = chat.with_structured_output(schema, method="json_schema").stream(QUESTION)
     assert Report.model_validate(last)
-
-
-def test_json_mode(chat: ChatOpenAI) -> None:
-    """Any object: a small model does not come to its end, and is told so."""
-    with pytest.raises(openai.LengthFinishReasonError) as cut:
-        chat.with_structured_output(method="json_mode").invoke(f"{QUESTION} Answer in JSON.")
-    assert cut.value.completion.choices[0].message.content.lstrip().startswith("{")
 
 
 @pytest.mark.parametrize("choice", ["required", "any", "get_weather", True])
@@ -93,13 +76,6 @@ def test_bind_tools_streamed(chat: ChatOpenAI) -> None:
     whole = joined(list(bound.stream(QUESTION)))
     assert [call["args"] for call in whole.tool_calls] == [call["args"] for call in bound.invoke(QUESTION).tool_calls]
     assert whole.response_metadata["finish_reason"] in ("tool_calls", "stop")
-
-
-@pytest.mark.parametrize("choice", ["auto", "none", None])
-def test_bind_tools_that_need_not_be_called(chat: ChatOpenAI, choice: str | None) -> None:
-    answer = chat.bind_tools([weather], tool_choice=choice).invoke(QUESTION)
-    assert answer.text or answer.tool_calls
-    assert not (choice == "none" and answer.tool_calls)
 
 
 def test_results_of_tools_go_back(chat: ChatOpenAI) -> None:
@@ -130,27 +106,3 @@ def test_responses_api(server: Server) -> None:
     results = [weather.invoke(call) for call in called.tool_calls]
     answer = chat.bind_tools([weather]).invoke([asked, called, *results])
     assert answer.text or answer.tool_calls
-
-
-def test_completions(server: Server) -> None:
-    llm = OpenAI(base_url=server.url, api_key=server.key, model=server.model, temperature=0, max_tokens=16)
-    assert llm.invoke("Paging is") == "".join(llm.stream("Paging is")) != ""
-    assert len(llm.batch(["One", "Two"])) == 2
-
-
-def test_errors_are_typed(chat: ChatOpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="temperature"):
-        chat.invoke(QUESTION, temperature=-1)
-    with pytest.raises(openai.NotFoundError):
-        chat.invoke(QUESTION, model="another")
-    with pytest.raises(openai.BadRequestError) as refusal:
-        chat.invoke("word " * 4000)
-    assert refusal.value.code == "context_length_exceeded"
-
-
-def test_embeddings_are_refused_clearly(server: Server) -> None:
-    embeddings = OpenAIEmbeddings(
-        base_url=server.url, api_key=server.key, model=server.model, check_embedding_ctx_length=False, max_retries=0
-    )
-    with pytest.raises(openai.NotFoundError):
-        embeddings.embed_query("Hello")

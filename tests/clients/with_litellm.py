@@ -4,7 +4,7 @@ from typing import Any
 
 import litellm
 import pytest
-from litellm import completion, responses, stream_chunk_builder, text_completion
+from litellm import completion, responses, stream_chunk_builder
 from subject import CITIES, QUESTION, TOOL, Report, Server
 
 ASKED: Any = [{"role": "user", "content": QUESTION}]
@@ -76,13 +76,6 @@ def test_responses(options: dict[str, Any]) -> None:
     where = {name: options[name] for name in ("model", "api_base", "api_key")}
     answer = responses(input=QUESTION, max_output_tokens=32, temperature=0, **where)
     assert answer.output[-1].content[0].text
-
-
-def test_text_completion(server: Server) -> None:
-    asked = {"model": f"text-completion-openai/{server.model}", "api_base": server.url, "api_key": server.key}
-    asked |= {"prompt": "Paging is", "temperature": 0, "max_tokens": 16}
-    parts = text_completion(stream=True, **asked)
-    assert "".join(part.choices[0].text or "" for part in parts) == text_completion(**asked).choices[0].text != ""
 
 
 def test_errors_are_typed(options: dict[str, Any]) -> None:

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import openai
 import pytest
 from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.llms import ChatMessage, MessageRole
@@ -43,23 +42,8 @@ def test_chat_streamed(llm: OpenAILike) -> None:
     assert "".join(part.delta or "" for part in parts) == parts[-1].message.content == llm.chat(ASKED).message.content
 
 
-def test_conversation_goes_on_with_its_answers(llm: OpenAILike) -> None:
-    answer = llm.chat(ASKED).message
-    assert llm.chat([*ASKED, answer, ChatMessage(role="user", content="And in Rome?")]).message.content
-
-
 def test_complete_by_the_chat_endpoint(llm: OpenAILike) -> None:
     assert llm.complete(QUESTION).text == list(llm.stream_complete(QUESTION))[-1].text != ""
-
-
-def test_complete_by_the_completions_endpoint(server: Server) -> None:
-    llm = connected(server, is_chat_model=False)
-    assert llm.complete("Paging is").text == list(llm.stream_complete("Paging is"))[-1].text != ""
-
-
-def test_logprobs(server: Server) -> None:
-    answer = connected(server, logprobs=True, top_logprobs=2).chat(ASKED)
-    assert {len(entries) for entries in answer.logprobs} == {2}
 
 
 @pytest.mark.parametrize("native", [True, False])
@@ -96,11 +80,3 @@ def test_function_agent(caller: OpenAILike) -> None:
         return str(await FunctionAgent(tools=[get_weather], llm=caller).run(QUESTION))
 
     assert run(answer())
-
-
-def test_errors_are_typed(llm: OpenAILike) -> None:
-    with pytest.raises(openai.BadRequestError, match="temperature"):
-        llm.chat(ASKED, temperature=-1)
-    with pytest.raises(openai.BadRequestError) as refusal:
-        llm.complete("word " * 4000)
-    assert refusal.value.code == "context_length_exceeded"

@@ -5,7 +5,6 @@ import contextlib
 import pytest
 from pydantic_ai import (
     Agent,
-    ModelHTTPError,
     NativeOutput,
     PromptedOutput,
     ToolOutput,
@@ -84,11 +83,3 @@ def test_tools_are_called_and_their_results_go_back(model: Model) -> None:
         parts = [part for message in result.all_messages() for part in message.parts]
         called += any(isinstance(part, ToolReturnPart) and part.tool_name == "get_weather" for part in parts)
     assert called
-
-
-def test_errors_are_typed(agent: Agent) -> None:
-    with pytest.raises(ModelHTTPError, match="temperature") as refusal:
-        agent.run_sync(QUESTION, model_settings={"temperature": -1})
-    assert refusal.value.status_code == 400
-    with pytest.raises(ModelHTTPError, match="2048"):
-        agent.run_sync("word " * 4000)

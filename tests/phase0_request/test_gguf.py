@@ -172,10 +172,11 @@ NAME = struct.pack("<Q", 1) + b"k"
         (b"GGUF" + struct.pack("<I", 3) + COUNTS + struct.pack("<Q", 1 << 60), "where 1152921504606846976 more must"),
         (b"GGUF" + struct.pack("<I", 3) + COUNTS + NAME + struct.pack("<I", 77), "a value is of the unknown type 77"),
         (
-            b"GGUF" + struct.pack("<I", 3) + COUNTS + NAME + struct.pack("<IIQ", 9, 9, 1 << 40),
+            b"GGUF" + struct.pack("<I", 3) + COUNTS + NAME + struct.pack("<IIQ", 9, 9, 1),
             "array is of the unknown",
         ),
-        (b"GGUF" + struct.pack("<I", 3) + COUNTS + NAME + struct.pack("<IIQ", 9, 12, 1 << 60), "more must follow"),
+        (b"GGUF" + struct.pack("<I", 3) + COUNTS + NAME + struct.pack("<IIQ", 9, 12, 1 << 20), "more must follow"),
+        (b"GGUF" + struct.pack("<I", 3) + COUNTS + NAME + struct.pack("<IIQ", 9, 7, 1 << 60), "at most 2097152 are"),
         (b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + NAME + struct.pack("<I", 1 << 31), "at most 4 are possible"),
         (b"GGUF" + struct.pack("<IQQ", 3, 0, 2) + 2 * (NAME + struct.pack("<IB", 0, 0)), "it holds 'k' twice"),
     ],

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from phase2_prefill_decode.kernels.attention import ATTEND, AttentionMetadata
 from phase2_prefill_decode.kernels.cpu.attention import ROWS
-from phase2_prefill_decode.kernels.cpu.intrinsics import TAGS, kernel
-from phase2_prefill_decode.kernels.cpu.matmul import COLUMNS, KEYS, LANES, add_product, transpose
+from phase2_prefill_decode.kernels.cpu.intrinsics import kernel
+from phase2_prefill_decode.kernels.cpu.matmul import KEYS, LANES, transpose
 from phase2_prefill_decode.kernels.cpu.tiles import SPLIT
 from tests.phase1_kv_pool.support import bits
 from tests.phase2_prefill_decode.attention_cases import TOLERANCE, Case, Inputs, prompts
@@ -102,35 +102,13 @@ def test_a_row_has_the_same_bits_in_a_prompt_in_a_chunk_and_in_a_decode(
 
 
 @kernel
-def product(sums: Any, left: Any, right: Any, like: Any) -> None:
-    add_product(sums, left, right, like)
+def transposed(rows: Any, offset: Any, result: Any) -> None:
+    transpose(rows.ctypes.data, offset, result.ctypes.data, result.strides[0])
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("inner", [1, 2, 64, 129])
-@pytest.mark.parametrize(("rows", "columns"), [(1, COLUMNS), (7, 3 * COLUMNS), (64, 2 * COLUMNS)])
-def test_the_product_is_added_to_its_result(rows: int, columns: int, inner: int, dtype: torch.dtype) -> None:
-    rng = np.random.default_rng(rows + inner)
-    # wider than the part that is used: the rest must not be touched
-    sums, left = (rng.standard_normal((rows, n), np.float32) for n in (columns + 16, inner))
-    right = torch.randn(inner, columns + 16, dtype=dtype)
-    wanted = sums.astype(np.float64)
-    wanted[:, :columns] += left.astype(np.float64) @ right[:, :columns].double().numpy()
-    addresses = np.array([row.data_ptr() for row in right])
-    product(sums[:, :columns], left, addresses, TAGS[dtype])
-    assert np.allclose(sums, wanted, atol=2e-5, rtol=2e-5)
-
-
-@kernel
-def transposed(rows: Any, offset: Any, result: Any, like: Any) -> None:
-    transpose(rows.ctypes.data, offset, result.ctypes.data, result.strides[0], like)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_block_of_rows_is_written_as_columns(dtype: torch.dtype) -> None:
-    count = 4 * LANES // dtype.itemsize
-    rows, result = torch.randn(LANES, 3 * count, dtype=dtype), np.zeros((count, LANES + 5), np.float32)
+def test_a_block_of_rows_is_written_as_columns() -> None:
+    rows, result = torch.randn(LANES, 3 * LANES), np.zeros((LANES, LANES + 5), np.float32)
     addresses = np.array([row.data_ptr() for row in rows])
-    transposed(addresses, count * dtype.itemsize, result, TAGS[dtype])
-    assert np.array_equal(result[:, :LANES], rows[:, count : 2 * count].float().numpy().T)
+    transposed(addresses, LANES * rows.itemsize, result)
+    assert np.array_equal(result[:, :LANES], rows[:, LANES : 2 * LANES].numpy().T)
     assert not result[:, LANES:].any()

@@ -1,16 +1,12 @@
 """Kernels are compiled before they are needed: in other processes, with a word on how far that is."""
 
-import logging
 from pathlib import Path
-from unittest.mock import MagicMock, Mock
 
 import pytest
 import torch
 
 from phase2_prefill_decode.kernels.cpu import compilation
-from phase2_prefill_decode.kernels.cpu.compilation import KERNELS, Kernel, compile_kernels, kernels_of
-
-HERE = Kernel("sampling", "float32"), Kernel("rotation", "float32")
+from phase2_prefill_decode.kernels.cpu.compilation import KERNELS, Kernel, kernels_of
 
 
 def test_only_the_kernels_of_a_model_are_compiled() -> None:
@@ -34,25 +30,3 @@ def test_kernels_are_compiled_in_other_processes_and_one_that_fails_there_is_lef
     assert done == [Kernel("rotation", "float32")]
     assert [file.name for file in tmp_path.rglob("*.nbc") if "rotate_store" in file.name]
     assert not [file.name for file in tmp_path.rglob("*.nbc") if "draw" in file.name]
-
-
-@pytest.mark.parametrize(("writable", "cores"), [(True, 2), (True, 1), (False, 2)])
-def test_kernels_are_compiled_once_with_a_word_on_how_far_and_without_a_writable_cache_in_each_process(
-    writable: bool, cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    made: list[Kernel] = []
-    monkeypatch.setattr(Kernel, "make", lambda kernel: made.append(kernel))
-    monkeypatch.setattr(compilation, "_in_processes", iter)
-    monkeypatch.setattr(compilation, "cores", lambda: cores)
-    unreachable = Mock(exists=Mock(side_effect=PermissionError))
-    monkeypatch.setattr(compilation, "PLACE", tmp_path if writable else MagicMock(__truediv__=lambda *_: unreachable))
-    monkeypatch.setattr(compilation, "is_writable", lambda: writable)
-    with caplog.at_level(logging.INFO):
-        compile_kernels(HERE)
-        compile_kernels(HERE)
-        compile_kernels(HERE[:1])
-    here = not writable or cores == 1  # compiled here, then loaded
-    assert made == [*HERE * (1 + here), *HERE * (1 + (not writable)), *HERE[:1] * (1 + here)], "each is loaded"
-    said = [record.message.partition(", ")[2].partition(", ")[2] for record in caplog.records]
-    both = ["1 of 2 done: sampling", "2 of 2 done: rotation"]
-    assert said == [*both, *([] if writable else both), "1 of 1 done: sampling"]

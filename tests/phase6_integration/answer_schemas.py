@@ -53,7 +53,11 @@ FIELDS = {  # those that it has, and those that it may have
     "ChoiceDeltaToolCall": ("index function", "id type"),
     "Function": ("name arguments", ""),
     "ChoiceDeltaToolCallFunction": ("arguments", "name"),
-    "CompletionUsage": ("prompt_tokens completion_tokens total_tokens", "prompt_tokens_details"),
+    "CompletionUsage": (
+        "prompt_tokens completion_tokens total_tokens",
+        "prompt_tokens_details completion_tokens_details",
+    ),
+    "CompletionTokensDetails": ("accepted_prediction_tokens rejected_prediction_tokens", ""),
     "PromptTokensDetails": ("cached_tokens", ""),
 }
 

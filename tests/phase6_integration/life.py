@@ -6,9 +6,8 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -144,62 +143,6 @@ def started(
         stdout=subprocess.DEVNULL,
         text=True,
     )
-
-
-class Supervisor:
-    """What systemd does with `Restart=on-failure`, and Docker with `--restart=on-failure`: it starts the server again
-    whenever that exits with another status than 0. `lives` has one entry for each start, `codes` one for each exit."""
-
-    def __init__(self, port: int, *arguments: str, factory: str = "") -> None:
-        self.url = f"http://127.0.0.1:{port}"
-        self.lives: list[Life] = []
-        self.codes: list[int] = []
-        self._port, self._arguments, self._factory = port, arguments, factory
-        self._stopping = False
-        self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._run)
-
-    def _run(self) -> None:
-        while True:
-            with self._lock:
-                if self._stopping:
-                    return
-                self.lives.append(Life(started(*self._arguments, port=self._port, factory=self._factory)))
-            self.codes.append(self.lives[-1].process.wait())
-            self.lives[-1].ended()
-            if self.codes[-1] == 0:
-                return
-
-    def __enter__(self) -> "Supervisor":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._stopping = True
-        for one in self.lives:
-            one.signal(signal.SIGTERM)
-        self._thread.join(PATIENCE)
-        for one in self.lives:
-            one.process.kill()
-            one.close()
-
-    def engine(self) -> int:
-        """The process id of the engine that serves now."""
-        self.until_ready()
-        (found,) = self.lives[-1].engines()
-        return found
-
-    def until_ready(self) -> None:
-        """Wait until the server takes requests."""
-        deadline = time.monotonic() + PATIENCE
-        with httpx.Client() as http:
-            while time.monotonic() < deadline:
-                with suppress(httpx.TransportError):
-                    if http.get(f"{self.url}/health/ready").status_code == 200:
-                        return
-                time.sleep(0.05)
-        raise AssertionError(f"it is not ready: {self.codes}")
 
 
 @contextmanager

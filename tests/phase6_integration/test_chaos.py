@@ -1,4 +1,4 @@
-"""Crowds of clients, some of them hostile, and an engine that is killed, frozen and starved. Orderly clients get what
+"""Crowds of clients, some of them hostile, and an engine that is killed and frozen. Orderly clients get what
 transformers generates, token for token, from a server that preempts them all the time."""
 
 import asyncio
@@ -6,24 +6,19 @@ import contextlib
 import json
 import os
 import random
-import resource
 import signal
-import socket
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
 import psutil
 import pytest
 
-from phase6_integration.serve import ENGINE_FAILED
 from tests.phase2_prefill_decode.test_identity import prompts
-from tests.phase6_integration.crowd import AT_ONCE, LENGTHS, OUTPUT, Crowd
-from tests.phase6_integration.life import PATIENCE, Life, Supervisor
-from tests.phase6_integration.running import Oracle, answer, ask, idle, line, parsed, request, run, serving
+from tests.phase6_integration.crowd import LENGTHS, OUTPUT, Crowd
+from tests.phase6_integration.life import Life, life
+from tests.phase6_integration.running import Oracle, answer, ask, get, idle, line, request, run, serving
 
 FLAT = 1.05  # how much of the memory after the first tenth there may be at the end
 FEW = 80  # pages: for a few requests
@@ -159,137 +154,64 @@ def test_a_client_that_hangs_up_leaves_nothing_behind(tmp_path: Path, clients: i
         run(test(url))
 
 
-# The engine of a supervised server fails. Each request gets the right answer, or an orderly refusal.
+# The engine fails. Each request gets the right answer, or an orderly refusal; never a wrong answer, nor half a one.
 
-CLIENTS = 500  # at a time
-SECONDS = 180.0
-SHORTAGE = 5.0  # seconds
-BOMBS = ("text", "loop")
-TEMPLATE = """{% set bomb = messages[0].content %}
-{%- if bomb == "text" %}{{ bomb * 10 ** 7 }}
-{%- elif bomb == "loop" %}{% for a in range(99999) %}{% for b in range(99999) %}x{% endfor %}{% endfor %}
-{%- endif %}{{ bomb }}"""
-UNREAD = 300  # lines of 300 bytes; a pipe holds 64 KiB
-BOUND = 1 << 30  # bytes that the front may have in memory
-REFUSALS = {"loading", "dead", "hung", "draining", "stopped", "queue_full", "overloaded"}
-
-
-def engine_killed(server: Supervisor) -> None:
-    os.kill(server.engine(), signal.SIGKILL)
-
-
-def engine_frozen(server: Supervisor) -> None:
-    os.kill(server.engine(), signal.SIGSTOP)
-
-
-def memory_limited(server: Supervisor) -> None:
-    """What the engine has it keeps, and gets no more for a while."""
-    engine = server.engine()
-    with contextlib.suppress(ProcessLookupError):  # it may not survive
-        resource.prlimit(engine, resource.RLIMIT_AS, (1, resource.RLIM_INFINITY))
-        time.sleep(SHORTAGE)
-        resource.prlimit(engine, resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-
-
-def template_exploded(server: Supervisor) -> None:
-    """Each of these would render for ever, or more than any model reads."""
-    for bomb in BOMBS:
-        sent = {"messages": [{"role": "user", "content": bomb}]}
-        response = httpx.post(f"{server.url}/v1/chat/completions", json=sent, timeout=PATIENCE)
-        assert response.status_code in (400, 503), response.text
-
-
-def log_blocked(server: Supervisor) -> None:
-    """Nothing reads the log, until more has been written than its pipe holds."""
-    life = server.lives[-1]
-    life.log_is_read.clear()
-    try:
-        with httpx.Client(base_url=server.url, timeout=PATIENCE) as http:
-            for number in range(UNREAD):
-                assert http.get(f"/v1/models/{'x' * 200}-{number}").status_code == 404
-    finally:
-        life.log_is_read.set()
-
-
-# In this order, evenly spread over the time. A further fault is a function of the supervised server, added here.
-INJECTED: Sequence[Callable[[Supervisor], None]] = (
-    *(engine_killed, memory_limited, template_exploded),
-    *(engine_killed, log_blocked, engine_frozen),
-)
+REFUSALS = {"loading", "dead", "hung", "queue_full", "overloaded"}
 
 
 class CrowdUnderFaults(Crowd):
-    """Clients that take an orderly refusal for an answer. They never take a wrong answer, nor half a one."""
+    """Clients that take an orderly refusal for an answer."""
 
     async def orderly(self, draw: random.Random) -> None:
         which = draw.randrange(len(self.given))
-        try:
-            async with line(self.url, request(self.body(draw, which))) as reader:
-                content = await reader.read()
-        except OSError:  # between two processes
-            content = b""
-        if not content:
-            self.done["no server"] += 1
-            return await asyncio.sleep(0.2)
-        response = parsed(content)
+        response = await ask(self.url, self.body(draw, which))
         error = response.error if response.status != 200 else None
         if error is None and response.headers["content-type"] != "application/json":
             *_, last, done = response.events
             assert done == "[DONE]"
             error = json.loads(last).get("error")
-        if error is None:
-            assert answer(response) == self.wanted[which]
-            self.done["right"] += 1
-            return None
-        assert error["code"] in REFUSALS, error
-        self.done["refused"] += 1
-        return await asyncio.sleep(0.1)  # Retry-After, in this hurry
+        assert (error["code"] in REFUSALS) if error else answer(response) == self.wanted[which], response
+        self.done["refused" if error else "right"] += 1
+        await asyncio.sleep(0.1 if error else 0)  # Retry-After, in this hurry
 
-    async def until(self, end: float) -> None:
-        async def client(number: int) -> None:
-            draw = random.Random(number)
-            while time.monotonic() < end:
-                if draw.random() < 0.9:
-                    await self.orderly(draw)
-                else:
-                    with contextlib.suppress(OSError):
-                        await self.leaves(draw)
-
-        await asyncio.gather(*(client(number) for number in range(CLIENTS)))
+    async def until(self, over: asyncio.Event, draw: random.Random) -> None:
+        while not over.is_set():
+            if draw.random() < 0.9:
+                await self.orderly(draw)
+            else:
+                with contextlib.suppress(OSError):
+                    await self.leaves(draw)
 
 
 @pytest.mark.slow
 def test_orderly_clients_are_answered_right_or_refused_in_order_while_the_engine_fails(tmp_path: Path) -> None:
+    """What else may fail, in a quiet server: `adversarial`."""
     oracle = Oracle.saved(tmp_path)
     given = prompts(oracle.model.config.vocab_size, LENGTHS)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    flags = ("--dtype", "float32", "--kv-cache-pages", "160", "--hang-timeout", "10", "--heartbeat-timeout", "5")
-    with Supervisor(port, str(tmp_path), *flags, "--max-engine-restarts", "2", "--chat-template", TEMPLATE) as server:
-        crowd = CrowdUnderFaults(server.url, given, oracle.answers(given, OUTPUT), Counter())
+    flags = ("--dtype", "float32", "--kv-cache-pages", "160", "--heartbeat-timeout", "5", "--max-engine-restarts", "9")
+    with life(str(tmp_path), *flags) as server:
+        url = server.listening()
+        server.until("ready")
+        crowd = CrowdUnderFaults(url, given, oracle.answers(given, OUTPUT), Counter())
 
-        async def inject() -> None:
-            begin = time.monotonic()
-            clients = asyncio.create_task(crowd.until(begin + SECONDS))
-            for number, fault in enumerate(INJECTED, 1):
-                await asyncio.sleep(begin + number * SECONDS / (len(INJECTED) + 1) - time.monotonic())
-                await asyncio.to_thread(server.until_ready)
+        async def test() -> None:
+            over = asyncio.Event()
+            clients = [asyncio.create_task(crowd.until(over, random.Random(number))) for number in range(200)]
+            for fault in (signal.SIGKILL, signal.SIGSTOP, signal.SIGKILL):
                 right = crowd.done["right"]
-                await asyncio.to_thread(fault, server)
-                await asyncio.to_thread(server.until_ready)
-                while crowd.done["right"] <= right and not clients.done():
+                while crowd.done["right"] < right + 100:
                     await asyncio.sleep(0.1)
-                print(f"{fault.__name__}: {dict(crowd.done)}, exits {server.codes}")
-            await clients
-            await asyncio.to_thread(server.until_ready)
-            after = Crowd(server.url, given, crowd.wanted, Counter())
-            await asyncio.gather(*(after.orderly(random.Random(n)) for n in range(AT_ONCE)))
-            await idle(server.url)
+                (engine,) = server.engines()
+                os.kill(engine, fault)
+                await asyncio.to_thread(server.until, "the engine is (dead|hung)")
+                while (await get(url, "/health/ready")).status != 200:
+                    await asyncio.sleep(0.1)
+            over.set()
+            await asyncio.gather(*clients)
+            assert crowd.done["refused"]
+            await Crowd(url, given, crowd.wanted, Counter()).orderly(random.Random(0))
+            await idle(url)
 
-        server.until_ready()
-        run(inject(), seconds=3 * SECONDS)
-        assert crowd.done["right"] > CLIENTS
-        assert psutil.Process(server.lives[-1].process.pid).memory_info().rss < BOUND
-    assert server.codes[-1] == 0
-    assert set(server.codes[:-1]) <= {ENGINE_FAILED}
-    assert len(server.codes) < 1 + len(INJECTED)
+        run(test(), seconds=600)
+        server.signal(signal.SIGTERM)
+        assert server.ended() == 0

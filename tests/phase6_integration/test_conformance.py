@@ -76,7 +76,6 @@ SHARED = {
     *("stream_options", "ignore_eos", "priority", "user", "request_id", "cache_salt"),
     *("best_of", "allowed_token_ids", "bad_words", "include_stop_str_in_output", "skip_special_tokens"),
     *("add_special_tokens", "truncate_prompt_tokens", "prompt_logprobs", "return_token_ids"),
-    "return_tokens_as_token_ids",
     *("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
     "guided_whitespace_pattern",
 }
@@ -85,7 +84,7 @@ FIELDS = {
     "ChatRequest": {
         *(*SHARED, "messages", "max_completion_tokens", "top_logprobs", "add_generation_prompt"),
         *("tools", "tool_choice", "parallel_tool_calls", "include_reasoning", "reasoning_effort"),
-        *("chat_template_kwargs", "continue_final_message", "documents"),
+        *("chat_template_kwargs", "continue_final_message", "documents", "prediction"),
     },
     "StreamOptions": {"include_usage", "continuous_usage_stats"},
 }

@@ -8,7 +8,6 @@ import json
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-import httpx
 import openai
 import pytest
 from openai import OpenAI
@@ -28,7 +27,7 @@ GREEDY: Any = {"model": "tiny_chat", "temperature": 0, "max_tokens": 24}
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    options = EngineOptions(kv_cache_pages=256, max_num_seqs=16, threads=1)
+    options = EngineOptions(kv_cache_pages=256, max_num_seqs=16, threads=1, speculative_config={"method": "ngram"})
     settings = ServerSettings(api_keys=(KEY,))
     with served(lambda: AsyncEngine(options, factory=ENGINE), settings) as url:
         yield f"{url}/v1"
@@ -61,38 +60,23 @@ def test_a_chat_is_the_same_whole_streamed_and_by_the_stream_helper(client: Open
     assert "".join(deltas) == final.choices[0].message.content == whole.message.content
 
 
-def test_a_completion_of_a_text_and_of_its_tokens(client: OpenAI, address: str) -> None:
-    headers = {"authorization": f"Bearer {KEY}"}
-    root = address.removesuffix("/v1")
-    tokens = httpx.post(f"{root}/tokenize", json={"prompt": "Paging is"}, headers=headers).json()["tokens"]
-    of_text = client.completions.create(prompt="Paging is", **GREEDY)
-    of_tokens = client.completions.create(prompt=tokens, **GREEDY)
-    assert of_text.choices[0].text == of_tokens.choices[0].text != ""
-    assert of_text.usage is not None
-    assert of_text.usage.prompt_tokens == len(tokens)
-    back = httpx.post(f"{root}/detokenize", json={"tokens": tokens}, headers=headers).json()
-    assert back == {"prompt": "Paging is"}
-
-
-def test_logprobs_of_a_chat_and_of_a_completion_with_its_prompt(client: OpenAI) -> None:
-    (choice,) = chat(client, logprobs=True, top_logprobs=3).choices
-    entries = choice.logprobs.content
-    assert "".join(bytes(entry.bytes or []).decode() for entry in entries) == choice.message.content
-    for entry in entries:
-        assert entry.logprob <= 0
-        assert len(entry.top_logprobs) == 3
-        assert entry.top_logprobs[0].token == entry.token, "greedy"
-        assert entry.top_logprobs[0].logprob == pytest.approx(entry.logprob, abs=1e-5)
-    echoed: Any = client.completions.create(prompt="Paging ends", logprobs=2, echo=True, **GREEDY).choices[0]
-    found = echoed.logprobs
-    assert "".join(found.tokens) == echoed.text
-    first, *values = found.token_logprobs
-    assert first is None
-    assert max(values) <= 0
-    for token, offset, _, _ in zip(
-        found.tokens, found.text_offset, found.token_logprobs, found.top_logprobs, strict=True
-    ):
-        assert echoed.text[offset:].startswith(token)
+def test_a_predicted_answer_is_the_same_and_its_usage_tells_what_was_right(client: OpenAI) -> None:
+    (plain,) = (answer := chat(client, max_tokens=1000)).choices
+    assert answer.usage.completion_tokens_details is None
+    text = plain.message.content
+    edited = text.replace(text.split()[3], "something else", 1)
+    counts = []
+    for content in (text, [{"type": "text", "text": edited}], "Nothing of it."):
+        prediction: Any = {"type": "content", "content": content}
+        (choice,), usage = (answer := chat(client, max_tokens=1000, prediction=prediction)).choices, answer.usage
+        assert choice.message.content == text
+        counts.append(usage.completion_tokens_details)
+    assert counts[0].accepted_prediction_tokens > counts[1].accepted_prediction_tokens > 5
+    assert counts[0].rejected_prediction_tokens == 0 < counts[1].rejected_prediction_tokens
+    assert counts[2].accepted_prediction_tokens == 0
+    asked: Any = {"prediction": {"type": "content", "content": text}, "stream_options": {"include_usage": True}}
+    *_, last = chat(client, max_tokens=1000, stream=True, **asked)
+    assert last.usage.completion_tokens_details == counts[0]
 
 
 # Typed answers.
@@ -168,6 +152,70 @@ def test_the_chosen_function_is_called_and_its_streamed_arguments_join_to_json(c
     assert "".join(call.function.arguments or "" for call in calls) == whole.function.arguments
     assert all(isinstance(value, int) for value in json.loads(whole.function.arguments).values())
     assert not any(chunk.delta.content for chunk in chunks)
+
+
+# /v1/responses.
+
+WHERE = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Rome", "Bern"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+WEATHER = {"type": "function", "name": "weather", "description": "of a city", "parameters": WHERE}
+
+
+RESPONSE: Any = {"model": "tiny_chat", "temperature": 0, "max_output_tokens": 24}
+
+
+def test_the_client_creates_and_streams_the_same_answer(client: OpenAI) -> None:
+    whole = client.responses.create(input="What is paging?", **RESPONSE)
+    events = list(client.responses.create(input="What is paging?", stream=True, **RESPONSE))
+    chat = client.chat.completions.create(
+        messages=[{"role": "user", "content": "What is paging?"}], model="tiny_chat", temperature=0, max_tokens=24
+    )
+    assert whole.output_text == chat.choices[0].message.content != ""
+    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert "".join(deltas) == whole.output_text
+    assert events[-1].type in ("response.completed", "response.incomplete")
+    assert events[-1].response.output_text == whole.output_text
+
+
+def test_the_output_of_the_client_is_input_of_the_next_turn(client: OpenAI) -> None:
+    asked: Any = [{"role": "user", "content": "What is paging?"}]
+    first = client.responses.create(input=asked, **RESPONSE)
+    dumped = [item.model_dump(exclude_unset=True) for item in first.output]
+    for back in (first.output, dumped):
+        again = client.responses.create(input=[*asked, *back, {"role": "user", "content": "Go on."}], **RESPONSE)
+        assert again.output_text
+    with pytest.raises(openai.BadRequestError, match="previous_response_id"):
+        client.responses.create(input="Go on.", previous_response_id=first.id, **RESPONSE)
+
+
+class Place(BaseModel):
+    name: Literal["Rome", "Paris"]
+    big: bool
+
+
+def test_the_client_parses_an_answer_into_a_model(client: OpenAI) -> None:
+    assert client.responses.parse(input="A place?", model="tiny_chat", text_format=Place).output_parsed is not None
+    with client.responses.stream(input="A place?", model="tiny_chat", text_format=Place) as stream:
+        for _ in stream:
+            continue
+        assert stream.get_final_response().output_parsed is not None
+
+
+def test_a_required_call_is_an_item_and_its_output_is_input(client: OpenAI) -> None:
+    asked: Any = [{"role": "user", "content": "The weather in Rome?"}]
+    tools: Any = [{**WEATHER, "strict": True}]
+    given: Any = {"model": "tiny_chat", "tools": tools, "tool_choice": "required", "parallel_tool_calls": False}
+    first = client.responses.create(input=asked, **given)
+    (call,) = (item for item in first.output if item.type == "function_call")
+    assert call.name == "weather"
+    assert json.loads(call.arguments)["city"] in ("Rome", "Bern")
+    result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "sun"}
+    again = client.responses.create(input=[*asked, *first.output, result], model="tiny_chat", tools=tools)
+    assert again.status in ("completed", "incomplete")
 
 
 # Errors.

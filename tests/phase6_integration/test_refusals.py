@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from phase6_integration.api import parsing
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.api.tokenization import TokenizerPool
 from tests.phase6_integration.fake_engine import FakeEngine, client
@@ -161,9 +162,11 @@ def test_messages_come_back_as_clients_got_them() -> None:
     assert (error["param"], error["code"]) == ("messages.1.function_call", "unsupported_field")
 
 
-def test_prompt_logprobs_are_limited_before_anything_is_computed() -> None:
+def test_prompt_logprobs_are_limited_before_anything_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parsing, "MAX_SCORES", 24)
+
     async def send(**asked: Any) -> httpx.Response:
-        async with client(engine, ServerSettings(max_scores=24)) as http:
+        async with client(engine, ServerSettings()) as http:
             return await http.post(COMPLETE, json={"echo": True, "max_tokens": 1, "logprobs": 1, **asked})
 
     engine = FakeEngine()

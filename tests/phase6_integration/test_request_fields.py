@@ -95,7 +95,7 @@ SHARED: dict[str, Values] = {
     "prompt_logprobs": integer(-1, 0, 5, 6),
     "request_id": (["", "with space", "x" * 129, 5, "new\nline", "\u00e9"], ["mine-1", "x" * 128]),
     **dict.fromkeys(("ignore_eos", "stream", "include_stop_str_in_output", "skip_special_tokens"), FLAG),
-    **dict.fromkeys(("add_special_tokens", "return_token_ids", "return_tokens_as_token_ids"), FLAG),
+    **dict.fromkeys(("add_special_tokens", "return_token_ids"), FLAG),
 }
 COMPLETIONS: dict[str, Values] = {
     **SHARED,
@@ -110,6 +110,10 @@ COMPLETIONS: dict[str, Values] = {
 CHATS: dict[str, Values] = {
     **SHARED,
     "max_tokens": integer(0, 1, 2000, 2049),
+    "prediction": (
+        ["a", {}, {"type": "content"}, {"type": "text", "content": "a"}, {"type": "content", "content": [5]}],
+        [{"type": "content", "content": text} for text in ("", "a", [{"type": "text", "text": "a"}])],
+    ),
     "max_completion_tokens": ([0, "5", True, 2049], []),
     "logprobs": FLAG,
     "top_logprobs": ([True, -1, 6, "1"], []),
@@ -166,6 +170,7 @@ FOREIGN: dict[str, tuple[list[Any], Any]] = {
     "length_penalty": ([1, 1.0], 2.0),
     "logits_processors": ([[]], ["x"]),
     "prompt_embeds": ([], "AAAA"),
+    "return_tokens_as_token_ids": ([False], True),
     "spaces_between_special_tokens": ([True, False], 1),
     "use_beam_search": ([False], True),
     "vllm_xargs": ([{}], {"a": 1}),
@@ -179,7 +184,6 @@ FOREIGN_TO_CHATS: dict[str, tuple[list[Any], Any]] = {
     "functions": ([[]], [{"name": "f"}]),
     "mm_processor_kwargs": ([{}], {"a": 1}),
     "modalities": ([[], ["text"]], ["text", "audio"]),
-    "prediction": ([], {"type": "content", "content": "a"}),
     "web_search_options": ([], {}),
 }
 LIMITED = {COMPLETE: {**FOREIGN, "suffix": ([""], "end")}, CHAT: FOREIGN_TO_CHATS}

@@ -8,17 +8,14 @@ import re
 import signal
 import socket
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-import torch
 
-from phase2_prefill_decode.linear import Linear
 from phase6_integration.cli.main import main
-from tests.phase6_integration.life import PATIENCE, gone, life, scripted, stream, values
+from tests.phase6_integration.life import PATIENCE, gone, life, scripted, values
 
 # Beginnings.
 
@@ -49,14 +46,14 @@ def test_what_prevents_a_start_is_one_line_and_exit_code_1(
         assert re.fullmatch(rf"nanoserve {command[0]}: .*device .*\n", capsys.readouterr().err)
 
 
-@pytest.mark.parametrize("command", ["serve", "doctor", "models"])
+@pytest.mark.parametrize("command", ["serve", "doctor"])
 def test_ctrl_c_is_one_line_and_exit_code_130(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: object) -> int:
         raise KeyboardInterrupt
 
-    for place in ("serve.serve", "cli.doctor_command.findings", "cli.models_command.describe"):
+    for place in ("serve.serve", "cli.doctor_command.findings"):
         monkeypatch.setattr(f"phase6_integration.{place}", interrupted)
     assert main([command]) == 130
     assert capsys.readouterr().err == f"nanoserve {command}: stopped\n"
@@ -184,57 +181,6 @@ def test_json_logs_are_json_to_the_last_line_and_a_key_of_the_environment_is_in_
 
 
 # With an engine process.
-
-
-def test_the_bundled_model_serves_under_load_until_a_signal_and_leaves_nothing_behind() -> None:
-    """Every one of many streams comes to an orderly end, whichever: its own, or the server's."""
-    with life("--shutdown-timeout", "0.1", "--check-invariants", "--log-format", "json") as server:
-        url = server.listening()
-        ready = json.loads(server.until(r'.*"message": "ready".*')[0])
-        assert ready["dtype"] == "bfloat16"
-        assert ready["linear"] == Linear(torch.ones(16, 16, dtype=torch.bfloat16)).kernel
-        (engine,) = server.engines()
-        ends: list[list[str]] = []
-        begun = threading.Barrier(9)
-
-        def ask(i: int) -> None:
-            with httpx.Client(timeout=PATIENCE) as http:
-                events = stream(http, url, prompt=[5, 6, 7, i], max_tokens=1900, ignore_eos=True)
-                told = [next(events)]
-                begun.wait(PATIENCE)
-                ends.append([*told, *events])
-
-        asking = [threading.Thread(target=ask, args=(i,)) for i in range(8)]
-        for thread in asking:
-            thread.start()
-        begun.wait(PATIENCE)
-        server.signal(signal.SIGTERM)
-        for thread in asking:
-            thread.join(PATIENCE)
-        assert server.ended() == 0
-    assert gone(engine)
-    assert len(ends) == 8
-    for told in ends:
-        assert told[-1] == "[DONE]"
-        last = json.loads(told[-2])
-        assert last["error"]["code"] == "draining" if "error" in last else last["choices"][0]["finish_reason"]
-
-
-def test_with_the_flag_a_dead_engine_is_reported_and_the_server_stays() -> None:
-    flags = ("--max-engine-restarts", "0", "--keep-alive-on-engine-death")
-    with life(*flags, factory="faults:light") as server, httpx.Client(timeout=PATIENCE) as http:
-        url = server.listening()
-        server.until("ready")
-        (engine,) = server.engines()
-        os.kill(engine, signal.SIGKILL)
-        server.until("the engine is dead")
-        asked = [http.get(f"{url}{path}") for path in ("/health", "/health/ready", "/health/live")]
-        for response in (*asked, http.post(f"{url}/v1/completions", json={"prompt": "a"})):
-            assert response.status_code == 503
-            assert response.json()["error"]["code"] == "dead"
-        assert 'nanoserve:engine_up{engine="0",model_name="tiny_chat"} 0.0' in http.get(f"{url}/metrics").text
-        server.signal(signal.SIGTERM)
-        assert server.ended() == 0
 
 
 def test_if_the_server_is_killed_its_engine_ends_too() -> None:

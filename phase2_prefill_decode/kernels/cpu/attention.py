@@ -19,7 +19,7 @@ from phase1_kv_pool.layer import KVLayer
 from phase2_prefill_decode.kernels.attention import AttentionMetadata, check_shapes
 from phase2_prefill_decode.kernels.cpu.intrinsics import KV_TAGS, TAGS, address, array, compiled, kernel, narrow
 from phase2_prefill_decode.kernels.cpu.openmp import OPENMP, on_each_thread, spread, take, threads_for
-from phase2_prefill_decode.kernels.cpu.tiles import SPLIT, TILE, attend_tile, merge, room_for, width
+from phase2_prefill_decode.kernels.cpu.tiles import SPLIT, TILE, attend_tile, merge, query_tag, room_for, whole, width
 
 ROWS = 64  # of a tile; more only if the group has more heads
 
@@ -116,7 +116,7 @@ def plan(cu_seqlens_q, seq_lens, max_seqlen_k, window, group, kv_heads, threads)
 def attend_body(dtype: torch.dtype, stored: torch.dtype) -> int:
     """Compile the body of a thread, for queries in one dtype and keys in another: it runs one program after the other
     until none are left."""
-    like, kv_like = TAGS[dtype], KV_TAGS[stored]
+    like, left_like, kv_like = TAGS[dtype], query_tag(dtype, stored), KV_TAGS[stored]
 
     def body(work):
         (
@@ -136,7 +136,7 @@ def attend_body(dtype: torch.dtype, stored: torch.dtype) -> int:
         program = take(work)
         while program < count:
             tile = tiles[program]
-            state = attend_tile(tile, query, cached, window, scale, room)
+            state = attend_tile(tile, query, cached, left_like, window, scale, room)
             if tile.split < 0:
                 write(tile, group, state, result)
             else:
@@ -150,9 +150,10 @@ def attend_body(dtype: torch.dtype, stored: torch.dtype) -> int:
 def write(tile, group, state, result):
     """Divide the sums by l_i: the weighted mean of the values. A row without visible keys is zero."""
     head_dim, rows = result.shape[2], tile.tokens * group
+    dims = whole(head_dim)
     for row in range(tile.heads * rows):
         token, head = tile.first + row % rows // group, (tile.head + row // rows) * group + row % group
-        l_i = state[row, head_dim + 1]
+        l_i = state[row, dims + 1]
         factor = np.float32(1) / l_i if l_i != 0 else np.float32(0)
         for i in range(head_dim):
             result[token, head, i] = narrow(state[row, i] * factor, result[token, head, i])
@@ -167,7 +168,7 @@ def combine(tiles, partial, group, result):
         tile = tiles[number]
         if tile.split >= 0:
             if number > 0 and continues(tile, tiles[number - 1]):
-                merge(partial[first], partial[tile.split], result.shape[2])
+                merge(partial[first], partial[tile.split], whole(result.shape[2]))
             else:
                 first = tile.split
             if number + 1 == len(tiles) or not continues(tiles[number + 1], tile):

@@ -66,7 +66,7 @@ def blocks_body(size: int) -> int:
                 done = units - units % LANES
                 for unit in range(0, done, LANES):
                     result = blocks[block, unit].ctypes.data + lane * size
-                    transpose(places.ctypes.data, unit * size, result, BLOCK * size, np.float32(0))
+                    transpose(places.ctypes.data, unit * size, result, BLOCK * size)
             put_rows(rows[start : start + LANES], blocks, first + start, done)
             item = take(work)
 

@@ -28,7 +28,7 @@ from phase2_prefill_decode.kernels.cpu.openmp import OPENMP, USLEEP, call, on_ea
 from phase2_prefill_decode.kernels.cpu.pointwise import add, check_places, gate, norm, put, rotate
 from phase2_prefill_decode.kernels.cpu.product import FORMATS, NUMBERS, PackedWeight, multiply_block, store, weight_at
 from phase2_prefill_decode.kernels.cpu.rows import lay_out, left_tag
-from phase2_prefill_decode.kernels.cpu.tiles import TILE, attend_tile, room_for
+from phase2_prefill_decode.kernels.cpu.tiles import TILE, attend_tile, query_tag, room_for
 from phase2_prefill_decode.linear import Linear
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.step.packed import StepTensors
@@ -141,6 +141,7 @@ def forward_body(stored: torch.dtype, kv_dtype: torch.dtype) -> int:
     """The body of a thread, for matrices, keys and values in these formats."""
     like, kind, left_like = TAGS[torch.bfloat16], FORMATS[stored], left_tag(torch.bfloat16, stored)
     head_left_like, kv_like = left_tag(torch.bfloat16, torch.bfloat16), KV_TAGS[kv_dtype]
+    q_like = query_tag(torch.bfloat16, kv_dtype)
 
     def body(work):
         (
@@ -184,7 +185,8 @@ def forward_body(stored: torch.dtype, kv_dtype: torch.dtype) -> int:
             attention(
                 qkv.reshape((tokens, heads + 2 * kv_heads, head_dim)), q.reshape((tokens, heads, head_dim)),
                 attended.reshape((tokens, heads, head_dim)), array(keys, pool, kv_like), array(values, pool, kv_like),
-                (key_scales, value_scales), angles, batch, q_norm, k_norm, eps, scale, window, room, counters, usleep,
+                (key_scales, value_scales), angles, batch, q_norm, k_norm, eps, (q_like, window, scale, room), counters,
+                usleep,
             )  # fmt: skip
             counters += 128
             linear(attended, weight_at(kind, row[NUMBERS:].ctypes.data), projected, left, sums, counters, usleep)
@@ -274,11 +276,9 @@ def mlp(x, weight, result, left, sums, counters, usleep):
 
 
 @compiled()
-def attention(
-    qkv, q, attended, keys, values, scales, angles, batch, q_norm, k_norm, eps, scale, window, room, counters, usleep
-):
+def attention(qkv, q, attended, keys, values, scales, angles, batch, q_norm, k_norm, eps, others, counters, usleep):
     """An item is a KV head of a sequence: store its new keys and values, then attend."""
-    (_, heads, head_dim), kv_heads = q.shape, keys.shape[1]
+    (_, heads, head_dim), kv_heads, (_, window, _, _) = q.shape, keys.shape[1], others
     group, page_size = heads // kv_heads, keys.shape[2]
     positions, slots, cu_seqlens_q, seq_lens, page_table = batch
     has_norms, normed, turned = q_norm != NO_TENSOR, np.empty(head_dim, q.dtype), np.empty(head_dim, q.dtype)
@@ -309,7 +309,7 @@ def attention(
         position = length - (stop - first)
         tile.sequence, tile.first, tile.tokens, tile.position, tile.split = sequence, first, stop - first, position, -1
         tile.head, tile.heads, tile.begin, tile.end = head, 1, max(position + 1 - window, 0), length
-        state = attend_tile(tile, q, (keys, values, scales, page_table), window, scale, room)
+        state = attend_tile(tile, q, (keys, values, scales, page_table), *others)
         write(tile, group, state, attended)
         take(counters + 64)
         item = take(counters)

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.core.registry import CPUDispatcher, cpu_target
 from numba.extending import intrinsic, overload
 
@@ -73,20 +72,6 @@ def pointer(context, address, like):
         return builder.inttoptr(args[0], context.get_value_type(kind))
 
     return kind(types.int64, like), generate
-
-
-@intrinsic
-def prefetch(context, address):
-    """Start to load the cache line of an address."""
-
-    def generate(context, builder, signature, args):
-        flag, place = ir.IntType(32), ir.IntType(8).as_pointer()
-        function = ir.FunctionType(ir.VoidType(), [place, flag, flag, flag])
-        load = cgutils.get_or_insert_function(builder.module, function, "llvm.prefetch.p0")
-        builder.call(load, [builder.inttoptr(args[0], place), flag(0), flag(2), flag(1)])
-        return context.get_dummy_value()
-
-    return types.void(types.int64), generate
 
 
 def _reinterpreting(source, target):

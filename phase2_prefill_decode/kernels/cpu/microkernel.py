@@ -21,12 +21,13 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from phase2_prefill_decode.kernels.cpu.intrinsics import FEATURES
+from phase2_prefill_decode.kernels.cpu.intrinsics import FEATURES, PROCESSOR
 
 WIDE = "+avx512f" in FEATURES  # 32 registers of 512 bits
-DOTS = "+avx512bf16" in FEATURES  # adds the products of a pair of bfloat16 in one instruction
+# Adds the products of a pair of bfloat16 in one instruction. Intel's takes as long as four fused multiply-adds.
+DOTS = "+avx512bf16" in FEATURES and PROCESSOR[1].startswith("znver")
 BITS = 512 if "+avx512bw" in FEATURES else 256  # of a register of integers
-LOOKUP = DOTS and "+avx512vbmi" in FEATURES  # looks 64 bytes up in a table of 128
+LOOKUP = "+avx512vbmi" in FEATURES  # looks 64 bytes up in a table of 128
 # Adds the products of four integers of 8 bits in one instruction; others take two of 16.
 QUADS = ("+avx512vnni" in FEATURES and BITS == 512) or "+avxvnni" in FEATURES
 SET = "AVX-512 with bfloat16" if DOTS else "AVX-512" if WIDE else "AVX2" if "+avx2" in FEATURES else "128-bit vectors"
@@ -81,6 +82,12 @@ def call(builder, name, result, *arguments):
     return builder.call(cgutils.get_or_insert_function(builder.module, function, name), arguments)
 
 
+def fetch(builder, place):
+    """Start to load a line into the L2 cache."""
+    place = builder.bitcast(place, ir.IntType(8).as_pointer())
+    call(builder, "llvm.prefetch.p0", NOTHING, place, INT(0), INT(2), INT(1))
+
+
 def repeated(builder, number):
     """A vector with a number in every lane."""
     lanes = ir.VectorType(number.type, LANES)
@@ -93,11 +100,29 @@ def many(kind, number):
     return kind([number] * kind.count)
 
 
+def looped(builder, count, begun, body):
+    """What vectors become in a loop of at least one step: of `body(step, vectors)`, which returns them changed."""
+    before, loop, behind = builder.block, builder.append_basic_block(), builder.append_basic_block()
+    builder.branch(loop)
+    builder.position_at_end(loop)
+    step, held = builder.phi(BYTES), [builder.phi(vector.type) for vector in begun]
+    changed = body(step, [*held])
+    following = builder.add(step, BYTES(1))
+    for phi, start, value in zip([step, *held], [BYTES(0), *begun], [following, *changed], strict=True):
+        phi.add_incoming(start, before)
+        phi.add_incoming(value, loop)
+    builder.cbranch(builder.icmp_signed("<", following, count), loop, behind)
+    builder.position_at_end(behind)
+    return changed
+
+
 # region operands
 def operands(builder, kind, left_kind, line):
     """What the words of a line become: operands, each with the number of the row's word that it is multiplied with.
-    Integers stay unsigned."""
-    if kind in ADDED:
+    Integers stay unsigned, but beside float32: keys and values are signed."""
+    if kind == INT8 and left_kind == F32:
+        yield from floats_of_int8(builder, line)
+    elif kind in ADDED:
         shorts = builder.bitcast(line, SHORTS)
         for word, (up, mask) in enumerate(FIELDS[kind]):
             yield word, builder.and_(builder.lshr(shorts, many(SHORTS, up)), many(SHORTS, mask))
@@ -118,8 +143,20 @@ def operands(builder, kind, left_kind, line):
 # endregion
 
 
+def floats_of_int8(builder, line):
+    """Each number of a word times 2 ** 24."""
+    for word in (3, 1, 2, 0):
+        shifted = builder.shl(line, many(INTS, 24 - 8 * word))
+        yield word, builder.sitofp(builder.and_(shifted, many(INTS, 0xFF000000)), NUMBERS)
+
+
 def floats_of_float8(builder, line):
     """Each number of a word. Exponent and mantissa of a float8 are those of a float32 that is 2 ** -120 as large."""
+    if LOOKUP:
+        for word, pair in pairs_of_float8(builder, line):
+            for half, number in operands(builder, BF16, F32, builder.bitcast(pair, INTS)):
+                yield word + 2 * half, number
+        return
     for word in (3, 1, 2, 0):
         bits = builder.ashr(builder.shl(line, many(INTS, 24 - 8 * word)), many(INTS, 4))
         small = builder.bitcast(builder.and_(bits, many(INTS, 0x87F00000)), NUMBERS)
@@ -199,38 +236,30 @@ def add_tile(context, rows, vectors, kind, left_kind, first, sums, left, down, w
             total = builder.load(at(builder, own[r], 4, INT))
             return repeated(builder, builder.mul(total, INT(-ADDED[kind])))
 
-        begun = [begin(*place) for place in tile]
-        before, loop, behind = builder.block, builder.append_basic_block(), builder.append_basic_block()
-        builder.branch(loop)
-
-        builder.position_at_end(loop)
-        step, held = builder.phi(BYTES), [builder.phi(value.type) for value in begun]
-        source = builder.add(lines, builder.add(BYTES(4 * BLOCK if scaled else 0), builder.mul(step, BYTES(size))))
-        word = builder.add(BYTES(HEAD if scaled else 0), builder.mul(step, BYTES(words)))
         # Tiles of one and two rows read in the order of memory, which the processor fetches by itself; but for one row
         # too late, if a line takes little time.
         in_order = width == VECTORS and count <= 2
         distance = ahead if not in_order else BYTES(AHEAD) if (DOTS or scaled) and count == 1 else None
-        for v in range(0 if distance is None else width):
-            wanted = at(builder, builder.add(source, distance), v * LINE, ir.IntType(8))
-            call(builder, "llvm.prefetch.p0", NOTHING, wanted, INT(0), INT(2), INT(1))  # into the L2 cache
-        totals = dict(zip(tile, held, strict=True))
-        for v in range(width):
-            if v:  # load the rows' numbers again: to keep them takes registers that the sums need
-                builder.call(ir.InlineAsm(ir.FunctionType(NOTHING, []), "", "~{memory}", side_effect=True), [])
-            line = builder.load(at(builder, source, v * size // VECTORS, HALVES if kind == F16 else INTS), align=4)
-            for i, weights in operands(builder, kind, left_kind, line):
-                for r in range(count):
-                    number = builder.load(at(builder, builder.add(own[r], word), 4 * i, INT))
-                    totals[r, v] = dot(builder, totals[r, v], weights, repeated(builder, number))
-        following = builder.add(step, BYTES(1))
-        for phi, start, value in zip([step, *held], [BYTES(0), *begun], [following, *totals.values()], strict=True):
-            phi.add_incoming(start, before)
-            phi.add_incoming(value, loop)
-        builder.cbranch(builder.icmp_signed("<", following, steps), loop, behind)
 
-        builder.position_at_end(behind)
-        for (r, v), total in totals.items():
+        def add_line(step, totals):
+            source = builder.add(lines, builder.add(BYTES(4 * BLOCK if scaled else 0), builder.mul(step, BYTES(size))))
+            word = builder.add(BYTES(HEAD if scaled else 0), builder.mul(step, BYTES(words)))
+            for v in range(0 if distance is None else width):
+                fetch(builder, at(builder, builder.add(source, distance), v * LINE, ir.IntType(8)))
+            for v in range(width):
+                if v:  # load the rows' numbers again: to keep them takes registers that the sums need
+                    clobber = ir.InlineAsm(ir.FunctionType(NOTHING, []), "", "~{memory}", side_effect=True)
+                    builder.call(clobber, [])
+                line = builder.load(at(builder, source, v * size // VECTORS, HALVES if kind == F16 else INTS), align=4)
+                for place, weights in operands(builder, kind, left_kind, line):
+                    for r in range(count):
+                        number = builder.load(at(builder, builder.add(own[r], word), 4 * place, INT))
+                        i = r * width + v
+                        totals[i] = dot(builder, totals[i], weights, repeated(builder, number))
+            return totals
+
+        totals = looped(builder, steps, [begin(*place) for place in tile], add_line)
+        for (r, v), total in zip(tile, totals, strict=True):
             if scaled:
                 scale = builder.load(at(builder, scales, v * LINE, NUMBERS), align=4)
                 scale = builder.fmul(scale, repeated(builder, builder.load(at(builder, own[r], 0, NUMBER))))

@@ -34,7 +34,7 @@ def left_tag(dtype: torch.dtype, stored: torch.dtype) -> Any:
     """The tag of what rows of a dtype are multiplied in, with a weight of another."""
     if stored in (torch.int8, torch.uint8):
         return np.int8(0) if QUADS else np.int16(0)
-    pairs = DOTS if stored == torch.bfloat16 else LOOKUP
+    pairs = DOTS and (LOOKUP or stored == torch.bfloat16)
     return TAGS[dtype] if pairs and dtype == torch.bfloat16 else np.float32(0)
 
 

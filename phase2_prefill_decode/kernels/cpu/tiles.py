@@ -2,7 +2,7 @@
 """Attention on a CPU for one tile: two matrix products with an online softmax between them.
 
 A tile is some tokens of a sequence and the keys they attend to. For a KV head, each token has one row for each query
-head that shares it. The result of a row is a line of float32: head_dim sums, then m_i, then l_i.
+head that shares it. The result of a row is a line of float32: the sums of its values, then m_i, then l_i.
 
 What a row gives depends only on its keys and on their positions: a tile of one row and a tile of many do the same
 operations in the same order. Keys are taken in blocks of KEYS, from a position that is a multiple of KEYS. At each
@@ -11,10 +11,29 @@ computes one part, and the parts are merged in order. Functions that add or mult
 without fast math.
 """
 
-import numpy as np
+from typing import Any
 
-from phase2_prefill_decode.kernels.cpu.intrinsics import NO_TENSOR, array, compiled, exp2, prefetch, widen
-from phase2_prefill_decode.kernels.cpu.matmul import COLUMNS, KEYS, LANES, add_product, highest, total, transpose, unit
+import numpy as np
+import torch
+from numba.extending import overload
+
+from phase2_prefill_decode.kernels.cpu.intrinsics import NO_TENSOR, array, compiled, exp2, narrow, widen
+from phase2_prefill_decode.kernels.cpu.matmul import (
+    FEW,
+    KEYS,
+    MANY,
+    WIDTH,
+    add_scores,
+    add_values,
+    arrange,
+    format_of,
+    highest,
+    restore,
+    unpack,
+    weigh,
+)
+from phase2_prefill_decode.kernels.cpu.microkernel import INPUTS, INT8, LANES
+from phase2_prefill_decode.kernels.cpu.rows import left_tag
 
 SPLIT = 512  # keys: a multiple of KEYS
 LOWEST = np.float32(-1e30)  # initial m_i: finite, because -inf - -inf is NaN
@@ -32,82 +51,111 @@ TILE = np.dtype(
     ]
 )
 INT64 = np.dtype(np.int64)
-SCALE = 4  # bytes
+STEP = 4  # bytes
+SHARED = 8  # rows of a head from which on its keys and values are unpacked once for all of them
+
+
+def query_tag(dtype: torch.dtype, cached: torch.dtype) -> Any:
+    """The tag of what queries of a dtype are multiplied in, with keys in another."""
+    return np.float32(0) if cached == torch.int8 else left_tag(dtype, cached)
+
+
+@compiled()
+def whole(head_dim):
+    """The numbers of a head with padding: whole lines in any format, and whole tiles of sums."""
+    return -(-head_dim // KEYS) * KEYS
 
 
 @compiled()
 def width(head_dim):
     """The length of a line of results, in float32."""
-    return whole(head_dim + 2)
-
-
-@compiled()
-def whole(count):
-    """Round up to whole lines of a product."""
-    return -(-count // COLUMNS) * COLUMNS
+    return whole(head_dim) + LANES
 
 
 @compiled()
 def room_for(rows, head_dim):
     """The float32 of scratch memory that a tile needs. `rows`: of all its heads."""
-    dims = whole(head_dim) + COLUMNS  # numbers of 8 bits are transposed twice as many at a time
-    return rows * (3 * width(head_dim) + KEYS) + dims * COLUMNS + 2 * (8 * KEYS + dims) + KEYS + 2 * KEYS * dims
+    return rows * (3 * width(head_dim) + KEYS) + 2 * KEYS * whole(head_dim) + 7 * KEYS + LANES
+
+
+def per_line(like):
+    """The numbers of a line."""
+    raise NotImplementedError("only inside compiled functions")
+
+
+def unit(like):
+    """What the 1 of a format is as an operand, as a factor to multiply with."""
+    raise NotImplementedError("only inside compiled functions")
+
+
+@overload(per_line)
+def _per_line(like):
+    count = LANES * INPUTS[format_of(like)]
+    return lambda like: count
+
+
+@overload(unit)
+def _unit(like):
+    number = np.float32(2.0**-24 if like == INT8 else 1)
+    return lambda like: number
 
 
 # region attend_tile
 @compiled()
-def attend_tile(tile, query, cached, window, scale, room):
+def attend_tile(tile, query, cached, left_like, window, scale, room):
     """Attend a tile's queries to its keys. Returns a line of results for each KV head and row."""
-    keys, scales, head_dim = cached[0], cached[2], query.shape[2]
-    group, dims = query.shape[1] // keys.shape[1], whole(head_dim)
-    rows, line, like = tile.tokens * group, width(head_dim), keys[0, 0, 0, 0]
-    step = 4 * LANES // keys.itemsize  # numbers of a key that are transposed at once
-    lines = -(-dims // step) * step
-    result, room = carve(room, tile.heads * rows, line)
+    keys, values, scales, pages = cached
+    head_dim, like, group = query.shape[2], keys[0, 0, 0, 0], query.shape[1] // keys.shape[1]
+    rows, line, dims, number = tile.tokens * group, width(head_dim), whole(head_dim), np.float32(0)
+    result, room = carve(room[-(room.ctypes.data // STEP) % LANES :], tile.heads * rows, line)
     state, room = carve(room, tile.heads * rows, line)  # since the last multiple of SPLIT
-    q, room = carve(room, tile.heads * rows, line)
-    scores, room = carve(room, rows, np.int64(KEYS))
-    k, room = carve(room, lines, np.int64(COLUMNS))
+    scores, room = carve(room, tile.heads * rows, np.int64(KEYS))
     factors, room = carve(room, np.int64(1), np.int64(KEYS))
-    places, room = carve_addresses(room, np.int64(3), np.int64(KEYS))  # of keys and of values, and their numbers
-    following, room = carve_addresses(room, np.int64(3), np.int64(KEYS))  # of the next head
-    padded, room = carve_addresses(room, np.int64(2), np.int64(KEYS))
-    k_places, spare = carve_addresses(room, np.int64(1), dims)
-    for i in range(dims):
-        k_places[0, i] = k.ctypes.data + i * k.strides[0]
-    at = padded if head_dim < lines else places
-    load_queries(tile, query, group, scale, q)
-    clear(result, head_dim)
-    clear(state, head_dim)
-    find(tile, tile.begin // KEYS * KEYS, cached, places)
+    copies, room = carve(room, np.int64(2 * KEYS), dims)
+    numbers, room = carve_integers(room)  # of the keys of a block in the pool, for the first head
+    following, room = carve_integers(room)  # and of the next block
+    counted, room = carve_integers(room)  # of copies
+    q = array(room.ctypes.data, (tile.heads * rows, dims), left_like)
+    counted[:] = np.arange(KEYS)
+    load_queries(tile, query, group, like, q)
+    clear(result, dims)
+    clear(state, dims)
+    find(tile, tile.begin // KEYS * KEYS, keys, pages, following)
     for start in range(tile.begin // KEYS * KEYS, tile.end, KEYS):
         if start % SPLIT == 0 and start > tile.begin:
-            merge(result, state, head_dim)
-            clear(state, head_dim)
+            merge(result, state, dims)
+            clear(state, dims)
+        numbers[:] = following
+        find(tile, start + KEYS, keys, pages, following)
         size = min(tile.end - start, KEYS)
         for head in range(tile.heads):
             own = slice(head * rows, (head + 1) * rows)
-            if head + 1 < tile.heads:
-                following[:] = places
-                following[:2] += keys.strides[1]
-                following[2] += keys.shape[2]
+            side, ahead = sides(keys, head, tile.heads, numbers, following)
+            if head_dim < dims:
+                side = padded(side, head_dim, copies, like, counted)
+            if rows < SHARED:
+                score(scores[own], q[own], side, ahead, size, like, left_like)
             else:
-                find(tile, start + KEYS, cached, following)
-            if head_dim < lines:
-                pad(places, head_dim, lines, spare, like, padded)
-            scores[:] = 0
-            for first in range(0, size, COLUMNS):
-                load_keys(at[0, first:], following[:, first:], k, like, step)
-                add_product(scores[:, first : first + COLUMNS], q[own], k_places[0], np.float32(0))
-            if scales[0] != NO_TENSOR:
-                multiply(scores, scales[0], places[2], factors[0], like)
-            hide(scores, tile.position - start, group, window)
-            soften(scores, state[own], head_dim)
-            if scales[0] != NO_TENSOR:
-                multiply(scores, scales[1], places[2], factors[0], like)
-            add_product(state[own, :dims], scores, at[1, :size], like)
-            places[:] = following
-    merge(result, state, head_dim)
+                side = unpacked(side, dims, copies[KEYS:], like, left_like, counted)
+                score(scores[own], q[own], side, None, size, left_like, left_like)
+            multiply(scores[own], scales[0], numbers, head * keys.shape[2], scale * unit(like), factors[0])
+        hide(scores, tile.position - start, rows, group, window)
+        soften(scores, state, dims)
+        for head in range(tile.heads):
+            own = slice(head * rows, (head + 1) * rows)
+            side, ahead = sides(values, head, tile.heads, numbers, following)
+            if head_dim < dims:
+                side = padded(side, head_dim, copies, like, counted)
+            multiply(scores[own], scales[1], numbers, head * keys.shape[2], unit(like), factors[0])
+            if rows < SHARED:
+                add_few(state[own], scores[own], side, ahead, size, like)
+            else:
+                side = unpacked(side, dims, copies[KEYS:], like, number, counted)
+                add_many(state[own], scores[own], side, size)
+    merge(result, state, dims)
+    for row in range(len(result)):
+        for i in range(0, dims, per_line(like)):
+            restore(like, number, result[row, i:].ctypes.data)
     return result
 
 
@@ -121,45 +169,38 @@ def carve(room, lines, line):
 
 
 @compiled()
-def carve_addresses(room, lines, line):
-    return array(room.ctypes.data, (lines, line), INT64), room[2 * lines * line :]
+def carve_integers(room):
+    return array(room.ctypes.data, (KEYS,), INT64), room[2 * KEYS :]
 
 
 @compiled()
-def clear(state, head_dim):
+def clear(state, dims):
     """No keys yet."""
     state[:] = 0
-    state[:, head_dim] = LOWEST
+    state[:, dims] = LOWEST
 
 
 @compiled()
-def load_queries(tile, query, group, scale, q):
-    q[:] = 0
+def load_queries(tile, query, group, like, q):
+    q[:] = narrow(np.float32(0), q[0, 0])
     rows = tile.tokens * group
     for row in range(len(q)):
         head, token = tile.head + row // rows, tile.first + row % rows // group
         numbers = query[token, head * group + row % group]
         for i in range(len(numbers)):
-            q[row, i] = widen(numbers[i]) * scale
+            q[row, i] = narrow(widen(numbers[i]), q[0, 0])
+        for i in range(0, q.shape[1], per_line(like)):
+            arrange(like, q[0, 0], q[row, i:].ctypes.data)
 
 
 @compiled()
-def find(tile, start, cached, places):
-    """Write the addresses of the keys and values of a block, and their numbers in the pool, for the first head. Before
-    and after the tile's keys, it is that of the nearest of them: the memory there could hold NaN, and 0 times NaN is
-    NaN."""
-    keys, values, _, pages = cached
+def find(tile, start, keys, pages, numbers):
+    """Write the numbers of the keys of a block in the pool, for the first head. Before and after the tile's keys, it is
+    that of the nearest of them: the memory there could hold NaN, and 0 times NaN is NaN."""
     position, page_size = max(min(start, tile.end - 1), tile.begin), keys.shape[2]
     entry, offset = position // page_size, position % page_size
     for key in range(KEYS):
-        page = pages[tile.sequence, entry]
-        number = (page * keys.shape[1] + tile.head) * page_size + offset
-        distance = number * keys.strides[2]
-        places[0, key], places[1, key], places[2, key] = (
-            keys.ctypes.data + distance,
-            values.ctypes.data + distance,
-            number,
-        )
+        numbers[key] = (pages[tile.sequence, entry] * keys.shape[1] + tile.head) * page_size + offset
         if tile.begin <= start + key < tile.end - 1:
             offset += 1
             if offset == page_size:
@@ -167,45 +208,90 @@ def find(tile, start, cached, places):
 
 
 @compiled()
-def pad(places, head_dim, lines, spare, like, padded):
-    """Copy keys and values that are not whole lines, and pad them with zeros. `padded`: the addresses of the copies."""
-    copies = array(spare.ctypes.data, (2, KEYS, lines), like)
-    copies[:] = 0
-    for side in range(2):
-        for key in range(KEYS):
-            copies[side, key, :head_dim] = array(places[side, key], (head_dim,), like)
-            padded[side, key] = copies[side, key].ctypes.data
+def sides(side, head, heads, numbers, following):
+    """The keys or values of a head, as products take them, and those that are read next."""
+    first, step, down, own = np.int64(side.ctypes.data), side.strides[1], side.strides[2], np.int64(numbers.ctypes.data)
+    ahead = (first + (head + 1) * step, own) if head + 1 < heads else (first, np.int64(following.ctypes.data))
+    return (first + head * step, own, down), (*ahead, down)
 
 
 @compiled()
-def load_keys(places, following, k, like, step):
-    """Load COLUMNS keys as columns of float32, and prefetch as many keys and values of the next head: a processor does
-    so by itself in pieces that are longer than a head of a page."""
-    itemsize = 4 * LANES // step
-    for first in range(0, COLUMNS, LANES):
-        for i in range(0, len(k), step):
-            transpose(places[first:].ctypes.data, i * itemsize, k[i, first:].ctypes.data, k.strides[0], like)
-            for key in range(first, first + LANES):
-                prefetch(following[0, key] + i * itemsize)
-                prefetch(following[1, key] + i * itemsize)
+def padded(side, head_dim, copies, like, counted):
+    """Copy a block of heads that are not whole lines, and pad them with zeros."""
+    base, numbers, down = side
+    numbers, padded = array(numbers, (KEYS,), INT64), array(copies.ctypes.data, (KEYS, copies.shape[1]), like)
+    for key in range(KEYS):
+        padded[key, :head_dim] = array(base + numbers[key] * down, (head_dim,), like)
+        padded[key, head_dim:] = 0
+    return np.int64(padded.ctypes.data), np.int64(counted.ctypes.data), padded.strides[0]
+
+
+@compiled()
+def unpacked(side, dims, copies, like, left_like, counted):
+    """Write a block of heads as operands."""
+    base, numbers, down = side
+    numbers = array(numbers, (KEYS,), INT64)
+    for key in range(KEYS):
+        unpack(like, left_like, base + numbers[key] * down, copies[key].ctypes.data, dims // per_line(like))
+    return np.int64(copies.ctypes.data), np.int64(counted.ctypes.data), copies.strides[0]
+
+
+@compiled()
+def score(scores, q, side, ahead, size, like, left_like):
+    """The scores of `size` keys, or of some more."""
+    lines, last = q.shape[1] // per_line(like), len(q) // FEW * FEW
+    for key in range(0, size, LANES):
+        for row in range(0, last, FEW):
+            own, at = q[row].ctypes.data, scores[row, key:].ctypes.data
+            add_scores(FEW, like, left_like, own, q.strides[0], side, ahead, key, lines, at)
+        if last < len(q):
+            own, at = q[last].ctypes.data, scores[last, key:].ctypes.data
+            add_scores(1, like, left_like, own, q.strides[0], side, ahead, key, lines, at)
+
+
+@compiled()
+def add_few(state, weights, side, ahead, size, like):
+    """Add `size` values, in tiles of few rows."""
+    last, down = len(state) // FEW * FEW, state.strides[0]
+    for first in range(0, state.shape[1] // LANES - 1, WIDTH):
+        for row in range(0, last, FEW):
+            own, at = weights[row].ctypes.data, state[row].ctypes.data
+            add_values(FEW, WIDTH, like, own, side, ahead, size, first, at, down)
+        if last < len(state):
+            own, at = weights[last].ctypes.data, state[last].ctypes.data
+            add_values(1, WIDTH, like, own, side, ahead, size, first, at, down)
+
+
+@compiled()
+def add_many(state, weights, side, size):
+    """Add `size` values that were unpacked."""
+    last, like = len(state) // MANY[0] * MANY[0], np.float32(0)
+    for first in range(0, state.shape[1] // LANES - 1, MANY[1]):
+        for row in range(0, last, MANY[0]):
+            own, at = weights[row].ctypes.data, state[row].ctypes.data
+            add_values(MANY[0], MANY[1], like, own, side, None, size, first, at, state.strides[0])
+    add_few(state[last:], weights[last:], side, None, size, like)
 
 
 @compiled(fastmath=False)
-def multiply(scores, scales, numbers, factors, like):
-    """Multiply the column of each key by the scale of its number. `factors`: where to collect them."""
+def multiply(scores, scales, numbers, shift, factor, factors):
+    """Multiply the column of each key by a factor, and by its scale."""
     for key in range(KEYS):
-        factors[key] = array(scales + numbers[key] * SCALE, (1,), factors[0])[0] * unit(like)
+        factors[key] = factor
+    if scales != NO_TENSOR:
+        for key in range(KEYS):
+            factors[key] *= array(scales + (numbers[key] + shift) * STEP, (1,), factors[0])[0]
     for row in range(len(scores)):
         for key in range(KEYS):
             scores[row, key] *= factors[key]
 
 
 @compiled()
-def hide(scores, first, group, window):
+def hide(scores, first, rows, group, window):
     """Mask keys before the window of each row, and keys after the row's own position. `first`: the position of the
-    tile, relative to the block."""
+    tile, relative to the block; `rows`: of a KV head."""
     for row in range(len(scores)):
-        own = first + row // group
+        own = first + row % rows // group
         for key in range(min(own + 1 - window, KEYS)):
             scores[row, key] = -np.inf
         for key in range(max(own + 1, 0), KEYS):
@@ -214,19 +300,17 @@ def hide(scores, first, group, window):
 
 # region soften
 @compiled(fastmath=False)
-def soften(scores, state, head_dim):
+def soften(scores, state, dims):
     """One step of the online softmax: turn scores into weights relative to the new m_i, rescale the sums to it, and
     update m_i and l_i."""
     for row in range(len(scores)):
-        line = scores.ctypes.data + row * scores.strides[0]
-        m_i = max(state[row, head_dim], highest(line))
-        alpha = exp2(state[row, head_dim] - m_i)
-        for key in range(KEYS):
-            scores[row, key] = exp2(scores[row, key] - m_i)
+        line = scores[row].ctypes.data
+        m_i = max(state[row, dims], highest(line))
+        alpha = exp2(state[row, dims] - m_i)
         if alpha != 1:
-            for i in range(head_dim):
+            for i in range(dims):
                 state[row, i] *= alpha
-        state[row, head_dim], state[row, head_dim + 1] = m_i, state[row, head_dim + 1] * alpha + total(line)
+        state[row, dims], state[row, dims + 1] = m_i, state[row, dims + 1] * alpha + weigh(line, m_i)
 
 
 # endregion
@@ -234,14 +318,14 @@ def soften(scores, state, head_dim):
 
 # region merge
 @compiled(fastmath=False)
-def merge(result, state, head_dim):
+def merge(result, state, dims):
     """Add the results of further keys: rescale both to the larger m_i and add them up."""
     for row in range(len(result)):
-        m_i = max(result[row, head_dim], state[row, head_dim])
-        alpha, beta = exp2(result[row, head_dim] - m_i), exp2(state[row, head_dim] - m_i)
-        for i in range(head_dim + 2):
+        m_i = max(result[row, dims], state[row, dims])
+        alpha, beta = exp2(result[row, dims] - m_i), exp2(state[row, dims] - m_i)
+        for i in range(dims + 2):
             result[row, i] = result[row, i] * alpha + state[row, i] * beta
-        result[row, head_dim] = m_i
+        result[row, dims] = m_i
 
 
 # endregion

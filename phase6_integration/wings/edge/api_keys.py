@@ -1,4 +1,4 @@
-"""ApiKeys: the keys that are valid now. They come from a file that can be read again, or from flags and environment."""
+"""ApiKeys: the keys that clients may use, from a file or from flags and the environment."""
 
 import hashlib
 import hmac
@@ -24,16 +24,10 @@ def read_keys(file: str | Path) -> tuple[str, ...]:
 
 
 class ApiKeys:
-    """Digests of the valid keys; none: no key is required. A rotation replaces them between two requests."""
+    """Digests of the valid keys; none: no key is required."""
 
-    def __init__(self, keys: Sequence[str], file: str | None = None) -> None:
-        self.file = file
+    def __init__(self, keys: Sequence[str]) -> None:
         self.digests = tuple(_digest(key.encode()) for key in keys)
-
-    def reload(self) -> None:
-        """Read the file again. A ConfigError leaves the keys as they were."""
-        assert self.file is not None
-        self.digests = tuple(_digest(key.encode()) for key in read_keys(self.file))
 
     def find(self, headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
         """The valid key in the one Authorization header, if there is one. It is compared with all digests, in time that

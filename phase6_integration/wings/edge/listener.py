@@ -1,8 +1,8 @@
 """The listening socket: a TCP port or a Unix socket, and the address under which clients find it."""
 
+import errno
 import os
 import socket
-import stat
 from pathlib import Path
 
 from phase6_integration.api.settings import ServerSettings
@@ -32,20 +32,6 @@ def url_of(listener: socket.socket, scheme: str) -> str:
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def file_of(listener: socket.socket) -> tuple[int, int] | None:
-    """What tells the file of a Unix socket from that of another server at its path. None if there is none."""
-    if listener.family == socket.AF_UNIX and (path := Path(listener.getsockname())).exists():
-        status = path.stat()
-        return status.st_ino, status.st_mtime_ns
-    return None
-
-
-def withdraw(listener: socket.socket, made: tuple[int, int] | None) -> None:
-    """Remove the file that was made for a Unix socket, unless it was removed and another server has taken its path."""
-    if made is not None and file_of(listener) == made:
-        Path(listener.getsockname()).unlink(missing_ok=True)
-
-
 def _tcp(host: str, port: int) -> socket.socket:
     """On any free port if that is 0; at `::` for IPv4 too."""
     family, *_, (address, *_) = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
@@ -56,8 +42,9 @@ def _tcp(host: str, port: int) -> socket.socket:
 def _unix(path: Path) -> socket.socket:
     """The file that a server has left behind is replaced, and nothing else is."""
     listener = socket.socket(socket.AF_UNIX)
+    listener.settimeout(PROBE)
     try:
-        if path.exists() and stat.S_ISSOCK(path.stat().st_mode) and not _is_in_use(path):
+        if path.is_socket() and listener.connect_ex(str(path)) == errno.ECONNREFUSED:
             path.unlink()
         listener.bind(str(path))
         listener.listen()
@@ -65,16 +52,3 @@ def _unix(path: Path) -> socket.socket:
         listener.close()
         raise
     return listener
-
-
-def _is_in_use(path: Path) -> bool:
-    """Whether a server listens on this socket, or may do so."""
-    with socket.socket(socket.AF_UNIX) as probe:
-        probe.settimeout(PROBE)
-        try:
-            probe.connect(str(path))
-        except ConnectionRefusedError:
-            return False
-        except TimeoutError:  # it has many connections waiting
-            return True
-    return True

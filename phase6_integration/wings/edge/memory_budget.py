@@ -1,11 +1,14 @@
 """MemoryBudget: bounds the memory that request bodies and unsent answers take together.
 
-A body takes its own size while it arrives. An answer takes, before any work is done for it, the most that it can need:
+A body takes its own size while it arrives. An answer takes, before any work is done for it, what it can need:
 `answer_bytes`. What does not fit now is a 503 with a time to try again; what can never fit is a 400. Small bodies and
 answers are free, since connections and queue places bound their number: so a few large ones cannot lock out the others.
 """
 
+from fastapi import FastAPI
+
 from phase6_integration.api.errors import bad_value, overloaded
+from phase6_integration.api.state import ServerState
 from phase6_integration.process.messages import EngineRequest
 
 BODIES = 4  # all request bodies together may take 1/4 of the whole budget, and answers the rest
@@ -13,11 +16,12 @@ ANSWER = 4  # one answer may take 1/4 of what all answers may take
 SMALL_BODY = 16 << 10  # bytes
 SMALL_ANSWER = 64 << 10
 
-# The most bytes that an answer takes in this process; measured by a test.
-REQUEST = 10 << 10  # for each completion
+# The bytes that an answer takes in this process; measured by a test.
+REQUEST = 14 << 10  # for a request
+COMPLETION = 10 << 10  # for each of its completions
 PROMPT = 96  # for each token of a prompt: its id, and for echo its offset
 MASKS = 4  # for each byte of a list of allowed tokens: it is here, on its way, and in the engine
-TOKEN = 32  # for each output token: its id, offset, time and some text. More text is covered as it comes
+TOKEN = 48  # for each output token: its id, offset, time and text, of which few tokens have more
 LOGPROBS = 20  # for the logprob of a token, and as much for each alternative
 
 
@@ -63,12 +67,19 @@ def answer_bytes(request: EngineRequest, budget: MemoryBudget, param: str = "max
     completed n times is there once, and so is a list of allowed tokens. `param` is the field of the request that sets
     the length."""
     params, lengths = request.params, list(map(len, request.prompts))
-    size = PROMPT * sum(lengths) + (0 if params.allowed is None else MASKS * len(params.allowed.bits))
+    size = REQUEST + PROMPT * sum(lengths) + (0 if params.allowed is None else MASKS * len(params.allowed.bits))
     for prompt, tokens in zip(lengths, request.lengths, strict=True):
         scored = 0 if params.logprobs is None else tokens * (1 + params.logprobs)
         scored += 0 if params.prompt_logprobs is None else prompt * (1 + params.prompt_logprobs)
-        size += request.n * (REQUEST + TOKEN * tokens + LOGPROBS * scored)
+        size += request.n * (COMPLETION + TOKEN * tokens + LOGPROBS * scored)
     if size > (most := budget.limit // ANSWER):
         message = f"the answer may take {size} bytes of memory, and this server allows {most}; "
         raise bad_value(param, message + "ask for fewer tokens, choices or logprobs", "answer_too_large")
     return size
+
+
+def attach(app: FastAPI) -> None:
+    server: ServerState = app.state.server
+    memory = server.settings.max_buffered_bytes
+    answers = app.state.answers = MemoryBudget(memory - memory // BODIES, SMALL_ANSWER)
+    server.lease = lambda request, length_field: answers.hold(answer_bytes(request, answers, length_field))

@@ -32,9 +32,8 @@ _CLOSE = {"connection": "close"}
 _SECRET = secrets.token_bytes(16)
 
 
-def layer(settings: ServerSettings, keys: ApiKeys | None = None) -> Middleware:
-    """`keys` replaces the API keys of the settings, and may change while the app runs."""
-    return Middleware(Edge, settings=settings, keys=keys or ApiKeys(settings.api_keys))
+def layer(settings: ServerSettings) -> Middleware:
+    return Middleware(Edge, settings=settings)
 
 
 class Edge(HttpMiddleware):
@@ -42,19 +41,18 @@ class Edge(HttpMiddleware):
     with a new secret at every start of the server. Pages of allowed origins get the headers of CORS, on errors too;
     their keys are in a header, so that cookies are not needed."""
 
-    def __init__(self, app: ASGIApp, settings: ServerSettings, keys: ApiKeys) -> None:
+    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
         super().__init__(app)
         self.settings = settings
-        self.keys = keys
+        self.keys = ApiKeys(settings.api_keys)
         self.bodies = MemoryBudget(settings.max_buffered_bytes // BODIES, SMALL_BODY)
         self.checked: ASGIApp = self._answer
         if settings.allowed_origins:
             self.checked = CORSMiddleware(
                 self._answer,
                 allow_origins=settings.allowed_origins,
-                allow_methods=settings.allowed_methods or ("GET", "POST"),
-                allow_headers=settings.allowed_headers or ("*",),
-                allow_credentials=settings.allow_credentials,
+                allow_methods=("GET", "POST"),
+                allow_headers=("*",),
                 expose_headers=("x-request-id", "retry-after"),
             )
 

@@ -10,21 +10,10 @@ NO_PASSWORD = ""  # without one OpenSSL would ask the terminal for it
 
 def tls_context(settings: ServerSettings) -> ssl.SSLContext:
     """The context of all connections. ConfigError if a file cannot be used."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.set_alpn_protocols(["http/1.1"])
-    _load(context, settings)
-    return context
-
-
-def reload(context: ssl.SSLContext, settings: ServerSettings) -> None:
-    """Read the files again, for new connections. A ConfigError leaves all as it was."""
-    tls_context(settings)  # on trial: half of a new pair may be there
-    _load(context, settings)
-
-
-def _load(context: ssl.SSLContext, settings: ServerSettings) -> None:
     certificate, key, authorities = settings.ssl_certfile, settings.ssl_keyfile, settings.ssl_ca_certs
     assert certificate is not None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.set_alpn_protocols(["http/1.1"])
     try:
         context.load_cert_chain(certificate, key, password=NO_PASSWORD)
         if authorities is not None:
@@ -34,3 +23,4 @@ def _load(context: ssl.SSLContext, settings: ServerSettings) -> None:
         reason = (error.reason or "it is no PEM file") if isinstance(error, ssl.SSLError) else error.strerror
         files = ", ".join(filter(None, (certificate, key, authorities)))
         raise ConfigError(f"cannot use {files} for TLS: {str(reason).replace('_', ' ').lower()}") from None
+    return context

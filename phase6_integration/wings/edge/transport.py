@@ -30,7 +30,6 @@ logger = logging.getLogger("nanoserve")
 NO_LINGER = struct.pack("ii", 1, 0)
 UNSENT = 1 << 16  # bytes that the kernel takes before they can be sent: of megabytes it would not say that they move
 LEAST_READ = 4096  # bytes that must leave in `send_timeout`, unless all do
-FULL = "more connections than %g are open: %d were refused since the last such line"
 
 
 def transport_config(
@@ -39,7 +38,7 @@ def transport_config(
     """The configuration of uvicorn, with this module's connections."""
     return uvicorn.Config(
         app,
-        http=cast(type[asyncio.Protocol], partial(ServerConnection, settings, Refusals(max_connections))),
+        http=cast(type[asyncio.Protocol], partial(ServerConnection, settings, max_connections)),
         h11_max_incomplete_event_size=settings.max_header_bytes,
         timeout_keep_alive=round(settings.idle_timeout),
         ws="none",
@@ -52,28 +51,13 @@ def transport_config(
     )
 
 
-class Refusals:
-    """Counts the connections of a server that are refused, and logs the count, once a minute at most."""
-
-    def __init__(self, max_connections: float) -> None:
-        self.max_connections = max_connections
-        self.count = 0
-        self._next_line = 0.0
-
-    def add(self, now: float) -> None:
-        self.count += 1
-        if now >= self._next_line:
-            logger.warning(FULL, self.max_connections, self.count)
-            self.count, self._next_line = 0, now + 60
-
-
 class ServerConnection(H11Protocol):
     """One connection, which is ended where a limit is exceeded."""
 
-    def __init__(self, settings: ServerSettings, refusals: Refusals, **given: Any) -> None:
+    def __init__(self, settings: ServerSettings, max_connections: float, **given: Any) -> None:
         super().__init__(**given)
         self.settings = settings
-        self.refusals = refusals
+        self.max_connections = max_connections
         self._arrival: asyncio.TimerHandle | None = None  # ends a request that arrives too slowly
         self._stalled: asyncio.TimerHandle | None = None  # closes the connection of a client that does not read
 
@@ -86,8 +70,8 @@ class ServerConnection(H11Protocol):
         if connection.family != socket.AF_UNIX and hasattr(socket, "TCP_NOTSENT_LOWAT"):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT)
         self._limit_arrival()
-        if len(self.connections) > self.refusals.max_connections:
-            self.refusals.add(self.loop.time())
+        if len(self.connections) > self.max_connections:
+            logger.warning("more connections than %g are open: one is refused", self.max_connections)
             headers = {"retry-after": "5"}
             self._respond(RequestError(503, "too many connections are open", code="overloaded", headers=headers))
 

@@ -1,14 +1,18 @@
-"""Logging to a stderr that never blocks, as text or as JSON."""
+"""Logging to stderr, as text or as JSON, by a thread that may wait for its reader."""
 
 import json
 import logging
+import os
 import sys
 from datetime import UTC, datetime
+from logging.handlers import QueueHandler, QueueListener
+from queue import Full, Queue
 from typing import Any
 
 from phase6_integration.api.settings import ServerSettings
-from phase6_integration.process.log_stream import LogStream
 
+CAPACITY = 10_000  # lines that wait to be written
+DRAIN_TIMEOUT = 1.0  # seconds that the end of the process may wait for them
 OURS = ("nanoserve", "phase6_integration", "uvicorn", "asyncio")
 
 
@@ -44,13 +48,25 @@ def _short(value: object) -> str:
     return text if text.isprintable() and " " not in text else repr(text)
 
 
+class DroppingHandler(QueueHandler):
+    """Hands records to a thread that writes them: stderr may be a pipe that nothing reads, and a write to it would stop
+    the event loop. What finds no place in the queue is dropped and counted."""
+
+    dropped = 0  # lines
+
+    def enqueue(self, record: logging.LogRecord) -> None:
+        try:
+            self.queue.put_nowait(record)
+        except Full:
+            DroppingHandler.dropped += 1
+
+
+_lines = Queue[Any](CAPACITY)
+
+
 def configure(settings: ServerSettings) -> None:
-    """Log to stderr, which never blocks from here on, in the format and from the level of the settings. Loggers of
-    other libraries are left alone."""
-    ours = logging.getLogger("nanoserve")
-    dropped = "log lines were dropped: stderr was not read"
-    sys.stderr = LogStream(sys.stderr.fileno(), lambda lines: ours.warning(dropped, extra={"fields": {"lines": lines}}))
-    handler = logging.StreamHandler(sys.stderr)
+    """Log to stderr in the format and from the level of the settings. Loggers of other libraries are left alone."""
+    handler = DroppingHandler(_lines)
     handler.setFormatter(JsonFormatter() if settings.log_format == "json" else HumanFormatter())
     for logger in map(logging.getLogger, OURS):
         logger.handlers = [handler]
@@ -58,14 +74,12 @@ def configure(settings: ServerSettings) -> None:
         logger.setLevel(settings.log_level.upper())
     if settings.log_level != "debug":
         logging.getLogger("uvicorn").setLevel("ERROR")  # its start and malformed requests are logged by this server
+    QueueListener(_lines, logging.StreamHandler(sys.stderr)).start()
 
 
 def drain() -> None:
-    """Write what is not written yet, before the process ends. Takes a second at most."""
-    if isinstance(sys.stderr, LogStream):
-        sys.stderr.drain()
-
-
-def dropped_lines() -> int:
-    """The number of log lines that were dropped because stderr was not read."""
-    return sys.stderr.dropped if isinstance(sys.stderr, LogStream) else 0
+    """Write what is not written yet, before the process ends. If that takes too long, nothing reads it, and no other
+    write may wait either."""
+    with _lines.all_tasks_done:
+        if not _lines.all_tasks_done.wait_for(lambda: not _lines.unfinished_tasks, DRAIN_TIMEOUT):
+            os.set_blocking(sys.stderr.fileno(), False)

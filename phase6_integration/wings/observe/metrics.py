@@ -20,7 +20,7 @@ from phase6_integration.process.health import Health
 from phase6_integration.process.messages import Update
 from phase6_integration.process.outputs import Output, OutputStream
 from phase6_integration.wings.observe.health_routes import reason
-from phase6_integration.wings.observe.logs import dropped_lines
+from phase6_integration.wings.observe.logs import DroppingHandler
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # vLLM has none
 
@@ -73,7 +73,7 @@ ENGINE: tuple[tuple[type[Any], str, str, Callable[[AsyncEngine], float]], ...] =
     (COUNTER, ACCEPTED, "Of these, accepted.", lambda e: sum(e.gauges.accepted_tokens)),
     (GAUGE, "nanoserve:engine_up", "1 while the engine runs, else 0.", lambda e: e.health in UP),
     (COUNTER, "nanoserve:engine_restarts", "Engine processes started after a failure.", lambda e: e.restarts),
-    (COUNTER, "nanoserve:log_lines_dropped", "Log lines dropped: stderr was not read.", lambda e: dropped_lines()),
+    (COUNTER, "nanoserve:log_lines_dropped", "Lines of the log that were dropped.", lambda e: DroppingHandler.dropped),
 )
 router = APIRouter(tags=["server"])
 

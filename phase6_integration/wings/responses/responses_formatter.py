@@ -4,7 +4,6 @@ import itertools
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
-from sys import getsizeof
 from typing import Any
 
 from phase0_request.params import SamplingParams
@@ -16,9 +15,6 @@ from phase6_integration.api.state import ServerState
 from phase6_integration.wings.responses.responses_items import Events, Item, Json
 from phase6_integration.wings.responses.responses_request import ResponsesRequest
 
-REQUEST = 14 << 10  # bytes that the request and this formatter take beside their text
-TEXTS = 5  # times that the text of a stream is in memory at its end: kept, and in the last events
-ECHOES = 4  # times that fields of the request are: kept, and in the first and the last events
 DEFAULTS = asdict(SamplingParams())
 TEXT_FIELDS = {"reasoning": "reasoning_content", "message": "content"}  # of a chat answer, by the kind of their items
 
@@ -39,11 +35,6 @@ class ResponsesFormatter(ChatFormatter):
         self._items: list[Item] = []
         self._sequence = itertools.count()
         self._is_begun = self._cut = False  # whether the first event is sent; whether the answer was cut by its length
-        self._kept = REQUEST + ECHOES * len(encode(self._echo))  # bytes
-
-    @property
-    def text_bytes(self) -> int:
-        return super().text_bytes + self._kept
 
     def whole(self) -> Iterator[bytes]:
         choice = self.delta(0, self._unwritten.pop(0))
@@ -93,16 +84,12 @@ class ResponsesFormatter(ChatFormatter):
             if text := delta.get(field):
                 if not self._items or self._items[-1].kind != kind:
                     yield from self._opened(kind)
-                yield from self._extended(text, encode(list(_scores(choice))))
+                yield from self._items[-1].grown(text, encode(list(_scores(choice))))
         for call in delta.get("tool_calls") or ():
             if not self._items or self._items[-1].number != call["index"]:
                 yield from self._opened("function_call", call)
             if text := call["function"].get("arguments"):
-                yield from self._extended(text, b"[]")
-
-    def _extended(self, text: str, scores: bytes) -> Events:
-        self._kept += TEXTS * (getsizeof(text) + len(scores))
-        yield from self._items[-1].grown(text, scores)
+                yield from self._items[-1].grown(text, b"[]")
 
     def _opened(self, kind: str, call: Json | None = None) -> Events:
         yield from self._closed("completed")

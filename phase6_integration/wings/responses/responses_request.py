@@ -196,6 +196,5 @@ class ResponsesRequest(SamplingFields):
     prompt_logprobs: Annotated[Any, Unsupported()] = None
     response_format: Annotated[Any, Unsupported()] = None  # text.format
     return_token_ids: Annotated[Any, Unsupported(False)] = None
-    return_tokens_as_token_ids: Annotated[Any, Unsupported(False)] = None
     stream_options: ResponsesStreamOptions | None = None
     truncation: Annotated[Any, Unsupported("disabled")] = None

@@ -8,7 +8,6 @@ pieces do not change what it finds.
 import secrets
 from collections.abc import Collection, Generator
 from enum import Enum, auto
-from sys import getsizeof
 from typing import Any, TypeAlias, TypeVar
 
 import regex
@@ -80,11 +79,6 @@ class ToolReader:
     def has_news(self) -> bool:
         """Whether there is something to take."""
         return bool(self._new_reasoning or self._new_calls)
-
-    @property
-    def text_bytes(self) -> int:
-        arguments = (call["function"]["arguments"] for call in self._new_calls)
-        return sum(map(getsizeof, (self._new_reasoning, *arguments)))
 
     def take(self) -> dict[str, Any]:
         """The fields of a delta beside the content. A call has its id and name where it begins."""

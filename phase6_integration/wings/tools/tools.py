@@ -11,11 +11,12 @@ from phase6_integration.api.errors import unservable
 from phase6_integration.api.schemas import ChatRequest, ChosenTool, Function
 from phase6_integration.api.state import AnswerPlan, ServerState
 from phase6_integration.wings.tools.call_grammar import Thinking, answer_grammar, call_rules
-from phase6_integration.wings.tools.closed_objects import closed
 from phase6_integration.wings.tools.tool_formats import ToolFormat, tool_format, uses_tools
 from phase6_integration.wings.tools.tool_reader import BEGIN, END, ToolReader
 
 TAIL = 16  # tokens of a prompt that a template ends with a tag of reasoning in
+# Keywords of a schema in which an object may be closed: none of them lets another part of it need a property.
+PLAIN = {"type", "properties", "required", "title", "description", "strict", "$defs", "definitions", "$schema", "$id"}
 NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -127,11 +128,15 @@ def _format(server: ServerState, template: str, auto: bool) -> ToolFormat:
 
 
 def _schema(function: Function) -> dict[str, Any]:
-    """The schema of the arguments, which are an object of the parameters that are listed."""
+    """The schema of the arguments. They have the parameters that are listed and no others, unless the schema speaks of
+    others: a model may add some until its tokens are used up."""
     schema = function.parameters or NO_PARAMETERS
     if schema.get("type", "object") != "object":
         raise unservable("tools", f"tools: the parameters of {function.name} must be a schema of type object")
-    return closed({**schema, "type": "object"})
+    listed, required = schema.get("properties"), schema.get("required", [])
+    closes = isinstance(listed, dict) and isinstance(required, list) and {*map(str, required)} <= listed.keys()
+    more = {"additionalProperties": False} if closes and schema.keys() <= PLAIN else {}
+    return {**schema, **more, "type": "object"}
 
 
 def answer_plan(server: ServerState, body: ChatRequest, prompt: Sequence[int], content: str | None) -> AnswerPlan:

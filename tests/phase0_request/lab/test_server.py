@@ -78,17 +78,6 @@ def test_an_answer_streams_token_by_token_and_its_trace_has_every_stage(tokenize
     play(tokenizer, scene)
 
 
-def test_every_request_gets_its_own_answer_in_any_batch(tokenizer: Tokenizer) -> None:
-    async def scene(server: MockServer) -> None:
-        streams = [server.submit(question) for question in list(ANSWERS) * 10]
-        found = await asyncio.gather(*map(read, streams))
-        assert found == [(answer, FinishReason.STOP) for answer in list(ANSWERS.values()) * 10]
-        assert not server.core.has_work
-        assert not server._streams
-
-    play(tokenizer, scene, batch_size=3, queue_limit=100)
-
-
 @pytest.mark.parametrize("moment", ["waiting", "in a step", "finished"])
 def test_abort_is_legal_in_every_state(tokenizer: Tokenizer, moment: str) -> None:
     model = gated(tokenizer)
@@ -109,38 +98,3 @@ def test_abort_is_legal_in_every_state(tokenizer: Tokenizer, moment: str) -> Non
         assert (await read(other))[1] is FinishReason.STOP
 
     play(tokenizer, scene, model, batch_size=1)
-
-
-def test_a_failed_step_ends_only_its_requests(tokenizer: Tokenizer) -> None:
-    class Flaky(MockModel):
-        failures = 2
-
-        async def run(self, batch: Batch) -> list[int | None]:
-            self.failures -= 1
-            if self.failures == 1:
-                raise RuntimeError("the device fell over")
-            if self.failures == 0:
-                raise asyncio.CancelledError  # a task inside the model was cancelled, not the server
-            return await super().run(batch)
-
-    async def scene(server: MockServer) -> None:
-        failed, other, waiting = (server.submit(question) for question in ("Count.", "Count.", "Why pages?"))
-        assert await read(failed) == ("", FinishReason.ERROR)
-        assert await read(other) == ("", FinishReason.ERROR)
-        assert failed.request.error == "the model failed: RuntimeError('the device fell over')"
-        assert await read(waiting) == (ANSWERS["Why pages?"], FinishReason.STOP)
-
-    play(tokenizer, scene, Flaky(answers(tokenizer), min(tokenizer.eos_ids), FREE), batch_size=1)
-
-
-def test_stopping_the_server_aborts_unfinished_requests(tokenizer: Tokenizer) -> None:
-    async def scene() -> None:
-        model = gated(tokenizer)
-        async with MockServer(tokenizer, model, batch_size=1) as server:
-            streams = [server.submit("Count."), server.submit("Why pages?")]
-            await model.entered.wait()
-        assert [await read(stream) for stream in streams] == [("", FinishReason.ABORT)] * 2
-        with pytest.raises(RuntimeError, match="not running"):
-            server.submit("Count.")
-
-    run(scene())

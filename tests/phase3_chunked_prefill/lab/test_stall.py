@@ -1,34 +1,10 @@
 """The stall scene and its figures, which are computed from given times."""
 
 import pytest
-import torch
 
 from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason, Request
-from phase2_prefill_decode.loading.model import Model
-from phase3_chunked_prefill.lab.stall import WHOLE, Outcome, Played, Scene, Stage, judge
-from tests.phase2_prefill_decode.tiny import TINY
-
-SCENE = Scene(decodes=3, context=5, answer=30, arrives=4, prompt=200)
-
-
-@pytest.fixture(scope="module")
-def stage() -> Stage:
-    cpu = torch.device("cpu")
-    return Stage(Model.random(TINY, device=cpu), SCENE)
-
-
-def tokens_of(played: Played) -> list[tuple[int, int]]:
-    return [(step.prefill_tokens, step.decode_tokens) for step in played.steps]
-
-
-@pytest.mark.parametrize(
-    ("chunk", "pieces"), [(WHOLE, [200]), (64, [64, 64, 64, 8]), (40, [32] * 5 + [40]), (16, [16] * 12 + [8])]
-)
-def test_decodes_advance_with_every_chunk(stage: Stage, chunk: int, pieces: list[int]) -> None:
-    """An answer of 30 tokens: one of the step before the scene, 29 of the steps in it."""
-    calm, after = [(0, 3)] * 4, [(0, 3)] * (25 - len(pieces))
-    assert tokens_of(stage.play(chunk)) == calm + [(piece, 3) for piece in pieces] + after
+from phase3_chunked_prefill.lab.stall import Outcome, Played, judge
 
 
 def at(moments: list[float], arrival: float = 0.0) -> Request:

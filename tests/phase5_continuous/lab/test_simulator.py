@@ -1,17 +1,10 @@
-import json
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from phase0_request.lab.metrics import percentile
-from phase0_request.request import Request
 from phase2_prefill_decode.lab.cost import Load
 from phase2_prefill_decode.lab.roofline import DEVICES
 from phase5_continuous.lab.simulator import Setting, Simulation, simulate
-from phase5_continuous.lab.stats import SLO
 from phase5_continuous.lab.traces import Arrival, Trace
 
 SMALL = Setting(model="17m", device=DEVICES["L4"], pages=256, max_running=32, chunk=64, budget=128, max_tokens=64)
@@ -66,41 +59,3 @@ def test_a_prefix_cache_saves_most_of_a_chats_prefill() -> None:
     shared, plain = (simulate(chat.arrivals(), replace(SMALL, pages=4096, prefix_cache=on)) for on in (True, False))
     assert plain.prefill_tokens == plain.prompt_tokens == shared.prompt_tokens
     assert shared.prefill_tokens < 0.4 * plain.prefill_tokens
-
-
-def test_figures_match_the_requests() -> None:
-    """Against the exact percentiles of phase 0, over all requests of the simulation."""
-    slo = SLO(ttft=0.0005)
-    simulation, requests = Simulation(TRACE.arrivals(), SMALL, slo), list[Request]()
-    while simulation.going:
-        step = simulation.step()
-        requests += [event.request for event in (step.events if step else ()) if event.finish_reason]
-    outcome = simulation.outcome()
-    gaps = [gap for request in requests for gap in request.times.itl]
-    ttft = [request.times.ttft or 0.0 for request in requests]
-    for found, values, q in (
-        (outcome.ttft_p50, ttft, 50),
-        (outcome.ttft_p99, ttft, 99),
-        (outcome.itl_p50, gaps, 50),
-        (outcome.itl_p99, gaps, 99),
-    ):
-        assert found == pytest.approx(percentile(values, q), rel=0.05)
-    assert outcome.queue_max == max(request.times.queue_time or 0.0 for request in requests)
-    met = sum(slo.met(request) for request in requests)
-    assert 0 < met < len(requests) == 120
-    assert outcome.attainment == met / 120
-    assert outcome.goodput == pytest.approx(met / max(request.arrival for request in requests))
-
-
-def test_the_command_compares_ways_on_arrivals_from_a_file_without_torch(tmp_path: Path) -> None:
-    trace, figures = tmp_path / "trace.json", tmp_path / "figures.json"
-    trace.write_text(json.dumps([{"time": 0, "prompt": 30, "answer": 20}, {"time": 1, "prompt": 3, "answer": 2}]))
-    options = ["--trace", str(trace), "--ways", "static", "fcfs", "--json", str(figures)]
-    program = (
-        "import sys\nfrom phase5_continuous.lab.simulator import main\nmain(sys.argv[1:])\n"
-        "assert 'torch' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", program, *options], capture_output=True, check=True, timeout=60)
-    found = json.loads(figures.read_text())["figures"]
-    assert found["trace"] == {"file": "trace.json", "requests": 2}
-    assert {way: row["tokens"] for way, row in found["ways"].items()} == {"static": 22, "fcfs": 22}

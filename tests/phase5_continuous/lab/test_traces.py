@@ -1,6 +1,3 @@
-import statistics
-from collections import Counter
-
 import pytest
 
 from phase5_continuous.lab.traces import EOS, INSTRUCTION, KINDS, WORD, Trace
@@ -18,20 +15,6 @@ def test_the_same_seed_gives_the_same_trace(kind: str) -> None:
     assert all(one.prompt and one.answer >= 1 for one in first)
     if kind in ("poisson", "bursty", "batch"):
         assert len({one.prompt[0] for one in first} - {EOS, WORD}) == 200, "prompts share no prefix"
-
-
-def test_arrivals_have_the_given_rate_and_a_bursty_trace_is_burstier_than_poisson() -> None:
-    """Variance over mean of the arrivals in ten seconds: 1 for a Poisson process."""
-
-    def dispersion(kind: str) -> float:
-        times = [one.time for one in Trace(kind=kind, requests=MANY, rate=20.0).arrivals()]
-        assert MANY / times[-1] == pytest.approx(20.0, rel=0.25 if kind == "bursty" else 0.06)
-        counts = Counter(int(time / 10) for time in times)
-        counted = [counts[n] for n in range(int(times[-1] / 10))]
-        return statistics.variance(counted) / statistics.mean(counted)
-
-    assert 0.5 < dispersion("poisson") < 1.6
-    assert dispersion("bursty") > 5
 
 
 def test_a_turn_of_a_chat_repeats_the_earlier_questions_and_answers() -> None:

@@ -67,7 +67,7 @@ def test_no_body_is_a_fault_of_the_server(examples: int) -> None:
             assert call.status in ORDERLY, call.content
             assert call.complete
             assert engine.live == 0
-            assert app.state.quotas.answers.used == 0
+            assert app.state.answers.used == 0
             if call.status != 200:
                 error_of(call.json)
 

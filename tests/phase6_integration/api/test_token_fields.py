@@ -13,6 +13,7 @@ import pytest
 
 from phase0_request.params import SamplingParams
 from phase0_request.tokenizer import BUNDLED, Tokenizer
+from phase6_integration.api import parsing
 from phase6_integration.api.settings import ServerSettings
 from tests.phase6_integration import streams
 from tests.phase6_integration.fake_engine import FakeEngine, Script
@@ -102,22 +103,6 @@ def test_ids_that_are_not_requested_are_null_and_not_in_a_stream(path: str) -> N
     assert "token_ids" not in post(path, {"stream": True}).text
 
 
-@pytest.mark.parametrize("echo", [False, True])
-def test_tokens_may_be_named_by_their_ids(echo: bool) -> None:
-    asked = {"logprobs": 2, "echo": echo, "return_tokens_as_token_ids": True}
-    (choice,) = answer(COMPLETE, asked, FakeEngine(script(*SAID, END)))["choices"]
-    expected = [*(PROMPTS[COMPLETE] if echo else []), *SAID]
-    found = choice["logprobs"]
-    assert found["tokens"] == [f"token_id:{token}" for token in expected]
-    assert all(name.startswith("token_id:") for top in found["top_logprobs"] if top for name in top)
-    plain = answer(COMPLETE, {**asked, "return_tokens_as_token_ids": None}, FakeEngine(script(*SAID, END)))
-    assert found["text_offset"] == plain["choices"][0]["logprobs"]["text_offset"], "offsets are in the text"
-    asked = {"logprobs": True, "top_logprobs": 1, "return_tokens_as_token_ids": True}
-    (entry, *_) = answer(CHAT, asked, FakeEngine(script(*SAID, END)))["choices"][0]["logprobs"]["content"]
-    assert entry["token"] == entry["top_logprobs"][0]["token"] == f"token_id:{SAID[0]}"
-    assert bytes(entry["bytes"]) == TOKENIZER.token_bytes(SAID[0])
-
-
 # Logprobs of the prompt.
 
 
@@ -152,8 +137,9 @@ def test_prompt_logprobs_of_a_single_token_are_null() -> None:
     assert answer(COMPLETE, {"prompt": [5], "prompt_logprobs": 1})["choices"][0]["prompt_logprobs"] == [None]
 
 
-def test_prompt_logprobs_count_towards_the_limit_of_scores() -> None:
-    response = streams.post(FakeEngine(), COMPLETE, ServerSettings(max_scores=20), prompt=[5] * 7, prompt_logprobs=2)
+def test_prompt_logprobs_count_towards_the_limit_of_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parsing, "MAX_SCORES", 20)
+    response = streams.post(FakeEngine(), COMPLETE, ServerSettings(), prompt=[5] * 7, prompt_logprobs=2)
     error = response.json()["error"]
     assert (error["param"], error["code"]) == ("prompt_logprobs", "conflicting_values")
 

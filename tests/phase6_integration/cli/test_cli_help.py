@@ -33,8 +33,8 @@ def test_without_a_command_and_with_help_all_commands_are_listed(capsys: pytest.
 
 
 def test_help_of_a_command_is_what_its_own_flag_shows(capsys: pytest.CaptureFixture[str]) -> None:
-    text = shown(capsys, "help", "models")
-    assert text == shown(capsys, "models", "--help")
+    text = shown(capsys, "help", "generate")
+    assert text == shown(capsys, "generate", "--help")
     assert "--json" in text
 
 

@@ -20,7 +20,7 @@ REFERENCE = Path(__file__).parents[3] / "chapters/reference.md"
 CONTRACT = """host port dtype device max-model-len max-num-seqs max-num-batched-tokens block-size page-size
     kv-cache-pages gpu-memory-utilization enable-prefix-caching no-enable-prefix-caching enable-chunked-prefill
     no-enable-chunked-prefill scheduling-policy served-model-name api-key chat-template enforce-eager seed
-    async-scheduling allowed-origins allowed-methods allowed-headers allow-credentials uds root-path ssl-keyfile
+    async-scheduling allowed-origins uds root-path ssl-keyfile
     ssl-certfile ssl-ca-certs ssl-cert-reqs revision download-dir tokenizer generation-config
     override-generation-config
     max-num-queued-reqs request-timeout shutdown-timeout max-body-bytes max-logprobs log-level log-format"""
@@ -156,10 +156,6 @@ WRONG = [
     ["--ssl-certfile", "c.pem", "--ssl-cert-reqs", "2"],
     ["--ssl-certfile", "c.pem", "--ssl-cert-reqs", "3"],
     ["--allowed-origins", "[1]"],
-    ["--allowed-methods", "GET"],
-    ["--allow-credentials"],
-    ["--allowed-origins", "*", "--allow-credentials"],
-    ["--allowed-origins", "https://a.example", "--allowed-methods", "get it"],
     ["--override-generation-config", "[]"],
 ]
 

@@ -4,14 +4,10 @@ import json
 import subprocess
 import sys
 import tarfile
-import time
-from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from phase6_integration.lab import gpu_day
 from phase6_integration.lab.gpu.rows import UNFINISHED, Day, Rows
@@ -77,25 +73,6 @@ def test_a_stage_that_was_cut_keeps_its_rows_and_the_next_call_measures_the_othe
     assert call(tmp_path, "--only", "serve", "--again")[2] == [("serve", n) for n in range(5)]
 
 
-def test_a_figure_that_is_not_finite_is_null_and_ends_nothing(stages: dict[str, list[Any]], tmp_path: Path) -> None:
-    stages["kernels"] = [float("nan"), float("-inf"), [float("inf"), 2.0], torch.tensor(3.0)]
-    assert call(tmp_path, "--only", "kernels", "steps")[:2] == (0, ["kernels", "steps"])
-    assert [row["ms"] for row in figures(tmp_path)["kernels"]["rows"]] == [None, None, [None, 2], 3]
-
-
-def test_failed_rows_are_measured_again_by_the_next_call(
-    tmp_path: Path, stages: dict[str, list[Any]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    day = Day("steps", True, tmp_path)
-    assert day.add(lambda: {"ms": 1 / 0}, n=0) is None
-    assert day.add(lambda: {"ms": 1.0}, n=0) is None, "not twice in one call"
-    assert call(tmp_path, "--only", "steps") == (0, ["steps"], [("steps", 0)])
-    day.add(lambda: {"passed": 3, "error": "4 failed"}, n=1)
-    stages["steps"] = [1.0, "failed with -6"]
-    assert call(tmp_path, "--only", "steps", "--again")[0] == 1
-    assert "steps: failed with -6" in capsys.readouterr().out
-
-
 def test_a_row_cut_while_it_was_written_is_not_there_and_one_that_had_begun_says_what_cut_it(tmp_path: Path) -> None:
     rows = Rows(tmp_path)
     rows.append("steps", {"n": 1}, {"ms": 1})
@@ -108,22 +85,6 @@ def test_a_row_cut_while_it_was_written_is_not_there_and_one_that_had_begun_says
     rows.append("tune", {"n": 3}, {"error": UNFINISHED})
     rows.blame("tune", "cut after 9 s")
     assert rows.of("tune")[2:] == [{"n": 3, "error": "cut after 9 s"}]
-
-
-def test_the_time_of_a_call_is_shared_and_what_it_keeps_for_the_next_has_its_own(
-    stages: dict[str, list[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gpu_day, "time", SimpleNamespace(monotonic=lambda: 0.0))  # stages that take no time
-    assert call(tmp_path, "--call", "2", "--seconds", "560")[:2] == (0, list(CALLS[2]))
-    assert given["kernels"] == pytest.approx(560 * 110 / 540, abs=1)
-    assert given["profiles"] == pytest.approx(560 * 90 / 130, abs=1), "what the stages before have left is shared"
-    assert given["pack"] == pytest.approx(560, abs=1)
-    assert call(tmp_path, "--call", "2")[:2] == (0, ["pack"]), "what is packed follows what was compiled"
-    assert call(tmp_path)[1] == [*CALLS[1], "pack", *CALLS[3]]
-    assert set(figures(tmp_path)) == set(STAGES)
-    assert call(tmp_path, "--call", "1", "--again", "--seconds", "80")[1] == [
-        name for name in CALLS[1] if given[name] >= 10
-    ]
 
 
 ENDS = """
@@ -158,29 +119,6 @@ def test_a_row_that_ends_the_process_takes_no_other_with_it_and_one_that_is_cut_
         assert (state[:9], second["error"], others) == ("cut after", state, [])
 
 
-HANGS = """
-import signal, subprocess, sys
-child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
-print(child.pid, flush=True)
-signal.pause()
-"""
-
-
-def test_a_stage_that_hangs_is_cut_with_what_it_started_and_its_output_is_there(tmp_path: Path) -> None:
-    log = tmp_path / "day.log"
-    assert gpu_day.run_process([sys.executable, "-c", HANGS], log, 3.0) == "cut after 3 s"
-    stat = Path(f"/proc/{int(log.read_text())}/stat")
-    with suppress(FileNotFoundError):  # it is gone: the kernel may take a moment
-        while stat.read_text().rpartition(")")[2].split()[0] != "Z":
-            time.sleep(0.01)
-
-
-def test_a_stage_without_its_package_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_day, "find_spec", lambda name: None)
-    assert gpu_day.run_stage("beside", tmp_path, False, 60) == "ok"
-    assert Rows(tmp_path).of("beside") == [{"not_available": "transformers is not installed"}]
-
-
 # Importing what the machine with a GPU lacks raises ImportError.
 WITHOUT_SERVER = """
 import sys
@@ -209,10 +147,3 @@ def test_a_dry_run_fills_every_stage_without_the_packages_of_the_server(tmp_path
     assert {file.name for file in out.iterdir()} == left
     with tarfile.open(out / "reports.tar.gz.00") as tar:
         assert {"tests.xml", "suites.xml", "profiles/ahead-decode-2.json.gz"} <= set(tar.getnames())
-
-
-def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(SystemExit, match="2"):
-        gpu_day.main([])
-    assert "torch sees no GPU here; --dry tries everything on the CPU" in capsys.readouterr().err

@@ -9,8 +9,8 @@ import pytest
 from phase2_prefill_decode.loading.weights import random_weights
 from phase6_integration.engine.options import EngineOptions
 from phase6_integration.lab.gpu import serving, steps
-from phase6_integration.lab.gpu.loads import DRY, GPULoad, OnDemand, opened, served
-from phase6_integration.lab.gpu.rows import TINY, Day, Rows
+from phase6_integration.lab.gpu.loads import GPULoad, opened, served
+from phase6_integration.lab.gpu.rows import TINY, Day
 
 
 @pytest.fixture
@@ -32,35 +32,6 @@ def test_requests_are_as_many_as_the_pool_holds_whole(day: Day) -> None:
         assert row["decode_steps"]["steps"] + row["prefill_steps"]["steps"] >= 20
         with pytest.raises(RuntimeError, match="the pool does not hold a request of 96 tokens"):
             load.fit(4, 96)
-
-
-def test_no_prompt_is_found_in_the_prefix_cache(day: Day) -> None:
-    with engine(day) as load:
-        assert [served(load, 3, 20, 2)["prefix_hits"] for _ in range(3)] == [0, 0, 0]
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_an_engine_is_opened_once_for_the_first_row_that_is_missing(day: Day, fails: bool) -> None:
-    opens = []
-
-    @contextmanager
-    def open() -> Iterator[GPULoad]:
-        opens.append(1)
-        if fails:
-            raise MemoryError("16 GB are missing")
-        with engine(day) as load:
-            yield load
-
-    for _ in range(2):
-        with OnDemand(open) as lazy:
-            for number in (1, 2):
-                day.add(lazy.measure(lambda load: {"pages": load.gauges.pages_total}), number=number)
-    assert len(opens) == 1
-    rows = Rows(day.out).of("steps")
-    if fails:
-        assert ["16 GB are missing" in row["error"] for row in rows] == [True, True]
-    else:
-        assert [row["pages"] for row in rows] == [DRY["kv_cache_pages"]] * 2
 
 
 def test_what_is_measured_is_what_ships(day: Day, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,6 @@
 """The stages that run tests: what they select, how a test that hangs ends alone, and what is left of a run."""
 
-import subprocess
 from collections import Counter
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -55,51 +53,3 @@ def test_every_test_that_needs_a_gpu_is_run(monkeypatch: pytest.MonkeyPatch) -> 
     files = {test.partition("::")[0] for test in collected("tests")}
     assert files == marked
     assert "tests/gpu/test_engine.py" in files
-
-
-TESTS = """
-import signal, pytest
-
-def test_passes(): pass
-def test_fails(): assert not "this"
-def test_hangs():
-    while True: signal.pause()
-@pytest.mark.skip(reason="not here")
-def test_skips(): pass
-def test_passes_after_it(): pass
-"""
-HANGS_OUTSIDE_PYTHON = """
-import pytest, signal
-
-@pytest.mark.parametrize("n", range(4))
-def test_n(n):
-    if n == 1:  # as if in a call of C, where no handler runs
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])
-        signal.pause()
-"""
-
-
-def run(folder: Path, tests: str, *options: str) -> tuple[subprocess.CompletedProcess[str], Path]:
-    (folder / "pytest.ini").write_text("[pytest]\naddopts = -p no:schemathesis\n")
-    (folder / "test_it.py").write_text(tests)
-    report = folder / "it.xml"
-    command = suites.pytest_command(report, [f"{folder / 'test_it.py'}", *options], seconds=2)  # 1 of them for a test
-    environment = {"PYTHONPATH": f"{ROOT}", "PATH": "/usr/bin:/bin"}
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True), report
-
-
-def test_a_test_that_hangs_fails_and_the_others_run(tmp_path: Path) -> None:
-    done, report = run(tmp_path, TESTS)
-    found = suites.read_report(report)
-    assert (found["passed"], found["failed"], found["skipped"]) == (2, 2, 1)
-    assert sorted(found["failed_tests"]) == ["test_it::test_fails", "test_it::test_hangs"]
-    assert next(iter(found["slowest_seconds"])) == "test_it::test_hangs"
-    assert "the test took more than 1 s" in done.stdout
-
-
-@pytest.mark.skipif(find_spec("xdist") is None, reason="without pytest-xdist nothing takes the place of the process")
-def test_a_test_that_hangs_outside_python_ends_its_worker_and_the_others_run(tmp_path: Path) -> None:
-    done, report = run(tmp_path, HANGS_OUTSIDE_PYTHON, "--test-grace", "1")
-    found = suites.read_report(report)
-    assert (found["passed"], found["failed"]) == (3, 1), done.stdout + done.stderr
-    assert "in test_n" in done.stderr, "where it was"

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from phase6_integration.lab.gpu.trace import Activity, activities, busy, idle_share, time_per_kernel
+from phase6_integration.lab.gpu.trace import Activity, activities, idle_share, time_per_kernel
 
 
 def event(category: str, name: str, start: float, end: float) -> dict[str, Any]:
@@ -27,21 +27,6 @@ KERNELS = event("kernel", "a", 0, 40), event("kernel", "b", 60, 100)
 )  # fmt: skip
 def test_a_gap_between_kernels_is_idle_but_for_copies_and_sets(category: str, share: float) -> None:
     assert idle_share(activities(trace(*KERNELS, event(category, "c", 40, 50)))) == pytest.approx(share)
-
-
-@pytest.mark.parametrize(
-    ("intervals", "share"),
-    [([(0, 10)], 0), ([(0, 4), (6, 10)], 0.2), ([(6, 10), (0, 4), (1, 3), (3, 5)], 0.1), ([(2, 4), (2, 12)], 0)],
-)
-def test_kernels_on_two_streams_count_once(intervals: list[tuple[float, float]], share: float) -> None:
-    found = activities(trace(*(event("kernel", "k", start, end) for start, end in intervals)))
-    assert idle_share(found) == pytest.approx(share)
-    assert busy(found) == pytest.approx((1 - share) * (max(end for _, end in intervals) - min(intervals)[0]))
-
-
-def test_without_a_kernel_there_is_no_share() -> None:
-    with pytest.raises(RuntimeError, match="no activity of the device"):
-        idle_share(activities(trace(event("cuda_runtime", "cudaLaunchKernel", 0, 1))))
 
 
 def test_the_table_sums_the_calls_of_each_kernel_and_the_rest() -> None:

@@ -236,10 +236,7 @@ def test_integers_of_any_size_reach_the_template(bundled: Speaker) -> None:
     [
         ({"tool_choice": {"type": "function", "function": {"name": "get_rain"}}}, "tool_choice", "get_rain"),
         ({"tools": None, "tool_choice": "required"}, "tool_choice", "no tools"),
-        ({"tools": None, "tool_choice": NAMED}, "tool_choice", "get_weather"),
-        ({"tool_choice": "any"}, "tool_choice", "'none', 'auto' or 'required'"),
         ({"tools": [{"type": "web_search"}]}, "tools.0.type", "function"),
-        ({"functions": [{"name": "f"}]}, "functions", "not supported"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(bundled: Speaker, given: Any, param: str, words: str) -> None:

@@ -1,0 +1,139 @@
+"""`python -m phase5_continuous.lab speculation`: tokens a second with drafts and without, in turns.
+
+The bundled model answers questions: new ones, such that it has answered before in the same conversation, so that its
+answer copies its prompt, and with method suffix such that it has answered in another conversation. Then a drafter that
+knows the output proposes tokens of which a chosen share is right: copied text has about 0.95, code 0.7, chat 0.3. It
+also drafts for random weights of another shape, which no other drafter could guess.
+"""
+
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from phase0_request.lab.report import at_least_one, finish, parser, table
+from phase0_request.params import SamplingParams
+from phase0_request.request import Request
+from phase2_prefill_decode.engine import Engine
+from phase2_prefill_decode.lab.shapes import SHAPES
+from phase2_prefill_decode.loading.model import Model
+from phase5_continuous.engine import continuous
+from phase5_continuous.scheduler import Scheduler
+
+BATCHES = 1, 4, 16
+SHARES = 0.95, 0.7, 0.3, 0.0  # of the drafter that knows the output
+TOKENS = {"tiny_chat": 128, "596m": 32}
+PROMPT = 32
+NGRAM, SUFFIX = {"method": "ngram"}, {"method": "suffix"}
+QUESTIONS = (
+    "What is a KV cache?", "Why does paging matter?", "What is prefill?", "What is decode?", "What is a token?",
+    "Why does temperature matter?", "How does streaming work?", "What is the roofline model?", "What is Morse code?",
+    "Why do output tokens cost more?", "What is a prefix cache?", "What is a stop string?", "Who was Alan Turing?",
+    "How does detokenization work?", "What is continuous batching?", "Why does memory bandwidth matter?",
+)  # fmt: skip
+
+Prompts = Sequence[list[int]]
+
+
+class Known:
+    """Drafts of an output that is known: each token is right with a probability, else another."""
+
+    def __init__(self, outputs: Mapping[tuple[int, ...], Sequence[int]], share: float) -> None:
+        self.outputs = outputs
+        self.share = share
+        self.rng = random.Random(0)
+
+    def propose(self, request: Request, most: int) -> Sequence[int]:
+        done = len(request.output_tokens)
+        known = self.outputs[request.prompt_tokens][done : done + most]
+        return [token if self.rng.random() < self.share else token ^ 1 for token in known]
+
+
+def compare(
+    plain: Engine[Scheduler], drafting: Engine[Scheduler], prompts: Prompts, params: SamplingParams, rounds: int
+) -> dict[str, float]:
+    """The same requests with each engine in turns. The fastest round of each counts: others only ever slow one down."""
+    seconds: dict[Engine[Scheduler], list[float]] = {plain: [], drafting: []}
+    speculation, wanted, tokens = drafting.core.scheduler.speculation, None, 0
+    assert speculation is not None
+    for _ in range(1 + rounds):  # the first also fills the prefix caches
+        for engine, times in seconds.items():
+            started = time.perf_counter()
+            answers = [answer.output_tokens for answer in engine.generate(prompts, params)]
+            times.append(time.perf_counter() - started)
+            wanted = wanted or answers
+            assert answers == wanted, "drafts change nothing but the time"
+            tokens = sum(map(len, answers))
+    without, with_drafts = (min(times[1:]) for times in seconds.values())
+    return {
+        "plain": tokens / without,
+        "drafts": tokens / with_drafts,
+        "ratio": without / with_drafts,
+        "drafted": speculation.drafted / (1 + rounds) / tokens,
+        "acceptance": sum(speculation.accepted) / max(speculation.drafted, 1),
+    }
+
+
+def answers(model: Model, rounds: int) -> dict[str, dict[str, float]]:
+    """The bundled model's answers to new questions and to ones asked again, by the same client or by others."""
+    params, plain, figures = SamplingParams(temperature=0, max_tokens=64), continuous(model), dict[str, Any]()
+    assert model.tokenizer is not None
+    chat = model.tokenizer.chat
+    asked = [[{"role": "user", "content": question}] for question in QUESTIONS]
+    said = plain.generate([chat(messages) for messages in asked], params)
+    again = [
+        [*messages, {"role": "assistant", "content": answer.text}, *messages]
+        for messages, answer in zip(asked, said, strict=True)
+    ]
+    texts = ("asked_again", again, NGRAM), ("asked_by_others", asked, SUFFIX), ("new", asked, NGRAM)
+    for name, conversations, config in texts:
+        for batch in BATCHES:
+            prompts = [chat(messages) for messages in conversations[:batch]]
+            drafting = continuous(model, speculative_config=config)
+            figures[f"{name}_{batch}"] = compare(plain, drafting, prompts, params, rounds)
+    return figures
+
+
+def constructed(model: Model, tokens: int, rounds: int) -> dict[str, dict[str, float]]:
+    """Drafts by a drafter that knows the output, and is right about a share of its tokens."""
+    params, plain, figures = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True), continuous(model), {}
+    rng = random.Random(0)
+    prompts = [rng.choices(range(8, 260), k=PROMPT) for _ in range(max(BATCHES))]
+    for batch in BATCHES:
+        some = prompts[:batch]
+        said = plain.generate(some, params)
+        known = {tuple(prompt): answer.output_tokens for prompt, answer in zip(some, said, strict=True)}
+        for share in SHARES:
+            drafting = continuous(model, speculative_config=NGRAM)
+            assert drafting.core.scheduler.speculation is not None
+            drafting.core.scheduler.speculation.proposer = Known(known, share)
+            name = f"right_{round(100 * share)}_{batch}"
+            figures[name] = compare(plain, drafting, some, params, rounds)
+    return figures
+
+
+def main(arguments: list[str] | None = None) -> int:
+    p = parser("phase5_continuous.lab speculation", __doc__)
+    p.add_argument("--model", choices=TOKENS, default="tiny_chat", help="the bundled one or random (%(default)s)")
+    p.add_argument("--rounds", type=at_least_one, default=5, help="of which the best counts (%(default)s)")
+    p.add_argument("--threads", type=at_least_one, help="of torch (torch's choice)")
+    options, console = p.parse_args(arguments), Console(highlight=False)
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    studies: list[Callable[[], dict[str, dict[str, float]]]]
+    if options.model == "tiny_chat":
+        model = Model.load(device="cpu")
+        studies = [lambda: answers(model, options.rounds)]
+    else:
+        model, studies = Model.random(SHAPES[options.model], device="cpu"), []
+    studies.append(lambda: constructed(model, TOKENS[options.model], options.rounds))
+    figures = dict[str, dict[str, float]]()
+    for study in studies:
+        figures |= study()
+    rows = [(name.replace("_", " "), *of_name.values()) for name, of_name in figures.items()]
+    console.print(table(("text and requests", *next(iter(figures.values()))), rows, 2))
+    finish(p, options, arguments, figures)
+    return 0
