@@ -199,26 +199,27 @@ FORMATS = {"bfloat16": ("ours", "llama"), "Q8_0": ("ours_Q8_0", "llama_Q8_0"), "
 
 def peers(figure: Any, result: dict[str, Any]) -> None:
     """The rate of this engine over that of llama.cpp with the same weights, by workload and format."""
-    titles = {"native": "AVX-512 with bf16 and VNNI", "avx2": "AVX2"}
+    from phase6_integration.lab.peers.compare import in_order
+
+    titles, places = {"native": "AVX-512", "avx2": "AVX2"}, []
     for axes, (isa, title) in zip(figure.subplots(2, 1, sharex=True, sharey=True), titles.items(), strict=True):
-        loads = [(shape, load, row) for shape, rows in result["figures"][isa].items() for load, row in rows.items()]
-        loads = [(shape, load, row) for shape, load, row in loads if "llama_Q8_0" in row]
-        width = 0.8 / len(FORMATS)
+        shapes = result["figures"][isa].items()
+        rows = {f"{shape.upper()}\n{load}": its[load] for shape, its in shapes for load in in_order(shape, its)}
+        rows = {name: row for name, row in rows.items() if "llama_Q8_0" in row}
+        places = places or list(rows)  # AVX2 has some of these
         for turn, ((name, (ours, other)), color) in enumerate(zip(FORMATS.items(), (BLUE, GREEN, GREY), strict=True)):
-            ratios = [row[ours]["median"] / row[other]["median"] for _, _, row in loads]
-            places = [place + (turn - 1) * width for place in range(len(loads))]
-            axes.bar(places, [ratio - 1 for ratio in ratios], width, bottom=1, color=color, label=name)
-            for place, ratio in zip(places, ratios, strict=True):
-                axes.annotate(
-                    f"{ratio:.1f}", (place, ratio), (0, 3 if ratio >= 1 else -10), textcoords="offset points",
-                    ha="center", fontsize=8,
-                )  # fmt: skip
+            ratios = [row[ours]["median"] / row[other]["median"] for row in rows.values()]
+            bars = [places.index(each) + (turn - 1) * 0.27 for each in rows]
+            axes.bar(bars, [ratio - 1 for ratio in ratios], 0.27, bottom=1, color=color, label=name)
+            for bar, ratio in zip(bars, ratios, strict=True):
+                above = (0, 3 if ratio >= 1 else -11)
+                axes.annotate(f"{ratio:.1f}", (bar, ratio), above, textcoords="offset points", ha="center", fontsize=8)
         axes.axhline(1, color=GREY, linewidth=1)
-        axes.set(title=f"{title}: rate over llama.cpp's, same weights", yscale="log")
+        axes.set(title=f"{title}: rate over llama.cpp's with the same weights", yscale="log", ylim=(0.5, 5))
         axes.set_yticks(ticks := (0.5, 1, 2, 4), [f"{tick:g}x" for tick in ticks])
         axes.minorticks_off()
         axes.grid(axis="x", visible=False)
-    axes.set_xticks(range(len(loads)), [f"{shape.upper()}\n{load}" for shape, load, _ in loads], fontsize=9)
+    axes.set_xticks(range(len(places)), places, fontsize=9)
     figure.axes[0].legend(frameon=False, ncols=3, loc="upper left")
 
 

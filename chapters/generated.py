@@ -49,8 +49,10 @@ QUANTIZED = {
 
 def peers(isa: str) -> list[str]:
     """This engine beside others, with one set of vector instructions: rates in bfloat16, then of quantized weights."""
+    from phase6_integration.lab.peers.compare import in_order
+
     shapes = json.loads((RESULTS / "peers.json").read_text("utf-8"))["figures"][isa]
-    rows = {f"{shape.upper()}, {load}": row for shape, loads in shapes.items() for load, row in loads.items()}
+    rows = {f"{shape.upper()}, {load}": its[load] for shape, its in shapes.items() for load in in_order(shape, its)}
     lines = [f"| bfloat16, tokens/s | ours | {' | '.join(PEERS.values())} |", "|---|---" + "|---" * len(PEERS) + "|"]
     for name, row in rows.items():
         others = (_beside(row, "ours", other) for other in PEERS)
