@@ -201,7 +201,8 @@ def peers(figure: Any, result: dict[str, Any]) -> None:
     """The rate of this engine over that of llama.cpp with the same weights, by workload and format."""
     from phase6_integration.lab.peers.compare import in_order
 
-    titles, places = {"native": "AVX-512", "avx2": "AVX2"}, []
+    titles = {"native": "AVX-512", "avx2": "AVX2"}
+    places: list[str] = []
     for axes, (isa, title) in zip(figure.subplots(2, 1, sharex=True, sharey=True), titles.items(), strict=True):
         shapes = result["figures"][isa].items()
         rows = {f"{shape.upper()}\n{load}": its[load] for shape, its in shapes for load in in_order(shape, its)}
