@@ -40,11 +40,7 @@ def _cell(text: str) -> str:
 
 
 PEERS = {"llama": "llama.cpp", "vllm": "vLLM", "transformers": "transformers", "ours_float32": "ours, float32"}
-QUANTIZED = {
-    "int8": ("ours_int8", "ours_Q8_0", "llama_Q8_0"),
-    "int4": ("ours_int4", "ours_Q4_0", "llama_Q4_0"),
-    "Q4_K_M": ("ours_Q4_K_M", "llama_Q4_K_M"),
-}
+QUANTIZED = "Q8_0", "Q4_0", "Q4_K_M"
 
 
 def peers(isa: str) -> list[str]:
@@ -57,16 +53,12 @@ def peers(isa: str) -> list[str]:
     for name, row in rows.items():
         others = (_beside(row, "ours", other) for other in PEERS)
         lines.append(f"| {name} | **{_rate(row, 'ours')}** | {' | '.join(others)} |")
-    header = [name for names in QUANTIZED.values() for name in names]
-    titles = (f"{'llama.cpp' if each.startswith('llama') else 'ours'} {each.partition('_')[2]}" for each in header)
-    lines += ["", f"| quantized, tokens/s | {' | '.join(titles)} |", "|---" * (len(header) + 1) + "|"]
+    titles = (f"ours | llama.cpp, {name}" for name in QUANTIZED)
+    lines += ["", f"| quantized, tokens/s | {' | '.join(titles)} |", "|---" * (2 * len(QUANTIZED) + 1) + "|"]
     for name, row in rows.items():
-        if all(each in row for each in header):
-            cells = (
-                _beside(row, names[-2], each) if each == names[-1] else f"**{_rate(row, each)}**"
-                for names in QUANTIZED.values()
-                for each in names
-            )
+        pairs = [(f"ours_{kind}", f"llama_{kind}") for kind in QUANTIZED]
+        if all(engine in row for pair in pairs for engine in pair):
+            cells = (f"**{_rate(row, ours)}** | {_beside(row, ours, other)}" for ours, other in pairs)
             lines.append(f"| {name} | {' | '.join(cells)} |")
     return lines
 
