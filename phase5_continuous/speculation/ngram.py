@@ -1,7 +1,7 @@
 """Prompt lookup: when the last few tokens have occurred before, draft what followed them then.
 
-Answers repeat their prompt and themselves: code that is edited, a document that is summarised, names, tables. A client
-may also say what it expects: OpenAI's `prediction` is one more text to look in.
+Outputs repeat their prompt and themselves: code that is edited, a document that is summarised, names, tables. OpenAI's
+`prediction`, the output that a request expects, is one more text to look in.
 """
 
 from collections.abc import Sequence
@@ -66,7 +66,7 @@ class NgramIndex:
 
 
 class NgramProposer:
-    """Drafts for each request from its own prompt and output, and from what its client predicts."""
+    """Drafts for each request from its prompt and output, and from its `prediction`."""
 
     def __init__(self, shortest: int, longest: int) -> None:
         self.shortest = check_int("prompt_lookup_min", shortest, 1)

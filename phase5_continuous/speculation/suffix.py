@@ -1,4 +1,4 @@
-"""Drafts from what other requests have said: a question that is asked again is answered again.
+"""Drafts from the outputs of earlier requests: a prompt that comes again often has the same output again.
 
 SuffixDecoding keeps a suffix tree of recent outputs, and follows the likeliest branch below the longest match. This is
 a dictionary from the last few tokens to what followed them the latest time. It is smaller, and a match has one length.
@@ -17,10 +17,10 @@ Outputs = dict[tuple[str, tuple[int, ...]], list[int]]  # by salt and n-gram
 
 
 class SuffixProposer(NgramProposer):
-    """Drafts from the request's own text, and where that has no match of the full length, from the outputs of others.
+    """Drafts from the text of a request, or, if that has no match of the full length, from earlier outputs.
 
-    A client must not learn by the time of its answers what others are told. So requests share outputs as they share
-    prefixes: only within one `cache_salt`.
+    The time of an output shows which drafts were right. So requests share outputs as they share prefixes: only within
+    one `cache_salt`.
     """
 
     def __init__(self, shortest: int, longest: int) -> None:
@@ -41,7 +41,7 @@ class SuffixProposer(NgramProposer):
     def _note(self, request: Request, tokens: Sequence[int]) -> None:
         """Note what followed each n-gram of the output, once enough has."""
         stop = len(tokens) - FOLLOWING + 1
-        start = self._noted.get(request, len(tokens) - len(request.output_tokens) + 1)
+        start = max(self.longest, self._noted.get(request, len(tokens) - len(request.output_tokens) + 1))
         for end in range(start, stop):
             key = request.cache_salt, tuple(tokens[end - self.longest : end])
             self._newer[key] = [*tokens[end : end + FOLLOWING]]
