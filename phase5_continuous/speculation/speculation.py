@@ -87,8 +87,9 @@ class Speculation:
             most = self._worthwhile(chance.value, rows, expected)
             if not most and start % JUDGED:
                 continue
-            most = min(most, left, step.limits.max_chunk_size - 1, sequence.longest - request.total)
-            proposal = self.proposer.propose(request, most + 1)
+            most = min(most, left, step.limits.max_chunk_size - length, sequence.longest - request.total)
+            if not (proposal := self.proposer.propose(request, most + 1)):
+                continue
             self.proposals[request] = proposal, chance
             most = min(most, len(proposal))
             if most and (most := running_set.allocate_draft(sequence, most)):
