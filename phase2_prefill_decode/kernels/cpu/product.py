@@ -171,7 +171,6 @@ class PackedWeight:
         return result if self.order is None else torch.empty_like(result).index_copy_(1, self.order, result)
 
 
-# region functions
 @cache
 def functions(dtype: torch.dtype, stored: torch.dtype) -> tuple[int, int]:
     """The addresses of the functions of a format, for rows of a dtype: one lays a row out for tiles, and one multiplies
@@ -187,9 +186,6 @@ def functions(dtype: torch.dtype, stored: torch.dtype) -> tuple[int, int]:
         multiply_block(weight_at(kind, weight), block, left, array(sums, (rows, BLOCK), FLOAT32))
 
     return address_of(lay, 3), address_of(multiply, 6)
-
-
-# endregion
 
 
 @cache
