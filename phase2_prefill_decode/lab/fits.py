@@ -1,9 +1,8 @@
 """`python -m phase2_prefill_decode.lab fits`: the bytes of a model in each format, and what a memory holds beside them.
 
-The embedding and lm_head stay in bfloat16, as `--quantization` leaves them.
+The embedding and lm_head stay in bfloat16, as `--quantization` leaves them. Keys and values are in bfloat16 or in 8 bits.
 """
 
-from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
@@ -25,6 +24,10 @@ MODELS = {
     ),
 }  # fmt: skip
 FORMATS = {"bfloat16": 2.0, "int8": 1.0, "int4": 0.5 + 2 / GROUP}  # bytes of a number, with its share of the scales
+ROWS = {  # the formats of weights, and of keys and values
+    "bfloat16": ("bfloat16", "bfloat16"), "int8": ("int8", "bfloat16"), "int4": ("int4", "bfloat16"),
+    "int4_kv_int8": ("int4", "int8"),
+}  # fmt: skip
 MEMORIES = 8, 16, 24, 80  # GB
 CONTEXT = 8192  # tokens of a request
 
@@ -36,9 +39,9 @@ def weight_bytes(config: ModelConfig, scheme: str) -> int:
     return int(matrices * FORMATS[scheme]) + 2 * (config.parameters - matrices)
 
 
-def fits(config: ModelConfig, scheme: str) -> dict[str, Any]:
+def fits(config: ModelConfig, scheme: str, kv_dtype: str = "bfloat16") -> dict[str, Any]:
     """The weights in GB, and for each memory how many requests of CONTEXT tokens fit beside them."""
-    size, layout = weight_bytes(config, scheme), replace(config, dtype="bfloat16").kv_layout()
+    size, layout = weight_bytes(config, scheme), config.kv_layout(dtype=kv_dtype)
     requests = {f"memory_{memory}": layout.requests_in(memory * 10**9 - size, CONTEXT) for memory in MEMORIES}
     return {
         "gigabytes": size / 1e9,
@@ -49,11 +52,11 @@ def fits(config: ModelConfig, scheme: str) -> dict[str, Any]:
 def main(arguments: list[str] | None = None) -> int:
     p = parser("phase2_prefill_decode.lab fits", __doc__)
     options = p.parse_args(arguments)
-    figures = {name: {scheme: fits(config, scheme) for scheme in FORMATS} for name, config in MODELS.items()}
+    figures = {name: {row: fits(config, *formats) for row, formats in ROWS.items()} for name, config in MODELS.items()}
     rows = [
-        (f"{name}, {scheme}", row["gigabytes"], *(row[f"memory_{memory}"] for memory in MEMORIES))
+        (f"{name}, {formats.replace('_', ' ')}", row["gigabytes"], *(row[f"memory_{memory}"] for memory in MEMORIES))
         for name, schemes in figures.items()
-        for scheme, row in schemes.items()
+        for formats, row in schemes.items()
     ]
     names = ("", "GB", *(f"{memory} GB" for memory in MEMORIES))
     Console(highlight=False).print(table(names, rows, title=f"Requests of {CONTEXT} tokens beside the weights"))

@@ -29,11 +29,13 @@ class CompressedTensors:
     packed: bool = False
     scale: str = "weight_scale"
 
-    unused = "input_scale", "input_zero_point", "output_scale", "activation_scale", "weight_shape"
+    unused = (  # rows are rounded here, and a KV cache of 8 bits measures its own scales
+        "input_scale", "input_zero_point", "output_scale", "activation_scale", "weight_shape", "k_scale", "v_scale",
+    )  # fmt: skip
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "CompressedTensors":
-        only(config, format=(*PLAIN, PACKED), kv_cache_scheme=(None,), transform_config=(None, {}))
+        only(config, format=(*PLAIN, PACKED), transform_config=(None, {}))
         sparsity = (config.get("sparsity_config") or {}).get("format")
         only({"sparsity_config": sparsity}, sparsity_config=(None, "dense"))
         schemes = [group.get("weights") or {} for group in (config.get("config_groups") or {}).values()]

@@ -68,6 +68,18 @@ def matrices(directory: Path) -> dict[str, Tensor]:
     return read
 
 
+def test_the_scales_of_a_kv_cache_are_not_used(tmp_path: Path) -> None:
+    """Those of a checkpoint are one for a layer, from sample data. The pool measures one for each head of a token."""
+    scheme = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
+    make, config = compressed("fp8")
+    made.quantized(tmp_path, make, config | {"kv_cache_scheme": scheme})
+    without = matrices(tmp_path)
+    scales = {f"model.layers.0.self_attn.{side}_scale": torch.ones(1, dtype=torch.bfloat16) for side in "kv"}
+    save_file(load_file(tmp_path / "model.safetensors") | scales, tmp_path / "model.safetensors")
+    found = matrices(tmp_path)
+    assert all(torch.equal(found[name], weight) for name, weight in without.items())
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_dequantized_weights_are_those_of_the_library(name: str, tmp_path: Path) -> None:
     make, config = FORMATS[name]()
@@ -191,7 +203,6 @@ def config_with(**changes: Any) -> dict[str, Any]:
         (config_with(num_bits=3), "num_bits is 3; supported: 4, 8"),
         (config_with(type="float"), "type is 'float'; supported: int"),
         (config_with(strategy="tensor_group"), "strategy must be one of tensor, channel, group, block"),
-        (config_with(kv_cache_scheme={"num_bits": 8}), "kv_cache_scheme is .*; supported: none"),
         (config_with(sparsity_config={"format": "sparse-24-bitmask"}), "sparsity_config is 'sparse-24-bitmask'"),
         (config_with(config_groups={}), "num_bits is None; supported: 4, 8"),
         (config_with(config_groups=[1]), "quantization_config is not as compressed-tensors writes it"),
