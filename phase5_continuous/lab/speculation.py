@@ -90,7 +90,8 @@ def answers(model: Model, rounds: int) -> dict[str, dict[str, float]]:
         [*messages, {"role": "assistant", "content": answer.text}, *messages]
         for messages, answer in zip(asked, said, strict=True)
     ]
-    json = replace(params, max_tokens=256, grammar=json_grammar({"type": "array", "items": SCHEMA, "maxItems": 3}))
+    schema = {"type": "array", "items": SCHEMA, "minItems": 3, "maxItems": 3}
+    json = replace(params, max_tokens=300, grammar=json_grammar(schema))
     texts = (
         ("asked_again", again, NGRAM, params),
         ("asked_by_others", asked, SUFFIX, params),

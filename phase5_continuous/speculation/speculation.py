@@ -80,8 +80,8 @@ class Speculation:
         if rows > BUSY * (self.spare_rows + rows):
             return slices
         for number, sequence in enumerate(step.sequences):
-            request, start, length = part = slices[number]
-            if not part.completes or start < len(request.prompt_tokens):
+            request, start, length = slices[number]
+            if start + length < sequence.num_tokens or start < len(request.prompt_tokens):
                 continue
             chance = self._chances.get(request) or self._chances.setdefault(request, Chance())
             most = self._worthwhile(chance.value, rows, expected)
