@@ -16,13 +16,16 @@ from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase3_chunked_prefill.budget import StepPlan
 from phase5_continuous.running import RunningSet
+from phase5_continuous.speculation.draft_model import DraftModel
 from phase5_continuous.speculation.ngram import NgramProposer
 from phase5_continuous.speculation.suffix import SuffixProposer
 
 PRIOR = 0.5  # the chance of a proposed token, before any was judged
 LEARNED = 1 / 8  # what a judged token changes of that, at least
-JUDGED = 4  # without a draft, one token of so many is judged: a proposal takes a few microseconds
+JUDGED, JUDGED_BY_MODEL = 4, 512  # without a draft, one token of so many is judged: a proposal takes microseconds
+LEARNED_BY_MODEL = 1 / 64  # all requests share one chance: it is that of two models to draw the same token
 METHODS = {"ngram": NgramProposer, "suffix": SuffixProposer}
+DRAFT_MODEL = "draft_model"
 BUSY = 0.75  # of the time of a step is arithmetic: it gets no drafts, for even right ones would gain little
 
 
@@ -38,11 +41,12 @@ class Chance:
 
     value: float = PRIOR
     judged: int = 0
+    least: float = LEARNED
 
     # region exercise 5.9
     def learn(self, right: bool) -> None:
         self.judged += 1
-        self.value += max(LEARNED, 1 / (2 + self.judged)) * (right - self.value)
+        self.value += max(self.least, 1 / (2 + self.judged)) * (right - self.value)
 
     # endregion
 
@@ -59,6 +63,9 @@ class Speculation:
     A draft is the beginning of a proposal. The token behind it is not computed, and still judged, for the step draws
     the token in its place anyway. So a request without a draft is judged too, at no cost to the device: it gets a draft
     when its proposals have turned out right.
+
+    The tokens of a draft model are not free. It drafts for all requests of a step at once, so a drafted token takes a
+    share of its steps: that and its own row are its `price`, in rows.
     """
 
     proposer: Proposer
@@ -67,6 +74,8 @@ class Speculation:
     drafts: int = 0
     drafted: int = 0  # tokens
     accepted: list[int] = field(init=False)  # tokens, by their place in the draft
+    price: float = field(default=1.0, init=False)  # of a drafted token, in rows
+    shared: Chance = field(default_factory=lambda: Chance(least=LEARNED_BY_MODEL), init=False)
     _chances: WeakKeyDictionary[Request, Chance] = field(default_factory=WeakKeyDictionary, init=False)
     proposals: dict[Request, tuple[Sequence[int], Chance]] = field(default_factory=dict, init=False)  # of a step
 
@@ -80,11 +89,13 @@ class Speculation:
         rows = expected = float(sum(part.length for part in slices))
         if rows > BUSY * (self.spare_rows + rows):
             return slices
+        if self.draft_model is not None:
+            self._draft(self.draft_model, step)
         for number, sequence in enumerate(step.sequences):
             request, start, length = part = slices[number]
             if not part.is_decode or not may_draft(request.params):
                 continue
-            chance = self._chances.get(request) or self._chances.setdefault(request, Chance())
+            chance = self._chance(request)
             most = self._worthwhile(chance.value, rows, expected)
             if not most and start % JUDGED:
                 continue
@@ -95,16 +106,44 @@ class Speculation:
             if most and (most := running_set.allocate_draft(sequence, most)):
                 request.draft[:] = proposal[:most]
                 slices[number] = Slice(request, start, length + most)
-                rows, left = rows + most, left - most
+                rows, left = rows + self.price * most, left - most
                 expected += sum(chance.value ** (place + 1) for place in range(most))
         return slices
+
+    @property
+    def draft_model(self) -> DraftModel | None:
+        return self.proposer if isinstance(self.proposer, DraftModel) else None
+
+    def _chance(self, request: Request) -> Chance:
+        if self.draft_model is not None:
+            return self.shared
+        return self._chances.get(request) or self._chances.setdefault(request, Chance())
+
+    def _draft(self, model: DraftModel, step: StepPlan) -> None:
+        """Have the draft model draft as many tokens for each decode of a step as pay, or now and then one to judge."""
+        rows, left, wanted = float(sum(part.length for part in step.slices)), step.left, dict[Request, int]()
+        decodes = [
+            sequence
+            for part, sequence in zip(step.slices, step.sequences, strict=True)
+            if part.is_decode and may_draft(part.request.params)
+        ]
+        self.price = 1 + model.cost * (self.spare_rows + rows) / max(len(decodes), 1)
+        expected, chance = rows, self.shared.value
+        for sequence in decodes:
+            request = sequence.request
+            most = min(self._worthwhile(chance, rows, expected), left, sequence.longest - request.total)
+            if most or request.total % JUDGED_BY_MODEL == 0:
+                wanted[request] = max(most, 1)
+            rows, left = rows + self.price * most, left - most
+            expected += sum(chance ** (place + 1) for place in range(most))
+        model.draft(wanted)
 
     # region exercise 5.9
     def _worthwhile(self, chance: float, rows: float, expected: float) -> int:
         """How many tokens of a draft pay in a step of so many rows. One is accepted only if those before it are."""
         most, accepted = 0, chance
-        while most < self.most and accepted * (self.spare_rows + rows) > expected:
-            most, rows, expected, accepted = most + 1, rows + 1, expected + accepted, accepted * chance
+        while most < self.most and accepted * (self.spare_rows + rows) > expected * self.price:
+            most, rows, expected, accepted = most + 1, rows + self.price, expected + accepted, accepted * chance
         return most
 
     def learn(self, request: Request, drafted: int, drawn: Sequence[int]) -> None:
@@ -141,12 +180,20 @@ def speculation_of(config: Mapping[str, Any] | None, spare_rows: int = 3) -> Spe
     def number(key: str, default: int, low: int, high: int) -> int:
         return check_int(f"speculative_config: {key}", given.pop(key, default), low, high)
 
-    method = check_choice("speculative_config: method", given.pop("method", None), METHODS)
+    proposer: Proposer
+    method = check_choice("speculative_config: method", given.pop("method", None), (*METHODS, DRAFT_MODEL))
     most = number("num_speculative_tokens", 7, 1, 64)
-    longest = number("prompt_lookup_max", 4, 1, 64)
-    shortest = number("prompt_lookup_min", min(2, longest), 1, longest)
     rows = number("spare_rows", spare_rows, 0, 1 << 20)
+    if method == DRAFT_MODEL:
+        known, model = "model", given.pop("model", None)
+        if not isinstance(model, str) or not model:
+            raise invalid("speculative_config: model", "a directory or the name of a repository", model)
+        proposer = DraftModel(model)
+    else:
+        known = "prompt_lookup_max and prompt_lookup_min"
+        longest = number("prompt_lookup_max", 4, 1, 64)
+        proposer = METHODS[method](number("prompt_lookup_min", min(2, longest), 1, longest), longest)
     if given:
-        known = "method, num_speculative_tokens, prompt_lookup_max, prompt_lookup_min and spare_rows"
-        raise invalid("speculative_config", f"of the keys {known}", ", ".join(given))
-    return Speculation(METHODS[method](shortest, longest), most, rows)
+        keys = f"of the keys method, num_speculative_tokens, spare_rows and, for {method}, {known}"
+        raise invalid("speculative_config", keys, ", ".join(given))
+    return Speculation(proposer, most, rows)

@@ -12,6 +12,7 @@ from phase0_request.core import EngineCore
 from phase1_kv_pool import PagedCache
 from phase5_continuous.invariants import check
 from phase5_continuous.scheduler import Scheduler
+from phase5_continuous.speculation.draft_model import DraftModel
 
 EOS = (0, 1, 2, 3, 4)
 VOCABULARY = 40
@@ -88,7 +89,7 @@ class Device:
             assert slots[start:] == self.cache.slots(batch.slices[len(step)])
             known += [None] * (length - len(known))
             assert not request.draft or stop == request.total + len(request.draft)
-            draws = 1 + len(request.draft) if stop >= request.total else 0
+            draws = min(1 + len(request.draft), length) if stop >= request.total else 0
             step.append(Launched(request, start, known, slots, draws))
         self.steps.append(step)
 
@@ -132,6 +133,30 @@ class Oracle:
         if wrong < most:
             draft[wrong] += 1
         return draft
+
+
+class DraftRunner:
+    """Runs the steps of a draft model. It computes the same hashes, so a draft is right, or the model read a slot that
+    it should not have read."""
+
+    def __init__(self, cache: PagedCache) -> None:
+        self.device = Device(cache)
+
+    def pack(self, batch: Batch) -> Batch:
+        return batch
+
+    def launch(self, batch: Batch) -> "DraftRunner":
+        self.device.launch(batch)
+        return self
+
+    def output(self) -> StepOutput:
+        return StepOutput(self.device.land())
+
+
+def draft_model(cache: PagedCache, cost: float = 0, context: int = 1000) -> DraftModel:
+    made = DraftModel("integers")
+    made.connect(DraftRunner(cache), cache, cost, context)
+    return made
 
 
 @dataclass

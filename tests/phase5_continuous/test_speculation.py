@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
+from phase0_request.tokenizer import BUNDLED
 from phase1_kv_pool.cache import PagedCache
 from phase2_prefill_decode.engine import Engine
 from phase2_prefill_decode.generation import Completion
@@ -151,6 +152,38 @@ def test_only_the_latest_outputs_are_kept(monkeypatch: pytest.MonkeyPatch) -> No
         assert list(proposer.propose(asked, 3)) == (following if found else [])
 
 
+def with_draft_model(model: Model, pages: int | None = None, **more: Any) -> Engine[Scheduler]:
+    """An engine of the bundled model, for which the bundled model drafts too, from a pool of so many pages."""
+    config = {"method": "draft_model", "model": str(BUNDLED), "num_speculative_tokens": 5, "spare_rows": 1000}
+    engine = continuous(model, speculative_config=config, **more)
+    assert engine.core.scheduler.speculation is not None
+    drafter = engine.core.scheduler.speculation.draft_model
+    assert drafter is not None
+    drafter.cost = 0  # as if it were much smaller
+    if pages is not None:
+        held = drafter.cache.allocator.allocate(drafter.cache.usage.free - pages)
+        assert held
+    return engine
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_model_that_drafts_for_itself_is_never_wrong(chatty: Model, name: str) -> None:
+    """It draws with the same noise, at any temperature. The tokens of the prompt and those that others drafted take
+    their way through chunks, preemption and a draft pool that holds half of the requests."""
+    assert chatty.tokenizer is not None
+    fields = {"max_tokens": 40, "ignore_eos": True, **CASES[name]}
+    params = [SamplingParams(**fields).vary(fields["max_tokens"], seed) for seed in range(4)]
+    questions = ["What is a KV cache?", "Why does paging matter?"] * 2
+    prompts = [chatty.tokenizer.chat([{"role": "user", "content": question}]) for question in questions]
+    wanted = continuous(chatty).generate(prompts, params)
+    small = {"budget": TokenBudget(16, 24), "cache": PagedCache(28, 4)}
+    for engine in (with_draft_model(chatty), with_draft_model(chatty, 14, **small)):
+        assert facts(engine.generate(prompts, params)) == facts(wanted)
+        speculation = engine.core.scheduler.speculation
+        assert speculation is not None
+        assert sum(speculation.accepted) == speculation.drafted > 0
+
+
 @given(st.lists(st.integers(0, 3), max_size=40), st.integers(1, 3), st.integers(0, 3), st.integers(1, 8))
 def test_an_ngram_is_continued_as_it_was_the_last_time(text: list[int], shortest: int, more: int, most: int) -> None:
     """Against a search through the whole text."""
@@ -246,7 +279,12 @@ def test_one_that_rejects_its_drafts_is_rarely_drafted_again() -> None:
     ("config", "message"),
     [
         ({}, "method must be one of ngram, suffix"),
-        ({"method": "eagle"}, "method must be one of ngram, suffix, got 'eagle'"),
+        ({"method": "eagle"}, "method must be one of ngram, suffix, draft_model, got 'eagle'"),
+        ({"method": "draft_model"}, "model must be a directory or the name of a repository, got None"),
+        (
+            {"method": "draft_model", "model": "m", "prompt_lookup_min": 1},
+            "for draft_model, model, got 'prompt_lookup_min'",
+        ),
         ({"method": "ngram", "num_speculative_tokens": 0}, "num_speculative_tokens must be an integer from 1 to 64"),
         ({"method": "ngram", "prompt_lookup_min": 5}, "prompt_lookup_min must be an integer from 1 to 4, got 5"),
         ({"method": "ngram", "draft": 1, "model": ""}, r"of the keys method, .* got 'draft, model'"),
