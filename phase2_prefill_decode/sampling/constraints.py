@@ -9,11 +9,12 @@ A server does not trust the grammars of its clients: there the same Constraint r
 late (`phase6_integration.wings.structured.isolated_grammars`).
 """
 
+import copy
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,7 @@ if TYPE_CHECKING:  # the processes that follow the grammars of a server need no 
     from torch import Tensor
 
 THREADS = 4  # at most, that make masks
+NOTHING = np.zeros(1, np.uint32)  # of each word of a mask
 
 
 def words(vocab_size: int) -> int:
@@ -128,6 +130,26 @@ class Constraint:
 
     # endregion
 
+    def places(self, index: int, draft: Sequence[int]) -> list[tuple["Constraint", int]]:
+        """Where the rows of a slice draw: output token `index`, and one token behind each of a draft. There a copy
+        follows the draft, so that this constraint need not go back when it is rejected."""
+        self.go_to(index)
+        found = [(self, index)]
+        for place, token in enumerate(draft, index):
+            found.append((found[-1][0]._behind(place, token), place + 1))
+        return found
+
+    def _behind(self, index: int, token: int) -> "Constraint":
+        """The constraint if output token `index` is this one. It allows nothing where no token would be drawn: behind
+        one that is not allowed, or that forces others."""
+        there = copy.copy(self)
+        there.matcher = None if self.matcher is None else self.matcher.deep_copy()
+        there._followed, there._renewed = [*self._followed], True
+        there._follow([token])
+        if there.error or there.forced(index):
+            there.matcher, there._allowed = None, NOTHING
+        return there
+
     # region exercise 2.21
     def restrict(self, mask: NDArray[np.uint32]) -> None:
         """Clear the bits of what the lists exclude."""
@@ -211,13 +233,15 @@ def fill_masks(rows: Sequence[tuple[Constraint, int]], vocab_size: int) -> NDArr
 # endregion
 
 
-Rows = Sequence[tuple[int, Follower, int]]  # row of the logits, its constraint, which output token it draws
+Rows = Sequence[tuple[int, Follower, int, Sequence[int]]]
+"""For each slice: the first row of its logits that draws, its constraint, which output token that row draws, and the
+draft that the rows behind it verify."""
 
 
 # region exercise 2.21
 def in_flight(rows: Rows) -> bool:
     """Whether the step before must end first: it draws a token that one of the masks depends on."""
-    return any(index > len(constraint.output) for _, constraint, index in rows)
+    return any(index > len(constraint.output) for _, constraint, index, _ in rows)
 
 
 # endregion
@@ -226,8 +250,8 @@ def in_flight(rows: Rows) -> bool:
 class Filled(NamedTuple):
     """The masks of a step."""
 
-    bits: "Tensor"  # [masks, words] int32
-    late: Mapping[int, WaitHandle] = {}  # by row of the logits: those that are not ready, and draw nothing
+    bits: "Tensor"  # [masks, words] int32; a slice has one for each row that draws
+    late: Mapping[int, WaitHandle] = {}  # by first row of a slice: those that are not ready, and draw nothing
 
 
 class Constraints:
@@ -249,5 +273,8 @@ class Constraints:
         """Fill the masks of a step now."""
         import torch
 
-        constraints: Any = [(constraint, index) for _, constraint, index in rows]  # all are Constraints
-        return Filled(torch.from_numpy(fill_masks(constraints, self.vocab_size).view(np.int32)))
+        places = list[tuple[Constraint, int]]()
+        for _, constraint, index, draft in rows:
+            assert isinstance(constraint, Constraint)
+            places += constraint.places(index, draft)
+        return Filled(torch.from_numpy(fill_masks(places, self.vocab_size).view(np.int32)))

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from phase0_request.params import SamplingParams
-from phase2_prefill_decode.sampling.constraints import Follower, in_flight, is_constrained
+from phase2_prefill_decode.sampling.constraints import Rows, in_flight, is_constrained
 from phase2_prefill_decode.sampling.edits import RequestEdits, wants_edits
 from phase2_prefill_decode.sampling.inputs import Columns
 
@@ -16,7 +16,7 @@ class SamplingMetadata:
     rows: int
     columns: Columns  # of SamplingInputs; a recorded step has more rows there
     edits: Sequence[tuple[int, RequestEdits, int]] = ()  # row, the changes of its logits, which output token it draws
-    masks: Sequence[tuple[int, Follower, int]] = ()  # row, its constraint, which output token it draws
+    masks: Rows = ()
     logprobs: Sequence[tuple[int, int]] = ()  # (row, number of alternatives)
 
     @property

@@ -101,7 +101,11 @@ class Sampler:
             len(requests),
             columns,
             [(row, self._edits_of(req), index) for row, req, index in drawn if wants_edits(req.params, index)],
-            [(row, self.constraint_of(req), index) for row, req, index in drawn if is_constrained(req.params)],
+            [
+                (row, self.constraint_of(req), index, [*req.draft])
+                for row, req, index in drawn
+                if is_constrained(req.params) and not (req.draft and index > len(req.output_tokens))
+            ],
             [(row, req.params.logprobs) for row, req, _ in drawn if req.params.logprobs is not None],
         )
 
@@ -126,7 +130,8 @@ class Sampler:
         edited = logits if edits is None else edit(logits, edits)
         if sampling.masks:
             bits = moved(self.constraints.fill(sampling.masks).bits if bits is None else bits, self.device)
-            numbers = {row: number for number, (row, _, _) in enumerate(sampling.masks)}  # of each row's mask
+            masked = [row + place for row, _, _, draft in sampling.masks for place in range(1 + len(draft))]
+            numbers = {row: number for number, row in enumerate(masked)}  # of each row's mask
             of_rows = [numbers.get(row, -1) for row in range(sampling.rows)]
             edited = self._apply_mask(edited, bits, to_device(of_rows, torch.int64, self.device))
         if inputs is None:

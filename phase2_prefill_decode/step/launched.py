@@ -85,7 +85,7 @@ class LaunchedStep:
         if not sampling.masks:
             return output
         failed, late, followed = dict(output.failed), dict[int, WaitHandle](), []
-        for row, constraint, index in sampling.masks:
+        for row, constraint, index, _ in sampling.masks:
             number = step.drawn[row]
             token = output.tokens[number]
             if row in self._late and failed.get(number) == NO_TOKEN_LEFT:  # its mask is empty
@@ -94,8 +94,10 @@ class LaunchedStep:
             elif token is None:
                 failed[number] = constraint.error or failed[number]
             else:
-                constraint.take(index, token)
-                followed.append((number, constraint, index))
+                tokens = [token, *(verified.token for verified in output.verified.get(number, ()))]
+                for place, drawn in enumerate(tokens, index):
+                    constraint.take(place, drawn)
+                followed.append((number, constraint, index + len(tokens) - 1))
         forced = dict[int, Forced]()
         for number, constraint, index in followed:  # when all have their tokens: they may work side by side
             follows = constraint.forced(index)

@@ -12,7 +12,6 @@ from weakref import WeakKeyDictionary
 
 from phase0_request.batch import Slice
 from phase0_request.checks import check_choice, check_int, invalid
-from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase3_chunked_prefill.budget import StepPlan
 from phase5_continuous.running import RunningSet
@@ -93,7 +92,7 @@ class Speculation:
             self._draft(self.draft_model, step)
         for number, sequence in enumerate(step.sequences):
             request, start, length = part = slices[number]
-            if not part.is_decode or not may_draft(request.params):
+            if not part.completes or start < len(request.prompt_tokens):
                 continue
             chance = self._chance(request)
             most = self._worthwhile(chance.value, rows, expected)
@@ -164,11 +163,6 @@ class Speculation:
                 self.accepted[place] += 1
 
     # endregion
-
-
-def may_draft(params: SamplingParams) -> bool:
-    """Whether drafts of a request can be verified: masks are made for the next token alone."""
-    return params.grammar is None and params.allowed_token_ids is None and not params.bad_words
 
 
 def speculation_of(config: Mapping[str, Any] | None, spare_rows: int = 3) -> Speculation | None:

@@ -284,8 +284,34 @@ def test_only_constrained_rows_are_masked_and_logprobs_are_the_models_own() -> N
 
 @pytest.mark.parametrize(("index", "waits"), [(1, False), (2, False), (3, True)])
 def test_a_mask_is_in_flight_if_it_depends_on_a_token_that_is(index: int, waits: bool) -> None:
-    rows = [(0, constraint(request([5], bad_words=[[9]])), 1), (1, constraint(request([5, 6], bad_words=[[9]])), index)]
-    assert in_flight(rows) is waits
+    known, of = constraint(request([5], bad_words=[[9]])), constraint(request([5, 6], bad_words=[[9]]))
+    assert in_flight([(0, known, 1, ()), (1, of, index, ())]) is waits
+
+
+@pytest.mark.parametrize("lists", [{}, {"bad_words": [[first("1"), first("2")]], "allowed_token_ids": range(SIZE)}])
+def test_the_masks_behind_a_draft_are_those_of_an_output_that_has_it(lists: dict[str, object]) -> None:
+    """They are empty behind a token that is not allowed, and behind one that forces others: nothing is drawn there."""
+    rng, params = np.random.default_rng(1), {"grammar": LLMatcher.grammar_from_regex("([12]{2,9}, and)+"), **lists}
+    of, reached = constraint(made := request(**params)), 0
+    for _ in range(60):
+        del made.output_tokens[int(rng.integers(1 + len(made.output_tokens))) :]
+        index, without = len(made.output_tokens), constraint(request(made.output_tokens, **params))
+        draft, wanted = list[int](), [allowed(without, index)]
+        for place in range(index, index + 5):
+            token = int(rng.choice(wanted[-1])) if wanted[-1] and rng.random() < 0.9 else int(rng.integers(SIZE))
+            is_allowed = token in wanted[-1]
+            draft.append(token)
+            without.take(place, token)
+            wanted.append(allowed(without, place + 1) if is_allowed and without.forced(place) is None else [])
+        masks = fill_masks(of.places(index, draft), SIZE)
+        assert [
+            np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist() for row in masks
+        ] == wanted
+        reached += sum(map(bool, wanted[1:]))
+        if wanted[0]:
+            of.take(index, token := int(rng.choice(wanted[0])))
+            made.output_tokens.append(token)
+    assert reached > 40
 
 
 @pytest.mark.parametrize("seed", range(8))

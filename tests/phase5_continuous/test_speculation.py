@@ -19,6 +19,7 @@ from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.engine import continuous
 from phase5_continuous.invariants import check
+from phase5_continuous.lab.constrained import SCHEMA, fits, json_grammar
 from phase5_continuous.scheduler import Scheduler
 from phase5_continuous.speculation import suffix
 from phase5_continuous.speculation.ngram import NgramIndex
@@ -67,6 +68,7 @@ def with_drafts(model: Model, prompts: list[list[int]], wanted: Sequence[Complet
     return engine
 
 
+JSON = {"grammar": json_grammar(SCHEMA), "ignore_eos": False, "max_tokens": 100}
 CASES: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0},
     "sampled": {"temperature": 1.0, "top_p": 0.9, "seed": 3},
@@ -79,6 +81,11 @@ CASES: dict[str, dict[str, Any]] = {
     "stop string": {"temperature": 0, "stop": ["the"]},
     "logprobs": {"temperature": 0.9, "logprobs": 3, "prompt_logprobs": 1, "seed": 7},
     "length": {"temperature": 0, "max_tokens": 3},
+    "bad words": {"temperature": 0, "bad_words": [[260], [265, 266]]},
+    "allowed tokens": {"temperature": 1.0, "allowed_token_ids": range(260, 700), "seed": 8},
+    "grammar": {"temperature": 0, **JSON},
+    "sampled by a grammar": {"temperature": 1.0, **JSON, "seed": 9},
+    "logprobs by a grammar": {"temperature": 1.0, **JSON, "logprobs": 1, "seed": 10},
 }
 
 
@@ -92,6 +99,7 @@ def test_the_output_is_that_without_drafts(chatty: Model, name: str) -> None:
     questions = ["What is a KV cache?", "Why does paging matter?"] * 2
     prompts = [chatty.tokenizer.chat([{"role": "user", "content": question}]) for question in questions]
     wanted = continuous(chatty).generate(prompts, params)
+    assert "grammar" not in fields or all(fits(answer.text) for answer in wanted)
     for more in ({}, {"budget": TokenBudget(16, 24), "cache": PrefixCache(24, 4)}, {"cache": PagedCache(28, 4)}):
         engine = with_drafts(chatty, prompts, wanted, **more)
         assert facts(engine.generate(prompts, params)) == facts(wanted)

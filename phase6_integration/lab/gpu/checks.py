@@ -1,12 +1,10 @@
-"""The first stages of `gpu_day`: what the machine has, a first token, and races in the attention kernels."""
+"""Stages of `gpu_day`: what the machine has, a first token, and races in the attention kernels."""
 
-import platform
 import shutil
 import subprocess
 import sys
 from collections import deque
 from functools import partial
-from importlib import metadata
 from itertools import accumulate
 from pathlib import Path
 
@@ -18,54 +16,8 @@ from phase1_kv_pool.layer import KVLayer
 from phase2_prefill_decode.kernels.attention import ATTEND, AttentionMetadata
 from phase6_integration.lab.gpu.rows import Day, Row
 
-PACKAGES = (
-    "torch", "triton", "transformers", "tokenizers", "numpy", "numba", "msgspec", "fastapi", "llguidance", "pytest",
-    "pytest-xdist", "hypothesis", "flash-attn", "flashinfer-python",
-)  # fmt: skip
-COMMANDS = {
-    "nvidia-smi": ["--query-gpu=name,memory.total,memory.free,driver_version,clocks.sm,clocks.mem", "--format=csv"],
-    "gcc": ["--version"],
-    "df": ["-h", "/tmp"],
-}
 TOOLS = ("racecheck", "memcheck")
 LINES = 12  # of a tool's output that a row keeps
-
-
-def versions(day: Day) -> None:
-    """What is installed, and the device as torch sees it."""
-    for package in PACKAGES:
-        day.add(partial(version, package), package=package)
-    for name, options in COMMANDS.items():
-        day.add(partial(output, name, *options), command=name)
-    day.add(lambda: {"python": platform.python_version(), **device(day)}, what="device")
-
-
-def version(package: str) -> Row:
-    try:
-        return {"version": metadata.version(package)}
-    except metadata.PackageNotFoundError:
-        return {"not_available": f"{package} is not installed"}
-
-
-def output(name: str, *options: str) -> Row:
-    if shutil.which(name) is None:
-        return {"not_available": f"{name} is not on the PATH"}
-    done = subprocess.run([name, *options], capture_output=True, text=True, timeout=30, check=False)
-    return {"exit_code": done.returncode, "output": (done.stdout + done.stderr).splitlines()[-LINES:]}
-
-
-def device(day: Day) -> Row:
-    if day.dry:
-        return {"name": "cpu"}
-    found, (free, total) = torch.cuda.get_device_properties(0), torch.cuda.mem_get_info()
-    return {
-        "name": found.name,
-        "capability": list(torch.cuda.get_device_capability()),
-        "multiprocessors": found.multi_processor_count,
-        "cuda": torch.version.cuda,
-        "total_bytes": total,
-        "free_bytes": free,
-    }
 
 
 def smoke(day: Day) -> None:
@@ -92,7 +44,7 @@ def racecheck(day: Day) -> None:
     launch = f"from {__name__} import launch; launch({day.device.type!r})"
     day.add(lambda: launched(day.device.type), tool="none")  # also compiles what the tools are to look at
     for tool in TOOLS:
-        day.add(partial(sanitized, day.work / f"{tool}.log", tool, [sys.executable, "-c", launch]), tool=tool)
+        day.add(partial(sanitized, day.out / f"{tool}.log", tool, [sys.executable, "-c", launch]), tool=tool)
 
 
 def sanitized(log: Path, tool: str, command: list[str]) -> Row:

@@ -6,7 +6,6 @@ other, and the next call measures what the folder does not have.
 
 import gc
 import json
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,11 +25,6 @@ TINY = ModelConfig(
 )  # fmt: skip
 Row = dict[str, Any]
 UNFINISHED = "the process ended"  # the error of a row that has begun and not ended
-
-
-def work_folder(out: Path) -> Path:
-    """Where the stages of a day leave files: beside the folder of the day."""
-    return out.with_name(f"{out.name}.work")
 
 
 class Rows:
@@ -62,12 +56,6 @@ class Rows:
         rows = [row for row in self._read() if row["stage"] != stage or not (finished or "error" in row["figures"])]
         self.file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
-    def blame(self, stage: str, error: str) -> None:
-        """Give this error to rows of the stage that have begun and not ended."""
-        for row in self._read():
-            if row["stage"] == stage and row["figures"].get("error") == UNFINISHED:
-                self.append(stage, row["key"], {"error": error})
-
     def _read(self) -> list[Row]:
         text = self.file.read_text("utf-8") if self.file.exists() else ""
         whole, _, _ = text.rpartition("\n")
@@ -77,24 +65,11 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Day:
-    """What a stage needs: its name, the device, and the folder of the day. It writes its files into `work`;
-    the last stage of a call packs them into the folder of the day."""
+    """What a stage needs: its name, the device, and the folder of the day."""
 
     stage: str
     dry: bool
     out: Path
-    end: float | None = None  # when the stage is cut, by the monotonic clock
-
-    @property
-    def left(self) -> float | None:
-        """Seconds until the stage is cut."""
-        return None if self.end is None else self.end - time.monotonic()
-
-    @property
-    def work(self) -> Path:
-        folder = work_folder(self.out)
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder
 
     @property
     def device(self) -> torch.device:

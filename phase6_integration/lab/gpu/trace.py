@@ -67,13 +67,13 @@ def time_per_kernel(ordered: Sequence[Activity], listed: int = LISTED) -> list[R
 
 
 def profiled(day: Day, run: Callable[[], object], name: str) -> list[Activity]:
-    """What the device does in a run. The trace itself is left among the reports of the day."""
+    """What the device does in a run. The trace itself is left in the folder of the day."""
     # Without these, CUPTI fails when a graph that was recorded before is replayed after a second start of the profiler.
     os.environ |= {"TEARDOWN_CUPTI": "0", "DISABLE_CUPTI_LAZY_REINIT": "1"}
     with torch.profiler.profile(activities=[ProfilerActivity.CPU if day.dry else ProfilerActivity.CUDA]) as profile:
         run()
         day.wait()
-    file = day.work / "profiles" / f"{name}.json.gz"
+    file = day.out / "profiles" / f"{name}.json.gz"
     file.parent.mkdir(exist_ok=True)
     profile.export_chrome_trace(str(file))
     return activities(json.loads(gzip.decompress(file.read_bytes())), ON_CPU if day.dry else ON_DEVICE)

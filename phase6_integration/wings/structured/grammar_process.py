@@ -14,6 +14,7 @@ import signal
 import socket
 import time
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -28,7 +29,7 @@ from phase6_integration.process.messages import CHUNK, Frames, frame
 MEMORY = 512 << 20  # bytes that a child may allocate beyond what its parent has
 GROWN = 192 << 20  # bytes after which a child is replaced: the next one begins without what this one has kept
 COMPILING = 2.0  # seconds of processor time to compile a grammar
-FOLLOWING, EACH = 0.25, 0.01  # and to follow some: for all, and for each more
+FOLLOWING, EACH = 0.25, 0.01  # and to follow some: for each mask of the longest draft, and for each more
 NICENESS = 10  # the model comes first
 
 
@@ -39,6 +40,7 @@ class Follow(msgspec.Struct, array_like=True, frozen=True):
     start: int
     tokens: list[int]
     forces: bool  # whether the tokens that the last one forces are asked for, and followed too
+    draft: list[int]  # behind all these; the mask behind each of its tokens is asked for as well
     params: SamplingParams | None  # of a request that the child does not know yet
 
 
@@ -54,7 +56,7 @@ class Answers(msgspec.Struct, array_like=True, frozen=True):
     empty one before them says that the child has begun."""
 
     forced: Mapping[int, Forced] = {}  # what follows the tokens in any case
-    masks: Mapping[int, bytes] = {}
+    masks: Mapping[int, bytes] = {}  # one, and one behind each token of the draft
     errors: Mapping[int, str] = {}  # why a request has no mask
     seconds: float = 0.0  # of processor time, for the whole batch
     leaves: bool = False  # the child has grown too large, and ends
@@ -71,7 +73,7 @@ class Child:
         self._grammars = grammars
         self._vocab_size = vocab_size
         self._constraints: dict[int, Constraint | str] = {}  # or why there is none
-        self._places: dict[int, int] = {}  # of the mask in the output, for each request of the batch
+        self._places: dict[int, tuple[int, list[int]]] = {}  # of a request's mask in the output, and the draft there
 
     def follow(self, batch: FollowBatch) -> Answers:
         """Follow the tokens of a batch."""
@@ -89,17 +91,22 @@ class Child:
                 if message.forces:
                     forced[message.key] = constraint.forced(place - 1) or Forced()
                     place += len(forced[message.key].tokens)
-            self._places[message.key] = place
+            self._places[message.key] = place, message.draft
         return Answers(forced)
 
     def masks(self) -> Answers:
         """Make the masks of the batch that was followed."""
-        followed = {key: (self._constraints[key], place) for key, place in self._places.items()}
-        errors = {key: constraint for key, (constraint, _) in followed.items() if isinstance(constraint, str)}
-        rows = {key: (row, place) for key, (row, place) in followed.items() if isinstance(row, Constraint)}
-        bits = fill_masks([*rows.values()], self._vocab_size)
-        errors |= {key: row.error for key, (row, _) in rows.items() if row.error is not None}
-        return Answers(masks={key: mask.tobytes() for key, mask in zip(rows, bits, strict=True)}, errors=errors)
+        errors, places = dict[int, str](), dict[int, list[tuple[Constraint, int]]]()
+        for key, (index, draft) in self._places.items():
+            constraint = self._constraints[key]
+            if isinstance(constraint, str):
+                errors[key] = constraint
+            else:
+                places[key] = constraint.places(index, draft)
+        bits = iter(fill_masks([*chain(*places.values())], self._vocab_size))
+        masks = {key: b"".join(next(bits).tobytes() for _ in of_key) for key, of_key in places.items()}
+        errors |= {key: row.error for key, ((row, _), *_) in places.items() if row.error is not None}
+        return Answers(masks=masks, errors=errors)
 
     def _open(self, params: SamplingParams) -> Constraint | str:
         try:
@@ -119,7 +126,9 @@ def serve(connection: socket.socket, child: Child) -> None:
         while data := connection.recv(CHUNK):
             for batch in frames.feed(data):
                 new = sum(message.params is not None for message in batch.follow)
-                signal.setitimer(signal.ITIMER_PROF, FOLLOWING + COMPILING * new + EACH * len(batch.follow))
+                masks = max((1 + len(message.draft) for message in batch.follow), default=1)
+                seconds = FOLLOWING * masks + COMPILING * new + EACH * len(batch.follow)
+                signal.setitimer(signal.ITIMER_PROF, seconds)
                 before = time.process_time()
                 connection.sendall(frame(child.follow(batch)))
                 answers = child.masks()

@@ -12,6 +12,7 @@ from itertools import count
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from phase0_request.batch import WaitHandle
 from phase0_request.request import FinishReason, Request
@@ -75,25 +76,29 @@ class IsolatedGrammars(Constraints):
 
     def start(self, rows: Rows) -> Callable[[], Filled]:
         """Have the masks made. Mostly they are on their way since the token before was taken."""
-        for _, constraint, index in rows:
+        for _, constraint, index, draft in rows:
             if isinstance(constraint, IsolatedConstraint):
-                constraint.ask(index)
+                constraint.ask(index, draft)
+        self.poll(0)
         return partial(self.fill, rows)
 
     def fill(self, rows: Rows) -> Filled:
         """The masks that are ready, and the rows without one, which have no bits. Those of lists are filled here."""
         started = time.monotonic()
         self.start(rows)
-        bits, late = np.zeros((len(rows), words(self.vocab_size)), np.uint32), dict[int, WaitHandle]()
-        for number, (row, constraint, index) in enumerate(rows):
+        count, late = sum(1 + len(draft) for *_, draft in rows), dict[int, WaitHandle]()
+        bits, first = np.zeros((count, words(self.vocab_size)), np.uint32), 0
+        for row, constraint, index, draft in rows:
+            masks: NDArray[np.uint32] | None = None
             if isinstance(constraint, Constraint):
-                bits[number] = fill_masks([(constraint, index)], self.vocab_size)[0]
+                masks = fill_masks(constraint.places(index, draft), self.vocab_size)
             elif isinstance(constraint, IsolatedConstraint):
-                mask = constraint.mask(index, started)
-                if mask is not None:
-                    bits[number] = mask
-                elif constraint.error is None:
+                masks = constraint.masks(index, draft, started)
+                if masks is None and constraint.error is None:
                     late[row] = constraint
+            if masks is not None:
+                bits[first : first + len(masks)] = masks
+            first += 1 + len(draft)
         return Filled(torch.from_numpy(bits.view(np.int32)), late)
 
     def fileno(self) -> int:

@@ -41,7 +41,8 @@ class IsolatedConstraint:
         self._sent = 0  # tokens of that which the process has been sent
         self._drawn: tuple[int, int] | None = None  # the last of it, if what it forces is asked for: index and token
         self._forced: Forced | None = None  # the answer to that
-        self._mask: NDArray[np.uint32] | None = None
+        self._draft: Sequence[int] = ()  # behind what is followed
+        self._masks: NDArray[np.uint32] | None = None  # [1, or 1 + tokens of the draft, words]
         self._deadline = 0.0  # until when a step waits for the forced tokens
         self._follow(0, ())
 
@@ -57,33 +58,39 @@ class IsolatedConstraint:
         self._process.wait(lambda: self._forced is not None or self.error is not None, self._deadline)
         return self._forced if self._forced and (self._forced.tokens or self._forced.ends) else None
 
-    def ask(self, index: int) -> bool:
-        """Have the mask of an output token made, unless it is there or will come. False if it cannot be made yet."""
+    def ask(self, index: int, draft: Sequence[int] = ()) -> bool:
+        """Have the mask of an output token made, unless it is there or will come, and those behind each token of a
+        draft. False if it cannot be made yet."""
         known = len(self._followed)
         if index > max(known, len(self.output)):
             return False  # it depends on a token that was not drawn
         if index != known:
             start = min(index, known)
             self._follow(start, self.output[start:index])
+        if draft and draft != self._draft:
+            self._draft = draft
+            self._process.add(self)
         return True
 
-    def mask(self, index: int, started: float) -> NDArray[np.uint32] | None:
-        """The mask of an output token, waited for as long as a step may that began to wait then. None: it is late."""
+    def masks(self, index: int, draft: Sequence[int], started: float) -> NDArray[np.uint32] | None:
+        """The mask of an output token and those behind a draft, waited for as long as a step may that began to wait
+        then. Those behind the draft are missing if they are late. None: the first is late."""
         deadline = started + self._process.patience
-        self._process.wait(lambda: not self.ask(index) or self._is_ready(index), deadline)
-        return self._mask if self._is_ready(index) else None
+        self._process.wait(lambda: not self.ask(index, draft) or self._is_ready(index, 1 + len(draft)), deadline)
+        return self._masks if self._is_ready(index) else None
 
     def done(self) -> bool:
         """Whether the mask of the next token of the output is ready, or will never be."""
         return self.ask(len(self.output)) and self._is_ready(len(self.output))
 
-    def _is_ready(self, index: int) -> bool:
-        return self.error is not None or (self._mask is not None and len(self._followed) == index)
+    def _is_ready(self, index: int, masks: int = 1) -> bool:
+        known = 0 if self._masks is None or len(self._followed) != index else len(self._masks)
+        return self.error is not None or known >= masks
 
     def _follow(self, start: int, tokens: Iterable[int], drawn: tuple[int, int] | None = None) -> None:
         self._followed[start:] = tokens
         self._sent = min(self._sent, start)
-        self._drawn, self._forced, self._mask = drawn, None, None
+        self._drawn, self._forced, self._draft, self._masks = drawn, None, (), None
         self._deadline = time.monotonic() + self._process.patience
         self._process.add(self)
 
@@ -93,18 +100,18 @@ class IsolatedConstraint:
         """What the process does not know yet. `is_new`: it does not know the request."""
         start, self._sent = 0 if is_new else self._sent, len(self._followed)
         asks = self._drawn is not None and self._forced is None
-        return Follow(self.key, start, self._followed[start:], asks, self.params if is_new else None)
+        return Follow(self.key, start, self._followed[start:], asks, [*self._draft], self.params if is_new else None)
 
     def receive_forced(self, forced: Forced) -> None:
         self._forced = Forced(tuple(forced.tokens), forced.ends)
         self._followed += forced.tokens
         self._sent = len(self._followed)
 
-    def receive_mask(self, bits: bytes) -> None:
-        self._mask = np.frombuffer(bits, np.uint32)
+    def receive_masks(self, bits: bytes) -> None:
+        self._masks = np.frombuffer(bits, np.uint32).reshape(1 + len(self._draft), -1)
 
     def fail(self, error: str) -> None:
-        self.error, self._mask = error, None
+        self.error, self._masks = error, None
 
 
 class IsolatedProcess:
@@ -207,7 +214,7 @@ class IsolatedProcess:
                 if key in answers.forced:
                     request.receive_forced(answers.forced[key])
                 if key in answers.masks:
-                    request.receive_mask(answers.masks[key])
+                    request.receive_masks(answers.masks[key])
         self._fail(answers.errors)
         if answers.seconds:
             self._charge(answers.seconds)
