@@ -47,7 +47,7 @@ def continuous(
         layout = draft.config.kv_layout(cache.page_size, draft.config.dtype)
         pages = cache.max_tokens // cache.page_size
         pool, own = KVPool(layout, pages, draft.decoder.device), type(cache)(pages, cache.page_size)
-        connect(drafter, ModelRunner(draft.decoder, pool, own, runner.sampler), runner)
+        connect(drafter, ModelRunner(draft.decoder, pool, own, runner.sampler.for_drafts()), runner)
     return engine
 
 

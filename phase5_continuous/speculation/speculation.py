@@ -21,8 +21,9 @@ from phase5_continuous.speculation.suffix import SuffixProposer
 
 PRIOR = 0.5  # the chance of a proposed token, before any was judged
 LEARNED = 1 / 8  # what a judged token changes of that, at least
-JUDGED, JUDGED_BY_MODEL = 4, 512  # without a draft, one token of so many is judged: a proposal takes microseconds
-LEARNED_BY_MODEL = 1 / 64  # all requests share one chance: it is that of two models to draw the same token
+JUDGED = 4  # without a draft, one token of so many is judged: a proposal takes a few microseconds
+JUDGED_OF_MODEL = 512  # the same for a draft model, whose proposals take a step
+LEARNED_OF_MODEL = 1 / 64  # all requests share one chance: that two models draw the same token
 METHODS = {"ngram": NgramProposer, "suffix": SuffixProposer}
 DRAFT_MODEL = "draft_model"
 BUSY = 0.75  # of the time of a step is arithmetic: it gets no drafts, for even right ones would gain little
@@ -63,8 +64,8 @@ class Speculation:
     the token in its place anyway. So a request without a draft is judged too, at no cost to the device: it gets a draft
     when its proposals have turned out right.
 
-    The tokens of a draft model are not free. It drafts for all requests of a step at once, so a drafted token takes a
-    share of its steps: that and its own row are its `price`, in rows.
+    The tokens of a draft model take time themselves. It drafts for all requests of a step at once, so each token takes
+    a share of its steps: that and its own row are its `price`, in rows.
     """
 
     proposer: Proposer
@@ -73,8 +74,8 @@ class Speculation:
     drafts: int = 0
     drafted: int = 0  # tokens
     accepted: list[int] = field(init=False)  # tokens, by their place in the draft
-    price: float = field(default=1.0, init=False)  # of a drafted token, in rows
-    shared: Chance = field(default_factory=lambda: Chance(least=LEARNED_BY_MODEL), init=False)
+    shared: Chance = field(default_factory=lambda: Chance(least=LEARNED_OF_MODEL), init=False)  # with a draft model
+    unjudged: int = field(default=JUDGED_OF_MODEL, init=False)  # tokens for which it drafted nothing
     _chances: WeakKeyDictionary[Request, Chance] = field(default_factory=WeakKeyDictionary, init=False)
     proposals: dict[Request, tuple[Sequence[int], Chance]] = field(default_factory=dict, init=False)  # of a step
 
@@ -89,10 +90,10 @@ class Speculation:
         if rows > BUSY * (self.spare_rows + rows):
             return slices
         if self.draft_model is not None:
-            self._draft(self.draft_model, step)
+            self._draft(self.draft_model, step, rows)
         for number, sequence in enumerate(step.sequences):
             request, start, length = part = slices[number]
-            if not part.completes or start < len(request.prompt_tokens):
+            if not may_draft(part):
                 continue
             chance = self._chance(request)
             most = self._worthwhile(chance.value, rows, expected)
@@ -105,7 +106,7 @@ class Speculation:
             if most and (most := running_set.allocate_draft(sequence, most)):
                 request.draft[:] = proposal[:most]
                 slices[number] = Slice(request, start, length + most)
-                rows, left = rows + self.price * most, left - most
+                rows, left = rows + most, left - most
                 expected += sum(chance.value ** (place + 1) for place in range(most))
         return slices
 
@@ -118,31 +119,29 @@ class Speculation:
             return self.shared
         return self._chances.get(request) or self._chances.setdefault(request, Chance())
 
-    def _draft(self, model: DraftModel, step: StepPlan) -> None:
+    def _draft(self, model: DraftModel, step: StepPlan, rows: float) -> None:
         """Have the draft model draft as many tokens for each decode of a step as pay, or now and then one to judge."""
-        rows, left, wanted = float(sum(part.length for part in step.slices)), step.left, dict[Request, int]()
         decodes = [
             sequence
             for part, sequence in zip(step.slices, step.sequences, strict=True)
-            if part.is_decode and may_draft(part.request.params)
+            if may_draft(part) and sequence.longest > part.request.total and step.left
         ]
-        self.price = 1 + model.cost * (self.spare_rows + rows) / max(len(decodes), 1)
-        expected, chance = rows, self.shared.value
-        for sequence in decodes:
-            request = sequence.request
-            most = min(self._worthwhile(chance, rows, expected), left, sequence.longest - request.total)
-            if most or request.total % JUDGED_BY_MODEL == 0:
-                wanted[request] = max(most, 1)
-            rows, left = rows + self.price * most, left - most
-            expected += sum(chance ** (place + 1) for place in range(most))
-        model.draft(wanted)
+        price = 1 + model.cost * (self.spare_rows + rows) / max(len(decodes), 1)
+        most = self._worthwhile(self.shared.value, rows, rows, price)
+        if not most:
+            self.unjudged += len(decodes)
+            decodes = decodes[:1] if self.unjudged >= JUDGED_OF_MODEL else []
+        if decodes:
+            self.unjudged = 0
+        model.draft({each.request: min(max(most, 1), each.longest - each.request.total) for each in decodes})
 
     # region exercise 5.9
-    def _worthwhile(self, chance: float, rows: float, expected: float) -> int:
-        """How many tokens of a draft pay in a step of so many rows. One is accepted only if those before it are."""
+    def _worthwhile(self, chance: float, rows: float, expected: float, price: float = 1) -> int:
+        """How many tokens of a draft pay in a step of so many rows, if each takes the time of `price` rows. One is
+        accepted only if those before it are."""
         most, accepted = 0, chance
-        while most < self.most and accepted * (self.spare_rows + rows) > expected * self.price:
-            most, rows, expected, accepted = most + 1, rows + self.price, expected + accepted, accepted * chance
+        while most < self.most and accepted * (self.spare_rows + rows) > expected * price:
+            most, rows, expected, accepted = most + 1, rows + price, expected + accepted, accepted * chance
         return most
 
     def learn(self, request: Request, drafted: int, drawn: Sequence[int]) -> None:
@@ -163,6 +162,11 @@ class Speculation:
                 self.accepted[place] += 1
 
     # endregion
+
+
+def may_draft(part: Slice) -> bool:
+    """Whether a slice draws a token, and is of output alone."""
+    return part.completes and part.start >= len(part.request.prompt_tokens)
 
 
 def speculation_of(config: Mapping[str, Any] | None, spare_rows: int = 3) -> Speculation | None:

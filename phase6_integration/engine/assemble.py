@@ -93,9 +93,10 @@ def assemble(options: EngineOptions, loaded: Model | None = None, stats: Stats |
         speculation=speculation,
     )
     context = _context_length(options, context, caches[0])
+    samplers = sampler, sampler.for_drafts()
     runners = [
-        make_runner(each, KVPool(layout, pages, device), cache, sampler, sizes, context, ahead=scheduler.ahead > 0)
-        for each, layout, cache in zip(models, layouts, caches, strict=True)
+        make_runner(each, KVPool(layout, pages, device), cache, own, sizes, context, ahead=scheduler.ahead > 0)
+        for each, layout, cache, own in zip(models, layouts, caches, samplers, strict=False)
     ]
     if drafter is not None:
         connect(drafter, runners[1], runners[0])

@@ -85,7 +85,7 @@ class Forward:
 
     @staticmethod
     def takes(step: StepTensors) -> bool:
-        return len(step.tokens) <= TOKENS and (step.last is None or step.metadata.max_seqlen_q == 1)
+        return len(step.tokens) <= TOKENS and (step.last is None or step.metadata.max_seqlen_q <= 2)
 
     def __call__(
         self,
