@@ -44,7 +44,8 @@ Linears = Sequence[Sequence[Linear]]  # qkv_proj, o_proj, gate_up_proj and down_
 
 
 class Forward:
-    """The layers and lm_head of a model, for steps of up to TOKENS tokens that all need logits, or are all decodes."""
+    """The layers and lm_head of a model, for steps of up to TOKENS tokens that all need logits, or of slices of up to
+    two: a draft model's after a draft that was accepted whole."""
 
     def __init__(
         self,
