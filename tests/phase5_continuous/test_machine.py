@@ -216,7 +216,6 @@ class Anything(RuleBasedStateMachine):
         speculation = self.engine.scheduler.speculation
         if speculation is not None and speculation.draft_model is not None:
             speculation.draft_model.cache.check()
-            assert speculation.drafted == sum(speculation.accepted), "it computes what the other model computes"
         running_set = self.engine.scheduler.running_set
         Anything.seen += Counter(leaving=len(running_set.leaving), pool_full=running_set.pool_full)
 
@@ -255,11 +254,8 @@ def run_machine(cache_type: type[PagedCache], how: str, examples: int, rarely: i
         "error",
         "timeout",
     ]
-    rare += {
-        "ahead": ["pending preemption"],
-        "with drafts": ["accepted", "rejected"],
-        "with a draft model": ["accepted"],
-    }.get(how, [])
+    rare += ["pending preemption"] if how == "ahead" else []
+    rare += ["accepted", "rejected"] if how.startswith("with") else []
     assert {what: Anything.seen[what] for what in rare if Anything.seen[what] < rarely} == {}
     return Anything.rules_run
 

@@ -25,8 +25,8 @@ from phase5_continuous.speculation import suffix
 from phase5_continuous.speculation.ngram import NgramIndex
 from phase5_continuous.speculation.speculation import Chance, Speculation, speculation_of
 from phase5_continuous.speculation.suffix import SuffixProposer
+from tests.phase5_continuous.support import DraftRunner, Oracle, draft_model, request
 from tests.phase5_continuous.support import Engine as LoopOverIntegers
-from tests.phase5_continuous.support import Oracle, draft_model, request
 
 NGRAM = {"method": "ngram", "prompt_lookup_min": 1}
 
@@ -232,6 +232,21 @@ def test_drafts_fill_the_spare_rows_of_a_step_and_no_more() -> None:
     assert 40 < sum(planned(200, *many)) < 200
     assert planned(8, one, chance=0.1) == [1], "one that rejects drafts gets none"
     assert planned(8, one, one, chance=0.5) == [3, 2]
+
+
+def test_a_draft_model_follows_its_requests() -> None:
+    """Its runner checks what each token is drawn from. Its pool and its context are too small for some of them, and a
+    prompt is too long for one step."""
+    for kind in (PagedCache, PrefixCache):
+        speculation = Speculation(drafter := draft_model(kind(150, 4), context=500), 4, spare_rows=400)
+        engine = LoopOverIntegers(Scheduler(kind(400, 4), speculation=speculation))
+        engine.submit(request("long", 300, 230), *(request(f"{number}", 5, 80) for number in range(12)))
+        engine.run().check_the_end()
+        assert 0.5 < sum(speculation.accepted) / speculation.drafted < 1
+        assert isinstance(drafter.runner, DraftRunner)
+        assert 450 < drafter.runner.longest <= 500
+        drafter.draft({})
+        assert drafter.cache.usage.referenced == 0, "a request that has ended has no pages"
 
 
 @pytest.mark.parametrize(("cost", "drafted"), [(0.0, 2), (0.3, 1), (0.5, 0)])
