@@ -13,7 +13,7 @@ from phase0_request.core import EngineCore
 from phase1_kv_pool import PagedCache
 from phase5_continuous.invariants import check
 from phase5_continuous.scheduler import Scheduler
-from phase5_continuous.speculation.draft_model import DraftModel
+from phase5_continuous.speculation.draft_model import CATCH_UP, DraftModel
 
 EOS = (0, 1, 2, 3, 4)
 VOCABULARY = 40
@@ -146,6 +146,7 @@ class DraftRunner:
         self.longest = 0  # tokens of a sequence
 
     def pack(self, batch: Batch) -> Batch:
+        assert batch.num_tokens <= CATCH_UP
         return batch
 
     def launch(self, batch: Batch) -> "DraftRunner":

@@ -235,18 +235,23 @@ def test_drafts_fill_the_spare_rows_of_a_step_and_no_more() -> None:
 
 
 def test_a_draft_model_follows_its_requests() -> None:
-    """Its runner checks what each token is drawn from. Its pool and its context are too small for some of them, and a
-    prompt is too long for one step."""
-    for kind in (PagedCache, PrefixCache):
-        speculation = Speculation(drafter := draft_model(kind(150, 4), context=500), 4, spare_rows=400)
-        engine = LoopOverIntegers(Scheduler(kind(400, 4), speculation=speculation))
-        engine.submit(request("long", 300, 230), *(request(f"{number}", 5, 80) for number in range(12)))
+    """Its runner checks what each token is drawn from. The pools and its context are too small for some requests, and
+    while prompts arrive, the others go on without drafts."""
+    for kind, pages, of_drafts in ((PagedCache, 400, 120), (PrefixCache, 140, 300)):
+        speculation = Speculation(drafter := draft_model(kind(of_drafts, 4), context=500), 4, spare_rows=60)
+        engine = LoopOverIntegers(Scheduler(kind(pages, 4), speculation=speculation))
+        engine.submit(*(request(f"{number}", 5 + number, 80) for number in range(8)))
+        for number in range(3):
+            for _ in range(9):
+                engine.step()
+            engine.submit(request(f"long {number}", 300, 230))
         engine.run().check_the_end()
         assert 0.5 < sum(speculation.accepted) / speculation.drafted < 1
         assert isinstance(drafter.runner, DraftRunner)
         assert 450 < drafter.runner.longest <= 500
         drafter.draft({})
         assert drafter.cache.usage.referenced == 0, "a request that has ended has no pages"
+        assert (drafter.cache.usage.cached > 0) == kind.shares
 
 
 @pytest.mark.parametrize(("cost", "drafted"), [(0.0, 2), (0.3, 1), (0.5, 0)])
