@@ -130,8 +130,8 @@ class Decoder:
         self.dtype = weights.norm.dtype
         attend = attend or ATTEND.on(self.device)
         self.lm_head = Linear(weights.lm_head)
-        packed = self.lm_head.packed if weights.lm_head is weights.embed_tokens else None
-        table = packed or weights.embed_tokens
+        tied = self.lm_head.packed if weights.lm_head is weights.embed_tokens else ()
+        table = tied[0] if tied else weights.embed_tokens
         assert not isinstance(table, Stream)  # what is not tied is read at once
         self.embed_tokens = table
         self.layers = [
@@ -158,11 +158,10 @@ class Decoder:
         if self._on_cpu:
             from phase2_prefill_decode.kernels.cpu.compilation import compile_kernels, kernels_of
 
-            forward = None if self._forward is None else self._forward.stored
-            packed = [linear.packed for layer in self._linears() for linear in (*layer, self.lm_head)]
-            stored = {weight.dtype for weight in packed if weight is not None}
+            linears = (*chain(*self._linears()), self.lm_head)
+            stored = {weight.dtype for linear in linears for weight in linear.packed}
             cached = None if kv_dtype is None else torch_dtype(kv_dtype)
-            compile_kernels(kernels_of(self.dtype, forward, stored, cached), progress=progress)
+            compile_kernels(kernels_of(self.dtype, self._forward is not None, stored, cached), progress=progress)
 
     # region exercise 2.5
     def rope(self, positions: int) -> tuple[Tensor, Tensor]:

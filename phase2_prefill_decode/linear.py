@@ -33,7 +33,7 @@ class Linear:
     the results are put side by side.
     """
 
-    packed: "PackedWeight | None" = None
+    packed: "Sequence[PackedWeight]" = ()  # on a CPU
     on_gpu: "Sequence[TritonProduct]" = ()  # of quantized weights
     kernel = "torch"  # what multiplies
 
@@ -42,13 +42,15 @@ class Linear:
         if isinstance(weight, tuple):
             linears = _each(weight, bias)
             self.kernel = " and ".join(dict.fromkeys(each.kernel for each in linears))
+            self.packed = [packed for each in linears for packed in each.packed]
             self.on_gpu = [product for each in linears for product in each.on_gpu]
             self._product = lambda rows, out=None: torch.cat([each(rows) for each in linears], -1, out=out)
         elif isinstance(weight, Stream) or weight.device.type == "cpu":
             from phase2_prefill_decode.kernels.cpu.microkernel import SET  # here: a GPU does not need numba
 
-            self.packed = _packed(weight, bias)
-            self.kernel, self._product = f"{self.packed.format}, packed for {SET}", self.packed
+            packed = _packed(weight, bias)
+            self.packed, self._product = [packed], packed
+            self.kernel = f"{packed.format}, packed for {SET}"
         elif isinstance(weight, QuantizedWeight):
             prepare_triton()
             from phase2_prefill_decode.kernels.triton.product import product_of

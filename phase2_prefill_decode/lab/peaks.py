@@ -17,7 +17,7 @@ from numba.np.unsafe.ndarray import to_fixed_tuple
 
 from phase2_prefill_decode.kernels.cpu.intrinsics import array
 from phase2_prefill_decode.kernels.cpu.microkernel import BFLOATS, DOTS, INT, LANES, NUMBERS, WIDE, call
-from phase2_prefill_decode.kernels.cpu.openmp import OPENMP, launch, on_each_thread
+from phase2_prefill_decode.kernels.cpu.openmp import OPENMP, address_of, launch
 
 CHAINS = 12 if WIDE else 6  # vectors of sums: enough to hide the latency, and they fit the registers
 STEPS = 1 << 20
@@ -60,7 +60,7 @@ def _body(dots):
         _, steps, _ = to_fixed_tuple(array(work, (3,), np.dtype(np.int64)), 3)
         chains(steps, work + 16)
 
-    return on_each_thread(body)
+    return address_of(body)
 
 
 def peaks() -> dict[str, float]:

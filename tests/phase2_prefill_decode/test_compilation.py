@@ -11,13 +11,15 @@ from phase2_prefill_decode.kernels.cpu.compilation import KERNELS, Kernel, kerne
 
 def test_only_the_kernels_of_a_model_are_compiled() -> None:
     """Logits that are edited are float32; quantized weights have a product of their own."""
-    assert kernels_of(torch.float32, forward=None) == [Kernel(name, "float32") for name in KERNELS if name != "forward"]
-    whole = kernels_of(torch.bfloat16, torch.bfloat16, {torch.bfloat16})
+    assert kernels_of(torch.float32, forward=False) == [
+        Kernel(name, "float32") for name in KERNELS if name != "forward"
+    ]
+    whole = kernels_of(torch.bfloat16, True, {torch.bfloat16})
     assert sorted(whole) == sorted([*(Kernel(name, "bfloat16") for name in KERNELS), Kernel("sampling", "float32")])
     assert whole[0].name == "attention", "the longest is not the last to begin"
-    quantized = {*kernels_of(torch.bfloat16, torch.int8, {torch.bfloat16, torch.int8})} - {*whole}
-    assert quantized == {Kernel("product", "bfloat16", "int8"), Kernel("forward", "bfloat16", "int8")}
-    in_8_bits = {*kernels_of(torch.bfloat16, torch.bfloat16, {torch.bfloat16}, torch.int8)} - {*whole}
+    quantized = {*kernels_of(torch.bfloat16, True, {torch.bfloat16, torch.int8})} - {*whole}
+    assert quantized == {Kernel("product", "bfloat16", "int8")}
+    in_8_bits = {*kernels_of(torch.bfloat16, True, {torch.bfloat16}, torch.int8)} - {*whole}
     assert in_8_bits == {Kernel(name, "bfloat16", "", "int8") for name in ("attention", "rotation", "forward")}
 
 

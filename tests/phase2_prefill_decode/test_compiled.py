@@ -148,7 +148,7 @@ def number(work: int) -> None:
 def assert_runs(threads: int) -> None:
     """Each item of a body is done once."""
     numbers = np.zeros(5000, np.int64)
-    openmp.launch(openmp.on_each_thread(number), (numbers.ctypes.data, len(numbers)), threads, openmp.OPENMP)
+    openmp.launch(openmp.address_of(number), (numbers.ctypes.data, len(numbers)), threads, openmp.OPENMP)
     assert np.array_equal(numbers, np.arange(5000))
 
 

@@ -1,6 +1,6 @@
 """The whole decode step of a small model in one kernel: the result of transformers, and of the decoder's layers."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,8 @@ from phase2_prefill_decode.kernels.cpu import forward
 from phase2_prefill_decode.kernels.cpu.forward import Forward
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.model import Model
-from phase2_prefill_decode.loading.weights import random_weights
+from phase2_prefill_decode.loading.quantized.quantize import quantize
+from phase2_prefill_decode.loading.weights import Weights, random_weights
 from phase2_prefill_decode.sampling.inputs import SamplingInputs, pack_columns
 from phase2_prefill_decode.step.packed import StepTensors
 from tests.phase2_prefill_decode.attention_cases import same_bits
@@ -74,11 +75,11 @@ def packed(lengths: tuple[int, ...], new: int = 1) -> StepTensors:
     return StepTensors(torch.arange(len(positions)) + 7, positions, slots, metadata, None, rows, params)
 
 
-def pool_of(config: ModelConfig, kv_dtype: str = "bfloat16") -> KVPool:
-    pool = KVPool(config.kv_layout(16, kv_dtype), len(LENGTHS) * PAGES)
+def pool_of(config: ModelConfig, kv_dtype: str | None = None) -> KVPool:
+    pool = KVPool(config.kv_layout(16, kv_dtype or config.dtype), len(LENGTHS) * PAGES)
     draw, slots = torch.Generator().manual_seed(3), torch.arange(pool.num_slots)
     for layer in range(config.num_hidden_layers):
-        k, v = torch.randn(2, len(slots), 2, config.head_dim, generator=draw).bfloat16()
+        k, v = torch.randn(2, len(slots), 2, config.head_dim, generator=draw).to(getattr(torch, config.dtype))
         pool.store(layer, slots, k, v)
     return pool
 
@@ -97,16 +98,46 @@ def test_the_logits_are_those_of_transformers(name: str, tmp_path: Path, calls: 
     assert (found - wanted).norm() < min(3e-2 * wanted.norm(), 1.5 * (theirs - wanted).norm())
 
 
+def in_many_formats(config: ModelConfig) -> Weights:
+    """Each matrix quantized in a way of its own, as in GGUF files; of qkv each of the three, but in the last layer."""
+    plain = random_weights(config)
+    *layers, last = plain.layers
+    heads = [config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads]
+    for number, layer in enumerate(layers):
+        q, k, v = torch.split(layer.qkv_proj, [count * config.head_dim for count in heads])
+        layers[number] = replace(
+            layer,
+            qkv_proj=(quantize(q, "int4"), quantize(k, "int8"), v),
+            o_proj=quantize(layer.o_proj, "int4"),
+            gate_up_proj=quantize(layer.gate_up_proj, "fp8"),
+            down_proj=quantize(layer.down_proj, "int8"),
+        )
+    head = quantize(plain.lm_head, "int8")
+    return replace(plain, layers=(*layers, last), embed_tokens=head, lm_head=head)
+
+
 @pytest.mark.usefixtures("threads")
-@pytest.mark.parametrize("config", [SMALL, replace(SMALL, vocab_size=321, qkv_bias=True, mlp_bias=True)])
+@pytest.mark.parametrize(
+    ("config", "weights"),
+    [
+        (SMALL, random_weights),
+        (replace(SMALL, vocab_size=321, qkv_bias=True, mlp_bias=True), in_many_formats),
+        (replace(SMALL, dtype="float32"), random_weights),
+    ],
+)
 @pytest.mark.parametrize(
     ("count", "new", "kv"),
-    [(1, 1, "int8"), (2, 1, "int8"), (4, 1, "bfloat16"), (9, 1, "int8"), (1, 8, "bfloat16"), (9, 3, "int8")],
+    [(1, 1, "int8"), (2, 1, "int8"), (4, 1, None), (9, 1, "int8"), (1, 8, None), (9, 3, "int8")],
 )
 def test_logits_keys_and_values_are_those_of_the_layers(
-    count: int, new: int, kv: str, config: ModelConfig, calls: list[int]
+    count: int,
+    new: int,
+    kv: str | None,
+    config: ModelConfig,
+    weights: Callable[[ModelConfig], Weights],
+    calls: list[int],
 ) -> None:
-    decoder = Decoder(config, random_weights(config))
+    decoder = Decoder(config, weights(config))
     step, pools = (
         packed(tuple(length + new - 1 for length in LENGTHS[:count]), new),
         [pool_of(config, kv), pool_of(config, kv)],
@@ -154,8 +185,8 @@ def test_other_steps_and_other_models_go_by_layers(calls: list[int]) -> None:
     decoder(replace(packed((17, 32), new=3), last=last), pool.layers)  # prompts: few of their logits count
     Decoder(SMALL, weights, attend=ATTEND.reference)(packed(LENGTHS[:1]), pool.layers)
     assert calls == []
-    for config in (replace(SMALL, dtype="float32"), replace(SMALL, intermediate_size=96)):
-        assert Decoder(config, random_weights(config))._forward is None, "gate and up share a block of 64"
+    config = replace(SMALL, intermediate_size=96)
+    assert Decoder(config, random_weights(config))._forward is None, "gate and up share a block of 64"
 
 
 def test_without_openmp_it_runs_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -174,8 +174,7 @@ def test_a_quantized_weight_is_multiplied_as_it_is(
     assert (found.double() - plain).norm() < (2 * ULP[dtype] + 0.01) * plain.norm()
     assert torch.equal(torch.cat([product(row[None]) for row in rows]), found)
     tokens = torch.tensor([out - 1, 0, out // 2])
-    assert product.packed is not None
-    looked_up = product.packed.rows(tokens, dtype).double()
+    looked_up = product.packed[0].rows(tokens, dtype).double()
     assert (looked_up - wide[tokens]).norm() < (2 * ULP[dtype] + 1e-6) * wide[tokens].norm()
     dequantized = stored.is_floating_point and besides in ("zeros", "offsets")
     kept = {torch.uint8: "4 bits"}.get(stored, str(stored).removeprefix("torch."))

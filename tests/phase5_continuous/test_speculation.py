@@ -2,9 +2,13 @@
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,6 +29,8 @@ from phase5_continuous.speculation import suffix
 from phase5_continuous.speculation.ngram import NgramIndex
 from phase5_continuous.speculation.speculation import Chance, Speculation, speculation_of
 from phase5_continuous.speculation.suffix import SuffixProposer
+from tests.phase2_prefill_decode.models import saved, tiny_model
+from tests.phase2_prefill_decode.test_draw import exact, misfit
 from tests.phase5_continuous.support import DraftRunner, Oracle, draft_model, request
 from tests.phase5_continuous.support import Engine as LoopOverIntegers
 
@@ -108,6 +114,47 @@ def test_the_output_is_that_without_drafts(chatty: Model, name: str) -> None:
         assert sum(speculation.accepted) > 0
         check(scheduler)
         assert scheduler.cache.usage.referenced == 0
+
+
+SOURCES: dict[str, dict[str, Any]] = {
+    "ngram": {**NGRAM},
+    "suffix": {"method": "suffix", "prompt_lookup_min": 3, "prompt_lookup_max": 3},
+    "prediction": {"method": "ngram"},
+    "ngram under a mask": {**NGRAM},
+    "draft model": {"method": "draft_model"},
+}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_outputs_with_drafts_have_the_exact_distribution(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of four tokens at temperature 1 with top-p, by transformers' logits in float64."""
+    monkeypatch.setattr(suffix, "FOLLOWING", 2)
+    size, prompt, allowed = 6, [1, 2, 4, 1, 5, 2, 4], [0, 1, 2, 4] if "mask" in source else [*range(6)]
+    params = SamplingParams(max_tokens=4, top_p=0.9, allowed_token_ids=allowed if "mask" in source else None)
+    oracle = tiny_model("llama", vocab_size=size, seed=3)
+    model = Model.load(saved(oracle, tmp_path), device="cpu", dtype="float32")
+    texts, p = torch.tensor([prompt]), np.ones(1)
+    for _ in range(4):
+        with torch.no_grad():
+            logits = oracle.double()(texts).logits[:, -1].numpy()
+        logits[:, [token not in allowed for token in range(size)]] = -np.inf
+        p = (p[:, None] * [exact(row, params) for row in logits]).ravel()
+        texts = torch.cat((texts.repeat_interleave(size, 0), torch.arange(size).repeat(len(texts))[:, None]), 1)
+    if source == "prediction":
+        params = replace(params, prediction=texts[p.argmax(), len(prompt) :].tolist())
+    config = {**SOURCES[source], "spare_rows": 1000}
+    if source == "draft model":
+        config["model"] = str(saved(tiny_model("llama", vocab_size=size, seed=4), tmp_path / "draft"))
+    engine = continuous(model, speculative_config=config)
+    speculation = engine.core.scheduler.speculation
+    assert speculation is not None
+    if speculation.draft_model is not None:
+        speculation.draft_model.cost = 0
+    answers = engine.generate([prompt] * 2000, [replace(params, seed=seed) for seed in range(2000)])
+    assert misfit(np.array([answer.output_tokens for answer in answers]) @ size ** np.arange(4)[::-1], p) < 4
+    assert sum(speculation.accepted) > 500
 
 
 def test_a_run_of_accepted_tokens_takes_one_step(chatty: Model) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from phase1_kv_pool.layer import KVLayer
 from phase2_prefill_decode.kernels.attention import AttentionMetadata, check_shapes
 from phase2_prefill_decode.kernels.cpu.intrinsics import KV_TAGS, TAGS, address, array, compiled, kernel, narrow
-from phase2_prefill_decode.kernels.cpu.openmp import OPENMP, on_each_thread, spread, take, threads_for
+from phase2_prefill_decode.kernels.cpu.openmp import OPENMP, address_of, spread, take, threads_for
 from phase2_prefill_decode.kernels.cpu.tiles import SPLIT, TILE, attend_tile, merge, query_tag, room_for, whole, width
 
 ROWS = 64  # of a tile; more only if the group has more heads
@@ -143,7 +143,7 @@ def attend_body(dtype: torch.dtype, stored: torch.dtype) -> int:
                 partial[tile.split, : len(state)] = state
             program = take(work)
 
-    return on_each_thread(body)
+    return address_of(body)
 
 
 @compiled()

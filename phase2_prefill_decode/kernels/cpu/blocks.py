@@ -16,7 +16,7 @@ from phase1_kv_pool.memory import LINE, allocate
 from phase2_prefill_decode.kernels.cpu.intrinsics import array, compiled
 from phase2_prefill_decode.kernels.cpu.matmul import transpose
 from phase2_prefill_decode.kernels.cpu.microkernel import BLOCK, LANES
-from phase2_prefill_decode.kernels.cpu.openmp import OPENMP, launch, on_each_thread, take, threads_for
+from phase2_prefill_decode.kernels.cpu.openmp import OPENMP, address_of, launch, take, threads_for
 
 INT64 = np.dtype(np.int64)
 TOGETHER = {torch.bfloat16: 2}  # neighbouring numbers of an output that lie side by side; else one
@@ -70,7 +70,7 @@ def blocks_body(size: int) -> int:
             put_rows(rows[start : start + LANES], blocks, first + start, done)
             item = take(work)
 
-    return on_each_thread(body)
+    return address_of(body)
 
 
 # region exercise 2.27

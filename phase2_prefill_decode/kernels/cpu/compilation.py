@@ -75,7 +75,7 @@ def _sampling(dtype: torch.dtype, *_: torch.dtype) -> tuple[Tensor, Tensor]:
 # The second dtype is that of the weights, the third that of keys and values.
 KERNELS: dict[str, Callable[[torch.dtype, torch.dtype, torch.dtype], object]] = {
     "attention": _attention,
-    "forward": lambda _, stored, cached: forward_body(stored, cached),
+    "forward": lambda dtype, _, cached: forward_body(dtype, cached),
     "product": _product,
     "sampling": _sampling,
     "rotation": _rotation,
@@ -98,13 +98,12 @@ class Kernel(NamedTuple):
 
 def kernels_of(
     dtype: torch.dtype,
-    forward: torch.dtype | None,
+    forward: bool,
     stored: Iterable[torch.dtype] = (),
     cached: torch.dtype | None = None,
 ) -> list[Kernel]:
     """The kernels of a model in this dtype, with weights in `stored` formats too, and keys and values in `cached`;
-    `forward`: the format of the weights that the one call for a decode takes. Logits that are edited or masked are
-    float32."""
+    `forward`: also the one call for a decode. Logits that are edited or masked are float32."""
     of_model = str(dtype).removeprefix("torch.")
 
     def named(name: str, weights: torch.dtype = dtype) -> Kernel:
@@ -112,9 +111,8 @@ def kernels_of(
         others = ("" if other == dtype else str(other).removeprefix("torch.") for other in (weights, caches))
         return Kernel(name, of_model, *others)
 
-    kernels = [named(name) for name in KERNELS if name not in ("forward", "product")]
+    kernels = [named(name) for name in KERNELS if name != "product" and (forward or name != "forward")]
     kernels += [named("product", weights) for weights in {dtype, *stored}]
-    kernels += [] if forward is None else [named("forward", forward)]
     kernels += [] if dtype == torch.float32 else [Kernel("sampling", "float32")]
     return sorted(kernels, key=lambda kernel: [*KERNELS].index(kernel.name))
 

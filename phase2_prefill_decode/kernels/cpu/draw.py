@@ -13,7 +13,7 @@ from torch import Tensor
 
 from phase2_prefill_decode.kernels import draw as interface
 from phase2_prefill_decode.kernels.cpu.intrinsics import FAST, TAGS, array, as_bits, as_float, compiled, exp2, widen
-from phase2_prefill_decode.kernels.cpu.openmp import OPENMP, launch, on_each_thread, take, threads_for
+from phase2_prefill_decode.kernels.cpu.openmp import OPENMP, address_of, launch, take, threads_for
 from phase2_prefill_decode.sampling.inputs import SamplingInputs
 
 BLOCK = 128  # tokens
@@ -70,7 +70,7 @@ def draw_body(dtype: torch.dtype) -> int:
                     tokens[row] = first_of(x, peak)
             row = take(work)
 
-    return on_each_thread(body)
+    return address_of(body)
 
 
 @compiled(fastmath=FAST | {"nnan"})

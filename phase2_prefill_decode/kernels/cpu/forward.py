@@ -24,10 +24,9 @@ from phase2_prefill_decode.kernels.attention import check_shapes
 from phase2_prefill_decode.kernels.cpu.attention import write
 from phase2_prefill_decode.kernels.cpu.intrinsics import KV_TAGS, NO_TENSOR, TAGS, address, array, compiled, kernel
 from phase2_prefill_decode.kernels.cpu.microkernel import BLOCK
-from phase2_prefill_decode.kernels.cpu.openmp import OPENMP, USLEEP, call, on_each_thread, peek, spread, take
+from phase2_prefill_decode.kernels.cpu.openmp import OPENMP, USLEEP, address_of, call, peek, spread, take
 from phase2_prefill_decode.kernels.cpu.pointwise import add, check_places, gate, norm, put, rotate
-from phase2_prefill_decode.kernels.cpu.product import FORMATS, NUMBERS, PackedWeight, multiply_block, store, weight_at
-from phase2_prefill_decode.kernels.cpu.rows import lay_out, left_tag
+from phase2_prefill_decode.kernels.cpu.product import NUMBERS, described, lay_row, write_block
 from phase2_prefill_decode.kernels.cpu.tiles import TILE, attend_tile, query_tag, room_for
 from phase2_prefill_decode.linear import Linear
 from phase2_prefill_decode.loading.config import ModelConfig
@@ -38,7 +37,7 @@ SPINS = 20_000  # some ten microseconds
 NAP = 20  # microseconds; meanwhile another thread can have this core
 
 FLOAT32, INT32, INT64 = np.dtype(np.float32), np.dtype(np.int32), np.dtype(np.int64)
-COLUMNS = 4 * NUMBERS + 9  # of the table of layers
+COLUMNS = 4 * 2 + 9  # of the table of layers
 
 Linears = Sequence[Sequence[Linear]]  # qkv_proj, o_proj, gate_up_proj and down_proj of each layer
 
@@ -56,33 +55,32 @@ class Forward:
         lm_head: Linear,
     ) -> None:
         """`norms`: the weights before attention, before the MLP, of q and of k, for each layer."""
-        layers, self._lm_head = [_packed(layer) for layer in linears], _packed([lm_head])[0]
-        self.config, self.stored = config, layers[0][0].dtype
+        self.config, dtype = config, norm.dtype
         self._norm, self._others = norm, norms
+        self._weights = [linear.packed for linear in (*chain(*linears), lm_head)]
+        self._numbers = [np.array([weight.numbers(dtype) for weight in weights]) for weights in self._weights]
+        places = [(numbers.ctypes.data, len(numbers)) for numbers in self._numbers]
+        self._head = places.pop()
         self._table = np.array(
             [
-                [*(number for matrix in matrices for number in matrix.numbers), *map(address, others),
-                 window or 1 << 40, 0, 0, 0, 0]
-                for matrices, others, window in zip(layers, self._others, config.sliding_windows, strict=True)
+                [*chain(*places[4 * layer : 4 * layer + 4]), *map(address, others), window or 1 << 40, 0, 0, 0, 0]
+                for layer, (others, window) in enumerate(zip(norms, config.sliding_windows, strict=True))
             ],
             np.int64,
-        )  # fmt: skip
-        self._head = np.array(self._lm_head.numbers)
-        self._stride = max(matrix.stride(torch.bfloat16) for matrix in (self._lm_head, *chain(*layers)))
+        )
+        self._stride = max(weight.stride(dtype) for weight in chain(*self._weights))
         heads, kv_heads, head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
         numbers = (3 * heads + 2 * kv_heads) * head_dim + 2 * config.hidden_size + config.intermediate_size
-        self._shared = torch.empty(config.num_hidden_layers * TOKENS * numbers, dtype=torch.bfloat16)
+        self._shared = torch.empty(config.num_hidden_layers * TOKENS * numbers, dtype=dtype)
         self._lock = Lock()  # of the memory that steps share
         self._counters = torch.empty(5 * config.num_hidden_layers + 1, 2, 8, dtype=torch.int64)  # a cache line each
 
     @staticmethod
     def serves(config: ModelConfig, linears: Linears, lm_head: Linear) -> bool:
-        """Whether all matrices of the layers are packed in one format, and the model's numbers are bfloat16."""
-        layers, head = [_packed(layer) for layer in linears], _packed([lm_head])
-        stored = {matrix.dtype for matrices in layers for matrix in matrices}
-        complete = head and all(map(len, layers)) and len(stored) == 1 and head[0].dtype == torch.bfloat16
-        whole = config.intermediate_size % BLOCK == 0  # a block of gate and one of up have the same columns
-        return bool(complete) and config.dtype == "bfloat16" and whole
+        """Whether no inputs of a matrix have another order, and a block of gate and one of up have the same columns."""
+        in_order = all(weight.order is None for linear in (*chain(*linears), lm_head) for weight in linear.packed)
+        whole = config.intermediate_size % BLOCK == 0 and all(len(gate_up.packed) == 1 for _, _, gate_up, _ in linears)
+        return in_order and whole
 
     @staticmethod
     def takes(step: StepTensors) -> bool:
@@ -103,11 +101,11 @@ class Forward:
             for row, kv in zip(self._table, layers, strict=True):
                 row[-4:] = [address(side) for side in kv]
             forward_kernel(
-                forward_body(self.stored, layers[0].keys.dtype),
+                forward_body(x.dtype, layers[0].keys.dtype),
                 (x.data_ptr(), rope[0].data_ptr(), rope[1].data_ptr(), step.positions.data_ptr(),
                  step.slots.data_ptr(), metadata.cu_seqlens_q.data_ptr()),
                 (metadata.seq_lens.data_ptr(), metadata.page_table.data_ptr(), logits.data_ptr()),
-                (self._table.ctypes.data, self._head.ctypes.data, self._norm.data_ptr()),
+                (self._table.ctypes.data, *self._head, self._norm.data_ptr()),
                 (self._shared.data_ptr(), self._counters.data_ptr(), USLEEP),
                 (tokens, c.num_hidden_layers, c.hidden_size, c.intermediate_size, c.vocab_size, c.num_attention_heads,
                  c.head_dim, len(rope[0]), *layers[0].keys.shape[:3], *metadata.page_table.shape, metadata.max_seqlen_q,
@@ -117,12 +115,6 @@ class Forward:
                 OPENMP,
             )  # fmt: skip
         return logits if step.last is None else logits[step.last]
-
-
-def _packed(linears: Sequence[Linear]) -> list[PackedWeight]:
-    """Their packed weights; none if one is not packed, or its inputs have another order."""
-    packed = [linear.packed for linear in linears if linear.packed is not None and linear.packed.order is None]
-    return packed if len(packed) == len(linears) else []
 
 
 @kernel
@@ -138,18 +130,16 @@ def forward_kernel(body, inputs, places, weights, memory, sizes, eps, threads, o
 
 # region forward
 @cache
-def forward_body(stored: torch.dtype, kv_dtype: torch.dtype) -> int:
-    """The body of a thread, for matrices, keys and values in these formats."""
-    like, kind, left_like = TAGS[torch.bfloat16], FORMATS[stored], left_tag(torch.bfloat16, stored)
-    head_left_like, kv_like = left_tag(torch.bfloat16, torch.bfloat16), KV_TAGS[kv_dtype]
-    q_like = query_tag(torch.bfloat16, kv_dtype)
+def forward_body(dtype: torch.dtype, kv_dtype: torch.dtype) -> int:
+    """The body of a thread, for a model in one dtype, and keys and values in another. Weights have any format."""
+    like, kv_like, q_like = TAGS[dtype], KV_TAGS[kv_dtype], query_tag(dtype, kv_dtype)
 
     def body(work):
         (
-            x, cos, sin, positions, slots, cu_seqlens_q, seq_lens, page_table, logits, table, head, last_norm, shared,
-            counters, usleep, tokens, layers, hidden, inner, vocab, heads, head_dim, most_positions, pages, kv_heads,
-            page_size, sequences, max_pages, new, stride, eps, scale,
-        ) = to_fixed_tuple(array(work, (32,), INT64), 32)  # fmt: skip
+            x, cos, sin, positions, slots, cu_seqlens_q, seq_lens, page_table, logits, table, head, head_parts,
+            last_norm, shared, counters, usleep, tokens, layers, hidden, inner, vocab, heads, head_dim, most_positions,
+            pages, kv_heads, page_size, sequences, max_pages, new, stride, eps, scale,
+        ) = to_fixed_tuple(array(work, (33,), INT64), 33)  # fmt: skip
         eps = np.float32(np.int64(eps).view(np.float64))
         scale = np.float32(np.int64(scale).view(np.float64))
         x, logits = array(x, (tokens, hidden), like), array(logits, (tokens, vocab), like)
@@ -164,14 +154,13 @@ def forward_body(stored: torch.dtype, kv_dtype: torch.dtype) -> int:
         )  # fmt: skip
         pool = pages, kv_heads, page_size, head_dim
         residual, normed = np.empty((tokens, hidden), x.dtype), np.empty((tokens, hidden), x.dtype)
-        sums, rows = np.empty((tokens, BLOCK), np.float32), np.empty((tokens, stride), np.uint8)
-        left, head_left = (left_like, rows), (head_left_like, rows)
+        sums, left = np.empty((tokens, BLOCK), np.float32), np.empty((tokens, stride), np.uint8)
         room = np.empty(room_for(new * (heads // kv_heads), head_dim), np.float32)
         residual[:] = 0
         for layer in range(layers):
             row = array(table + layer * COLUMNS * 8, (COLUMNS,), INT64)
             in_norm, post_norm, q_norm, k_norm, window, keys, values, key_scales, value_scales = to_fixed_tuple(
-                row[4 * NUMBERS :], 9
+                row[8:], 9
             )
             qkv, shared = carve(shared, tokens, (heads + 2 * kv_heads) * head_dim, like)
             q, shared = carve(shared, tokens, heads * head_dim, like)
@@ -181,7 +170,7 @@ def forward_body(stored: torch.dtype, kv_dtype: torch.dtype) -> int:
             down, shared = carve(shared, tokens, hidden, like)
 
             add_norm(x, residual, in_norm, eps, normed)
-            linear(normed, weight_at(kind, row.ctypes.data), qkv, left, sums, counters, usleep)
+            linear(normed, row[:2], qkv, left, sums, counters, usleep)
             counters += 128
             attention(
                 qkv.reshape((tokens, heads + 2 * kv_heads, head_dim)), q.reshape((tokens, heads, head_dim)),
@@ -190,18 +179,18 @@ def forward_body(stored: torch.dtype, kv_dtype: torch.dtype) -> int:
                 usleep,
             )  # fmt: skip
             counters += 128
-            linear(attended, weight_at(kind, row[NUMBERS:].ctypes.data), projected, left, sums, counters, usleep)
+            linear(attended, row[2:4], projected, left, sums, counters, usleep)
             counters += 128
             add_norm(projected, residual, post_norm, eps, normed)
-            mlp(normed, weight_at(kind, row[2 * NUMBERS :].ctypes.data), activated, left, sums, counters, usleep)
+            mlp(normed, row[4], activated, left, sums, counters, usleep)
             counters += 128
-            linear(activated, weight_at(kind, row[3 * NUMBERS :].ctypes.data), down, left, sums, counters, usleep)
+            linear(activated, row[6:8], down, left, sums, counters, usleep)
             counters += 128
             x = down
         add_norm(x, residual, last_norm, eps, normed)
-        linear(normed, weight_at(like, head), logits, head_left, sums, counters, usleep)
+        linear(normed, (head, head_parts), logits, left, sums, counters, usleep)
 
-    return on_each_thread(body)
+    return address_of(body)
 
 
 # endregion
@@ -210,7 +199,8 @@ def forward_body(stored: torch.dtype, kv_dtype: torch.dtype) -> int:
 @compiled()
 def carve(address, rows, width, like):
     """A matrix at an address, and the address behind it."""
-    return array(address, (rows, width), like), address + rows * width * 2
+    matrix = array(address, (rows, width), like)
+    return matrix, address + matrix.nbytes
 
 
 @compiled()
@@ -224,10 +214,9 @@ def add_norm(x, residual, weight, eps, normed):
 
 @compiled()
 def lay_rows(x, weight, left):
-    """Write rows as tiles take them. Every thread has its own."""
-    like, rows = left
+    """Write rows as the tiles of a weight take them. Every thread has its own."""
     for row in range(len(x)):
-        lay_out(x[row], weight, like, rows[row])
+        lay_row(weight, x[row], left[row])
 
 
 # region finish
@@ -238,23 +227,25 @@ def finish(done, items, usleep):
     while peek(done) < items:
         spins += 1
         if spins > SPINS:
-            call(usleep, NAP)
+            call(usleep, (NAP,))
 
 
 # endregion
 
 
 @compiled()
-def linear(x, weight, result, left, sums, counters, usleep):
-    """result = x @ weight.T. An item is a block."""
-    lay_rows(x, weight, left)
-    items = -(-result.shape[1] // BLOCK)
-    item = take(counters)
-    while item < items:
-        multiply_block(weight, item, left, sums)
-        store(sums, item, result)
-        take(counters + 64)
-        item = take(counters)
+def linear(x, weights, result, left, sums, counters, usleep):
+    """result = x @ weight.T, of one or several weights: their address, and how many. An item is a block."""
+    weight, items, start, item = weights[0], 0, 0, take(counters)
+    for _ in range(weights[1]):
+        lay_rows(x, weight, left)
+        outputs, first = described(weight)[2], items
+        items += -(-outputs // BLOCK)
+        while item < items:
+            write_block(weight, item - first, left, sums, result, start + (item - first) * BLOCK)
+            take(counters + 64)
+            item = take(counters)
+        weight, start = weight + NUMBERS * 8, start + outputs
     finish(counters + 64, items, usleep)
 
 
@@ -265,10 +256,8 @@ def mlp(x, weight, result, left, sums, counters, usleep):
     items, opened = result.shape[1] // BLOCK, np.empty((2, len(x), BLOCK), result.dtype)
     item = take(counters)
     while item < items:
-        multiply_block(weight, item, left, sums)
-        store(sums, 0, opened[0])
-        multiply_block(weight, items + item, left, sums)
-        store(sums, 0, opened[1])
+        write_block(weight, item, left, sums, opened[0], 0)
+        write_block(weight, items + item, left, sums, opened[1], 0)
         for row in range(len(x)):
             gate(opened[0, row], opened[1, row], result[row, item * BLOCK : (item + 1) * BLOCK])
         take(counters + 64)

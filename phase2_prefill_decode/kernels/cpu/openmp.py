@@ -8,8 +8,9 @@ kernels here run on the same threads, with one call: GOMP_parallel(body, work, t
 Spinning has a price: where other programs need the cores too, a step can take fifty times as long. `threads.py` keeps
 the number of threads at that of the free cores.
 
-`on_each_thread` compiles a body. `work` is the address of its arguments, of which the first is a counter: each thread
-takes a number, does that part, and takes the next, until none are left.
+`address_of` compiles such a body. `work` is the address of its arguments, of which the first is a counter: each thread
+takes a number, does that part, and takes the next, until none are left. What differs between weights is compiled apart,
+and bodies `call` it.
 """
 
 import ctypes
@@ -23,6 +24,7 @@ import numpy as np
 import torch
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 from phase2_prefill_decode.kernels.cpu.cache import keeping
@@ -55,11 +57,10 @@ def threads_for(microseconds: float) -> int:
     return torch.get_num_threads() if microseconds > LITTLE and OPENMP else 1
 
 
-def on_each_thread(body: Callable[[Any], None]) -> int:
-    """Compile a body and return its address."""
-    made = keeping(
-        lambda cache: numba.cfunc(types.void(types.int64), cache=cache, fastmath=FAST, error_model="numpy")(body)
-    )
+def address_of(function: Callable[..., None], arguments: int = 1) -> int:
+    """Compile a function of so many integers and return its address."""
+    signature = types.void(*[types.int64] * arguments)
+    made = keeping(lambda cache: numba.cfunc(signature, cache=cache, fastmath=FAST, error_model="numpy")(function))
     _KEPT.append(made)
     return int(made.address)
 
@@ -113,12 +114,12 @@ def peek(context, counter):
 
 
 @intrinsic
-def call(context, address, number):
-    """Call a C function of one int."""
+def call(context, address, numbers):
+    """Call the function at an address with integers."""
 
     def generate(context, builder, signature, args):
-        function = ir.FunctionType(INT, [INT]).as_pointer()
-        builder.call(builder.inttoptr(args[0], function), [builder.trunc(args[1], INT)])
+        function = ir.FunctionType(ir.VoidType(), [ADDRESS] * len(numbers)).as_pointer()
+        builder.call(builder.inttoptr(args[0], function), cgutils.unpack_tuple(builder, args[1]))
         return context.get_dummy_value()
 
-    return types.void(types.int64, types.int64), generate
+    return types.void(types.int64, numbers), generate

@@ -30,7 +30,7 @@ from phase2_prefill_decode.kernels.cpu.intrinsics import (
     narrow,
     widen,
 )
-from phase2_prefill_decode.kernels.cpu.openmp import OPENMP, launch, on_each_thread, spread, take, threads_for
+from phase2_prefill_decode.kernels.cpu.openmp import OPENMP, address_of, launch, spread, take, threads_for
 
 BLOCK = 16  # rows
 FLOAT32, INT64 = np.dtype(np.float32), np.dtype(np.int64)
@@ -81,7 +81,7 @@ def add_norm_body(dtype: torch.dtype) -> int:
                 norm(total[token], weight, eps, normed[token])
             block = take(work)
 
-    return on_each_thread(body)
+    return address_of(body)
 
 
 # region rotate_store
@@ -172,7 +172,7 @@ def rotate_store_body(dtype: torch.dtype, stored: torch.dtype) -> int:
                         put(row[first : first + head_dim], values, value_scales, page, head, offset)
             block = take(work)
 
-    return on_each_thread(body)
+    return address_of(body)
 
 
 @compiled(fastmath=False)
@@ -241,7 +241,7 @@ def swiglu_body(dtype: torch.dtype) -> int:
                 gate(gate_up[token, 0], gate_up[token, 1], result[token])
             block = take(work)
 
-    return on_each_thread(body)
+    return address_of(body)
 
 
 @compiled()

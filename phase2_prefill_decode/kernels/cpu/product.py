@@ -41,7 +41,7 @@ from phase2_prefill_decode.kernels.cpu.microkernel import (
     WIDE,
     add_tile,
 )
-from phase2_prefill_decode.kernels.cpu.openmp import OPENMP, launch, on_each_thread, take, threads_for
+from phase2_prefill_decode.kernels.cpu.openmp import OPENMP, address_of, call, launch, take, threads_for
 from phase2_prefill_decode.kernels.cpu.rows import lay_out, left_tag, sizes
 from phase2_prefill_decode.loading.quantized.weight import MIDDLE, unpacked
 
@@ -53,7 +53,7 @@ MOST = 6  # rows of a tile
 SPAN, SPAN_OF_TWO = (VECTORS, VECTORS) if WIDE else (1, 2)  # vectors of tiles, and of those of two rows
 FLOAT32, INT32, INT64, UINT8, UINT64 = map(np.dtype, (np.float32, np.int32, np.int64, np.uint8, np.uint64))
 AT_ONCE = 256  # rows of a quantized weight that are packed together: what this takes besides stays small
-NUMBERS = 7  # of a weight, as kernels take it
+NUMBERS = 10  # of a weight, as kernels take it
 FORMATS = {**TAGS, torch.int8: np.int8(0), torch.uint8: np.uint8(0), torch.float8_e4m3fn: np.uint64(0)}  # tags
 
 
@@ -115,11 +115,12 @@ class PackedWeight:
     def format(self) -> str:
         return "4 bits" if self.dtype == torch.uint8 else str(self.dtype).removeprefix("torch.")
 
-    @property
-    def numbers(self) -> tuple[int, ...]:
-        """What `multiply_block` takes, without the tag."""
+    def numbers(self, dtype: torch.dtype) -> tuple[int, ...]:
+        """The weight as kernels take it, for rows of a dtype: its own functions, the number of its outputs, and what
+        these functions take."""
         places = [blocks.tensor.data_ptr() for blocks in self._blocks]
-        return *places, *[NO_TENSOR] * (3 - len(places)), self.inputs, self.group, self.span, self.part
+        places += [NO_TENSOR] * (3 - len(places))
+        return *functions(dtype, self.dtype), self.outputs, self.inputs, *places, self.group, self.span, self.part
 
     def __call__(self, rows: Tensor, result: Tensor | None = None) -> Tensor:
         if rows.shape[1] != self.inputs:
@@ -134,11 +135,11 @@ class PackedWeight:
             raise ValueError(f"the result must be contiguous, {list(shape)} in {rows.dtype}")
         rows = rows.contiguous() if self.order is None else rows[:, self.order]
         left = torch.empty(len(rows), self.stride(rows.dtype), dtype=torch.uint8)
-        lay, multiply = bodies(rows.dtype, self.dtype)
-        numbers = left.data_ptr(), left.shape[1], len(rows), *self.numbers
+        lay, multiply = bodies(rows.dtype)
+        numbers = left.data_ptr(), left.shape[1], len(rows), *self.numbers(rows.dtype)
         launch(lay, (rows.data_ptr(), *numbers), threads_for(rows.numel() / 1e3), OPENMP)
         microseconds = self._blocks[0].tensor.nbytes / 20e3 + self.outputs * self.inputs * len(rows) / 60e3
-        launch(multiply, (result.data_ptr(), self.outputs, *numbers), threads_for(microseconds), OPENMP)
+        launch(multiply, (result.data_ptr(), *numbers), threads_for(microseconds), OPENMP)
         return result
 
     def stride(self, dtype: torch.dtype) -> int:
@@ -171,49 +172,90 @@ class PackedWeight:
 
 
 @cache
-def bodies(dtype: torch.dtype, stored: torch.dtype) -> tuple[int, int]:
-    """The bodies of a thread, for rows of one dtype and a weight of another: one lays rows out for tiles, and one
-    multiplies them. Each takes item after item."""
+def functions(dtype: torch.dtype, stored: torch.dtype) -> tuple[int, int]:
+    """The addresses of the functions of a format, for rows of a dtype: one lays a row out for tiles, and one multiplies
+    rows with a block. A kernel calls those of each weight, whatever its format."""
     like, kind, left_like = TAGS[dtype], FORMATS[stored], left_tag(dtype, stored)
+
+    def lay(weight, x, left):
+        weight = weight_at(kind, weight)
+        lay_out(array(x, (weight[1],), like), weight, left_like, left)
+
+    def multiply(weight, block, left, stride, rows, sums):
+        left = left_like, left, stride
+        multiply_block(weight_at(kind, weight), block, left, array(sums, (rows, BLOCK), FLOAT32))
+
+    return address_of(lay, 3), address_of(multiply, 6)
+
+
+@cache
+def bodies(dtype: torch.dtype) -> tuple[int, int]:
+    """The bodies of a thread, for rows of a dtype: one lays them out, and one multiplies them. Each takes item after
+    item."""
+    like = TAGS[dtype]
 
     def lay(work):
         _, x, left, stride, rows = to_fixed_tuple(array(work, (5,), INT64), 5)
-        weight = weight_at(kind, work + 40)
-        row, x, left = take(work), array(x, (rows, weight[4]), like), array(left, (rows, stride), UINT8)
+        weight = work + 40
+        x, left = array(x, (rows, described(weight)[3]), like), array(left, (rows, stride), UINT8)
+        row = take(work)
         while row < rows:
-            lay_out(x[row], weight, left_like, left[row])
+            lay_row(weight, x[row], left[row])
             row = take(work)
 
     def multiply(work):
-        _, result, outputs, left, stride, rows = to_fixed_tuple(array(work, (6,), INT64), 6)
-        weight, result = weight_at(kind, work + 48), array(result, (rows, outputs), like)
-        left = array(left, (rows, stride), UINT8)
+        _, result, left, stride, rows = to_fixed_tuple(array(work, (5,), INT64), 5)
+        weight = work + 40
+        outputs = described(weight)[2]
+        result, left = array(result, (rows, outputs), like), array(left, (rows, stride), UINT8)
         sums, columns = np.empty((ROWS, BLOCK), np.float32), -(-outputs // BLOCK)
         item = take(work)
         while item < columns * -(-rows // ROWS):
             block, first = item % columns, item // columns * ROWS
-            some = sums[: min(rows - first, ROWS)]
-            multiply_block(weight, block, (left_like, left[first:]), some)
-            store(some, block, result[first : first + ROWS])
+            write_block(weight, block, left[first:], sums, result[first : first + ROWS], block * BLOCK)
             item = take(work)
 
-    return on_each_thread(lay), on_each_thread(multiply)
+    return address_of(lay), address_of(multiply)
+
+
+@compiled()
+def described(weight):
+    """Of the weight at an address: its functions, and the numbers of its outputs and inputs."""
+    return to_fixed_tuple(array(weight, (4,), INT64), 4)
+
+
+@compiled()
+def lay_row(weight, x, left):
+    """Write a row as the tiles of a weight take it."""
+    call(described(weight)[0], (weight, x.ctypes.data, left.ctypes.data))
+
+
+@compiled()
+def write_block(weight, block, left, sums, result, start):
+    """The products of rows with a block of a weight, rounded, as columns of `result` from `start` on. The last block
+    may have fewer outputs."""
+    _, multiply, outputs, _ = described(weight)
+    call(multiply, (weight, block, left.ctypes.data, left.shape[1], len(result), sums.ctypes.data))
+    stop = start + min(BLOCK, outputs - block * BLOCK)
+    for row in range(len(result)):
+        own, line = sums[row], result[row, start:stop]
+        for i in range(len(line)):
+            line[i] = narrow(own[i], result[0, 0])
 
 
 @compiled()
 def weight_at(kind, address):
-    """A weight, of its numbers at an address, as `multiply_block` takes it."""
-    blocks, bias, offsets, inputs, group, span, part = to_fixed_tuple(array(address, (NUMBERS,), INT64), NUMBERS)
-    return kind, blocks, bias, offsets, inputs, group, span, part
+    """A weight as the functions of its format take it."""
+    inputs, blocks, bias, offsets, group, span, part = to_fixed_tuple(array(address + 24, (7,), INT64), 7)
+    return kind, inputs, blocks, bias, offsets, group, span, part
 
 
 # region block
 @compiled()
 def multiply_block(weight, block, left, sums):
     """The products of rows, as `lay_out` writes them, with a block of a weight."""
-    kind, blocks, bias, offsets, inputs, group, span, part = weight
-    left_like, rows = left
-    place, stride = rows.ctypes.data, rows.shape[1]
+    kind, inputs, blocks, bias, offsets, group, span, part = weight
+    left_like, place, stride = left
     per_line, line, scales, head, size = sizes(kind, left_like)
     inputs = inputs // group * span
     source = blocks + block * (inputs // per_line * line + inputs // part * scales)
@@ -262,18 +304,3 @@ def add_rows(kind, left_like, sums, left, down, weight, steps, ahead):
 
 
 # endregion
-
-
-@compiled()
-def store(sums, block, result):
-    """Round the sums of a block. The last block may have fewer outputs."""
-    start = block * BLOCK
-    if start + BLOCK <= result.shape[1]:
-        for row in range(len(result)):
-            own, line = sums[row], result[row, start : start + BLOCK]
-            for i in range(BLOCK):
-                line[i] = narrow(own[i], result[0, 0])
-    else:
-        for row in range(len(result)):
-            for i in range(result.shape[1] - start):
-                result[row, start + i] = narrow(sums[row, i], result[0, 0])

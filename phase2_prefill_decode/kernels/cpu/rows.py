@@ -54,8 +54,8 @@ def _sizes(kind, left_like):
 @compiled()
 def lay_out(x, weight, left_like, left):
     """Write a row as tiles take it: part by part, with zeros for the inputs that a weight's layout adds."""
-    kind, _, _, _, inputs, group, span, part = weight
-    place, (_, _, _, head, size) = left.ctypes.data, sizes(kind, left_like)
+    kind, inputs, _, _, _, group, span, part = weight
+    place, (_, _, _, head, size) = left, sizes(kind, left_like)
     for first in range(0, inputs, group):
         for start in range(0, span, part):
             count = min(part, span - start)

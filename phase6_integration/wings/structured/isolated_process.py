@@ -41,7 +41,7 @@ class IsolatedConstraint:
         self._sent = 0  # tokens of that which the process has been sent
         self._drawn: tuple[int, int] | None = None  # the last of it, if what it forces is asked for: index and token
         self._forced: Forced | None = None  # the answer to that
-        self._draft: Sequence[int] = ()  # behind what is followed
+        self._draft: list[int] = []  # behind what is followed
         self._masks: NDArray[np.uint32] | None = None  # [1, or 1 + tokens of the draft, words]
         self._deadline = 0.0  # until when a step waits for the forced tokens
         self._follow(0, ())
@@ -67,8 +67,9 @@ class IsolatedConstraint:
         if index != known:
             start = min(index, known)
             self._follow(start, self.output[start:index])
-        if draft and draft != self._draft:
-            self._draft = draft
+        if [*draft] != self._draft:
+            self._draft = [*draft]
+            self._masks = None if self._masks is None else self._masks[:1]
             self._process.add(self)
         return True
 
@@ -90,7 +91,7 @@ class IsolatedConstraint:
     def _follow(self, start: int, tokens: Iterable[int], drawn: tuple[int, int] | None = None) -> None:
         self._followed[start:] = tokens
         self._sent = min(self._sent, start)
-        self._drawn, self._forced, self._draft, self._masks = drawn, None, (), None
+        self._drawn, self._forced, self._draft, self._masks = drawn, None, [], None
         self._deadline = time.monotonic() + self._process.patience
         self._process.add(self)
 
@@ -100,7 +101,7 @@ class IsolatedConstraint:
         """What the process does not know yet. `is_new`: it does not know the request."""
         start, self._sent = 0 if is_new else self._sent, len(self._followed)
         asks = self._drawn is not None and self._forced is None
-        return Follow(self.key, start, self._followed[start:], asks, [*self._draft], self.params if is_new else None)
+        return Follow(self.key, start, self._followed[start:], asks, self._draft, self.params if is_new else None)
 
     def receive_forced(self, forced: Forced) -> None:
         self._forced = Forced(tuple(forced.tokens), forced.ends)

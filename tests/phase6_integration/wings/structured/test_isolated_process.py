@@ -338,6 +338,24 @@ def test_a_process_that_cannot_be_started_is_the_fault_of_no_request(
     assert later.done(), "the next one has a process again"
 
 
+def test_masks_behind_a_draft_are_not_those_of_another_draft(silent: Here) -> None:
+    """A request whose mask is late gets another draft at the same place."""
+    made = request()
+    constraint, oracle = constraint_of(silent, made), Constraint(made, SIZE, GRAMMARS)
+    drafts = TOKENIZER.encode('{"x":1', False)[:3], TOKENIZER.encode('{ "x":1', False)[:3], []
+    bits(silent, [(0, constraint, 0)], drafts[0])
+    silent.turn()
+    for draft in drafts:
+        wanted = fill_masks(oracle.places(0, draft), SIZE)
+        for answered in (False, True):
+            masks, late = bits(silent, [(0, constraint, 0)], draft)
+            assert not late
+            assert (masks[0] == wanted[0]).all()
+            made_already = masks.any(axis=1)
+            assert (masks == wanted).all() if answered else (masks[made_already] == wanted[made_already]).all()
+            silent.turn()
+
+
 def test_a_token_that_replaces_an_unanswered_one_is_sent_when_that_is_answered(silent: Here) -> None:
     """The answer to the first is about another place of the output."""
     _, constraints = three_that_draw_together(silent)
