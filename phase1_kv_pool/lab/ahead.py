@@ -1,21 +1,23 @@
 """Compile Triton kernels ahead of time, without a GPU, and inspect the machine code.
 
 A kernel that spills registers, uses narrow loads or lost its asynchronous copies still computes the right result. The
-machine code shows it, and needs no GPU: Triton brings the compiler and NVIDIA's disassembler. This module imports
-Triton only when a kernel is compiled.
+machine code shows it, and needs no GPU: Triton brings the compiler and NVIDIA's disassembler. The variants are those
+that launches ask for, over a driver without a device. This module imports Triton only when a kernel is compiled.
 """
 
 import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+OPTIONS = "num_warps", "num_stages", "num_ctas", "maxnreg", "enable_fp_fusion"  # of the compiler
 ARCHITECTURES = (80, 90, 100)  # Ampere (A100), Hopper (H100, H200), Blackwell (B200)
 
 # Patterns of SASS instructions. 128 and 256 are the bits of one access of one thread.
@@ -40,21 +42,24 @@ class Expect:
 
 
 @dataclass(frozen=True)
-class KernelSpec:
-    """The types, constants and options with which a kernel is launched.
-
-    Pointers are assumed to be aligned to 16 bytes, as torch's are; the launching function refuses others. Integers may
-    have any value, except those named in `sixteens`, which are always multiples of 16.
-    """
+class Variant:
+    """A kernel with the types, constants and options for which a launch compiles it."""
 
     name: str
     function: Any  # the result of @triton.jit
-    signature: Mapping[str, str]  # "*bf16", "*i64", "i32", … for every argument that is not a constant
-    constants: Mapping[str, Any]
-    options: Mapping[str, Any] = field(default_factory=dict)  # num_warps, num_stages
-    sixteens: tuple[str, ...] = ()
+    signature: Mapping[str, str]
+    constants: Mapping[Any, Any]
+    attributes: Mapping[Any, Any]  # which pointers and integers are multiples of 16
+    options: Mapping[str, Any]
+    dtypes: tuple[str, ...]  # of its pointers
     architectures: tuple[int, ...] = ARCHITECTURES
     expect: Expect = Expect()
+
+    @property
+    def key(self) -> str:
+        """What compilation depends on."""
+        parts = self.signature, self.constants, self.attributes, self.options
+        return f"{self.function.fn.__qualname__} {' '.join(map(str, parts))}"
 
 
 @dataclass(frozen=True)
@@ -73,36 +78,37 @@ class Compiled:
     faults: tuple[str, ...]  # deviations from `expect`
 
 
-def compile_ahead(spec: KernelSpec, architecture: int) -> Any:
+def launched(about: str, launch: Callable[[], object]) -> list[Variant]:
+    """The variants that a launch needs, without a GPU: `use_no_device` comes first. `about` follows the kernel's name
+    in those of the variants."""
+    from triton.runtime.jit import JITFunction
+
+    found: list[Variant] = []
+
+    def note(self: Any, key: Any, signature: Any, device: Any, constants: Any, options: Any, attributes: Any, *_: Any):  # type: ignore[no-untyped-def]
+        chosen = {name: getattr(options, name) for name in OPTIONS}
+        dtypes = tuple(kind.removeprefix("*") for kind in signature.values() if kind.startswith("*"))
+        name = f"{self.fn.__name__.removesuffix('_kernel')} {about}"
+        found.append(Variant(name, self, signature, constants, attributes, chosen, dtypes))
+
+    with patch.object(JITFunction, "_do_compile", note):
+        launch()
+    return found
+
+
+def compile_ahead(variant: Variant, architecture: int) -> Any:
     """Triton's result of compiling a kernel for one architecture. Needs no GPU."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
-    from triton.runtime.jit import JITFunction
 
-    function = spec.function
-    if not isinstance(function, JITFunction):
-        raise RuntimeError(
-            f"{spec.name} was defined to be interpreted and cannot be compiled; compile in a process of its own, "
-            "without TRITON_INTERPRET"
-        )
-    if sorted([*spec.signature, *spec.constants]) != sorted(function.arg_names):
-        given = f"types for {', '.join(spec.signature)} and constants {', '.join(spec.constants)}"
-        raise ValueError(f"{spec.name} takes {', '.join(function.arg_names)}, once each; got {given}")
-    signature = {name: spec.signature.get(name, "constexpr") for name in function.arg_names}
-    divisible = {
-        (place,): [["tt.divisibility", 16]]
-        for place, (name, kind) in enumerate(signature.items())
-        if kind.startswith("*") or name in spec.sixteens
-    }
-    source = ASTSource(function, signature, dict(spec.constants), divisible)
-    options = {"num_warps": 4, "enable_fp_fusion": True, **spec.options}
-    return triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
+    source = ASTSource(variant.function, variant.signature, variant.constants, variant.attributes)
+    return triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=dict(variant.options))
 
 
-def compile_all(specs: Iterable[KernelSpec]) -> list[Compiled]:
+def compile_all(variants: Iterable[Variant]) -> list[Compiled]:
     """Compile every kernel for each of its architectures, in order. Threads help: the assembler is a subprocess."""
-    pairs = [(spec, architecture) for spec in specs for architecture in spec.architectures]
+    pairs = [(variant, architecture) for variant in variants for architecture in variant.architectures]
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         kernels = list(threads.map(_compile_or_name, pairs))
     cubins: dict[int, list[bytes]] = {}
@@ -110,12 +116,12 @@ def compile_all(specs: Iterable[KernelSpec]) -> list[Compiled]:
         cubins.setdefault(architecture, []).append(kernel.asm["cubin"])
     listings = {architecture: disassemble(some, architecture) for architecture, some in cubins.items()}
     return [
-        _inspect(spec, architecture, kernel.metadata.shared, next(listings[architecture]))
-        for (spec, architecture), kernel in zip(pairs, kernels, strict=True)
+        _inspect(variant, architecture, kernel.metadata.shared, next(listings[architecture]))
+        for (variant, architecture), kernel in zip(pairs, kernels, strict=True)
     ]
 
 
-def _compile_or_name(pair: tuple[KernelSpec, int]) -> Any:
+def _compile_or_name(pair: tuple[Variant, int]) -> Any:
     try:
         return compile_ahead(*pair)
     except Exception as error:
@@ -123,9 +129,9 @@ def _compile_or_name(pair: tuple[KernelSpec, int]) -> Any:
         raise
 
 
-def _inspect(spec: KernelSpec, architecture: int, shared: int, listing: str) -> Compiled:
+def _inspect(variant: Variant, architecture: int, shared: int, listing: str) -> Compiled:
     resources = read(listing) | {"shared": shared}
-    return Compiled(spec.name, architecture, **resources, faults=tuple(faults(spec.expect, resources)))
+    return Compiled(variant.name, architecture, **resources, faults=tuple(faults(variant.expect, resources)))
 
 
 def disassemble(cubins: Sequence[bytes], architecture: int) -> Iterator[str]:

@@ -1,56 +1,58 @@
-"""The kernels of this phase with their launch parameters.
+"""The kernel variants of this phase, as launches ask for them.
 
-CATALOG has every dtype and common head dimension at least once, and one shape on every architecture; everything()
+catalog() has every dtype and common head dimension at least once, and one shape on every architecture; everything()
 crosses them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import product
 
-from phase1_kv_pool.kernels.triton.store import constants, store_kernel
-from phase1_kv_pool.lab.ahead import Expect, KernelSpec
+import torch
 
-TYPES = {"bf16": 2, "fp16": 2, "fp32": 4}
-KV_TYPES = {"int8": "i8", "fp8": "fp8e4nv"}  # of keys and values in 8 bits
+from phase1_kv_pool.kernels.triton.store import store
+from phase1_kv_pool.lab.ahead import ARCHITECTURES, Expect, Variant, launched
+from phase1_kv_pool.layer import KVLayer
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+KV_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}  # of keys and values in 8 bits
+KV_HEADS = 8
 HEAD_DIMS = (64, 80, 96, 128, 256)
 
 
-def kv_types(dtype: str, kv: str) -> tuple[dict[str, str], dict[str, None]]:
-    """The types of keys and values, with scales in 8 bits, and the arguments that are None without. `kv`: the format;
-    "": that of the model."""
-    numbers = dict.fromkeys(("keys", "values"), f"*{KV_TYPES.get(kv, dtype)}")
-    scales = "key_scales", "value_scales"
-    return (numbers | dict.fromkeys(scales, "*fp32"), {}) if kv else (numbers, dict.fromkeys(scales))
+def layer(dtype: str, head_dim: int, page_size: int, kv: str) -> KVLayer:
+    """A page of keys and values, in the model's dtype if `kv` is empty."""
+    shape = 1, KV_HEADS, page_size, head_dim
+    sides = [torch.zeros(shape, dtype=KV_DTYPES.get(kv, DTYPES[dtype])) for _ in "kv"]
+    return KVLayer(*sides, *(torch.zeros(shape[:3]) for _ in sides if kv))
 
 
-def store_spec(dtype: str, head_dim: int, kv_heads: int = 8, page_size: int = 16, kv: str = "") -> KernelSpec:
-    pages, nothing = kv_types(dtype, kv)
-    strides = dict.fromkeys(("k_token_stride", "k_head_stride", "v_token_stride", "v_head_stride"), "i32")
-    return KernelSpec(
-        name=f"store {dtype} x {head_dim}{kv and f', {kv}'}",
-        function=store_kernel,
-        signature={**pages, **dict.fromkeys("kv", f"*{dtype}"), "slots": "*i64", "tokens": "i32", **strides},
-        constants=constants(kv_heads, page_size, head_dim, TYPES[dtype]) | nothing,
-        sixteens=tuple(strides),
-        expect=Expect(registers=64 if kv else 40, wide_loads=True, wide_stores=True),
-    )
+def on(architectures: Iterable[int], variants: Iterable[Variant]) -> Iterator[Variant]:
+    """The same for these architectures, of which sm_80 has no float8."""
+    for variant in variants:
+        known = tuple(a for a in architectures if a > 80 or "fp8e4nv" not in variant.dtypes)
+        yield replace(variant, architectures=known)
 
 
-def on(architecture: int, spec: KernelSpec) -> KernelSpec:
-    return replace(spec, architectures=(architecture,))
+def stored(dtype: str, head_dim: int, architectures: Iterable[int] = ARCHITECTURES, kv: str = "") -> Iterator[Variant]:
+    kv_layer, heads = layer(dtype, head_dim, 16, kv), torch.zeros(3, KV_HEADS, head_dim, dtype=DTYPES[dtype])
+    about = f"{dtype} x {head_dim}{kv and f', {kv}'}"
+    expect = Expect(registers=64 if kv else 40, wide_loads=True, wide_stores=True)
+    for variant in launched(about, lambda: store(kv_layer, torch.zeros(3, dtype=torch.int64), heads, heads)):
+        yield from on(architectures, [replace(variant, expect=expect)])
 
 
-CATALOG = [
-    store_spec("bf16", 128),
-    *(on(architecture, store_spec("bf16", dim)) for architecture, dim in ((80, 64), (90, 80), (100, 96), (90, 256))),
-    on(80, store_spec("fp16", 96)),
-    on(90, store_spec("fp32", 128)),
-    on(100, store_spec("fp32", 256)),
-    store_spec("bf16", 128, kv="int8"),
-    on(90, store_spec("bf16", 128, kv="fp8")),
-]
+def catalog() -> Iterator[Variant]:
+    yield from stored("bf16", 128)
+    for architecture, head_dim in ((80, 64), (90, 80), (100, 96), (90, 256)):
+        yield from stored("bf16", head_dim, (architecture,))
+    yield from stored("fp16", 96, (80,))
+    yield from stored("fp32", 128, (90,))
+    yield from stored("fp32", 256, (100,))
+    yield from stored("bf16", 128, kv="int8")
+    yield from stored("bf16", 128, (90,), kv="fp8")
 
 
-def everything() -> Iterator[KernelSpec]:
-    return (store_spec(dtype, head_dim) for dtype, head_dim in product(TYPES, HEAD_DIMS))
+def everything() -> Iterator[Variant]:
+    for dtype, head_dim in product(DTYPES, HEAD_DIMS):
+        yield from stored(dtype, head_dim)

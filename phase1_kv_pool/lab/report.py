@@ -1,7 +1,7 @@
 """Report of a lab's compiled kernels: as a table, as JSON, and for tests.
 
-A lab needs a module `catalog`, with a list CATALOG of KernelSpecs and a function `everything` that returns all of them,
-and a module `kernels`, where `main` calls `main("phaseN_x.lab", arguments)`.
+A lab needs a module `catalog`, with functions `catalog` and `everything` that yield Variants, and a module `kernels`,
+where `main` calls `main("phaseN_x.lab", arguments)`.
 """
 
 import argparse
@@ -19,7 +19,8 @@ from rich.table import Table
 from rich.text import Text
 
 from phase0_request import entry
-from phase1_kv_pool.lab.ahead import INSTRUCTIONS, Compiled, compile_all
+from phase1_kv_pool.lab.ahead import INSTRUCTIONS, Compiled, Variant, compile_all
+from phase1_kv_pool.lab.no_device import use_no_device
 
 
 def main(package: str, arguments: Sequence[str] | None = None) -> int:
@@ -32,14 +33,17 @@ def main(package: str, arguments: Sequence[str] | None = None) -> int:
     p.add_argument("--all", action="store_true", help="every combination of shapes and types; takes many minutes")
     p.add_argument("--json", action="store_true", help="print JSON instead of a table")
     options = p.parse_args(arguments)
-    # An interpreted kernel cannot be compiled. Importing the catalog defines the kernels, so this comes first.
-    os.environ.pop("TRITON_INTERPRET", None)
+    use_no_device()  # before the catalog is imported, which defines the kernels
     os.environ["TRITON_DISABLE_LINE_INFO"] = "1"  # not shown here, and a seventh of the time
     catalog = import_module(f"{package}.catalog")
-    specs = [*(catalog.everything() if options.all else catalog.CATALOG)]
-    chosen = [spec for spec in specs if not options.names or spec.name.startswith(tuple(options.names))]
+    known: dict[str, Variant] = {}
+    for variant in catalog.everything() if options.all else catalog.catalog():
+        other = known.setdefault(variant.key, variant).architectures
+        known[variant.key] = replace(known[variant.key], architectures=tuple(sorted({*variant.architectures, *other})))
+    names = [variant.name for variant in known.values()]
+    chosen = [variant for variant in known.values() if variant.name.startswith(tuple(options.names or [""]))]
     if not chosen:
-        p.error(f"no kernel's name begins so; the names are: {'; '.join(dict.fromkeys(spec.name for spec in specs))}")
+        p.error(f"no kernel's name begins so; the names are: {'; '.join(names)}")
     kernels = compile_all(chosen)
     if options.json:
         print(json.dumps([asdict(kernel) for kernel in kernels]))

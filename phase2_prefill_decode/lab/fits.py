@@ -1,6 +1,6 @@
 """`python -m phase2_prefill_decode.lab fits`: the bytes of a model in each format, and what a memory holds beside them.
 
-The embedding and lm_head stay in bfloat16, as `--quantization` leaves them. Keys and values are in bfloat16 or in 8 bits.
+The embedding and lm_head stay in bfloat16, as `--quantization` leaves them. Keys and values are in bfloat16 or 8 bits.
 """
 
 from typing import Any

@@ -27,6 +27,7 @@ from phase0_request.lab.report import finish, parser, table
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
+from phase1_kv_pool.lab.no_device import LAUNCHES, use_no_device
 from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.kernels.attention import ATTEND
 from phase2_prefill_decode.lab.cost import CostModel
@@ -39,7 +40,6 @@ from phase2_prefill_decode.step.runner import ModelRunner
 from phase5_continuous.lab.simulator import MODELS
 from phase5_continuous.lab.virtual import StepTimes
 from phase6_integration.engine.gc_freeze import freeze
-from phase6_integration.lab.no_device import LAUNCHES, use_no_device
 
 CONTEXT, CHUNK = 1500, 1793  # tokens
 CASES = {  # new tokens and all tokens of each sequence

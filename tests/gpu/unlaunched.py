@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from phase6_integration.lab.no_device import use_no_device
+from phase1_kv_pool.lab.no_device import use_no_device
 
 requested: set[str] = set()
 

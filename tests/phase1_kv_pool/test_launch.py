@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
-from phase6_integration.lab.no_device import LAUNCHES, use_no_device
+from phase1_kv_pool.lab.no_device import LAUNCHES, use_no_device
 
 use_no_device()
 import torch
