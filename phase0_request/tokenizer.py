@@ -140,6 +140,11 @@ class Tokenizer:
         """The contents of a tokenizer.json."""
         return str(self._backend.to_str())
 
+    @property
+    def vocabulary(self) -> dict[str, int]:
+        """All tokens, as they are written in the tokenizer's file, and their ids."""
+        return self._backend.get_vocab(with_added_tokens=True)
+
     def wrap(self, tokens: Sequence[int]) -> list[int]:
         """Tokens between those that the model puts around a text, such as a BOS token."""
         text, around = self.encode("a", add_special_tokens=False), self.encode("a")

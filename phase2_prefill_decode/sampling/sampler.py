@@ -12,6 +12,7 @@ ids are never drawn.
 import secrets
 from collections import Counter
 from collections.abc import Collection, Sequence
+from copy import copy
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary, ref
 
@@ -73,6 +74,7 @@ class Sampler:
         self.constraints = Constraints(vocab_size, grammars)
         self._draw = DRAW.on(self.device)
         self._apply_mask = APPLY_MASK.on(self.device)
+        self.follows = True  # constraints; and gives logprobs
         self._packed: list[ref[Request]] = []
         self._columns = pack_columns((), (), self._key)  # theirs
         self._asks_for_more = False  # one of them
@@ -86,6 +88,13 @@ class Sampler:
         size, eos_ids, tokenizer = model.config.vocab_size, model.eos_ids, model.tokenizer
         grammars = None if tokenizer is None else Grammars(tokenizer, size, eos_ids)
         return cls(eos_ids, size, model.decoder.device, seed, num_tokens=model.num_tokens, grammars=grammars)
+
+    def for_drafts(self) -> "Sampler":
+        """The sampler of a draft model: with the same noise, filters, bias and penalties. Masks and logprobs are left
+        to this one."""
+        made = copy(self)
+        made.follows = False
+        return made
 
     def pack(self, requests: Sequence[Request], totals: Sequence[int] | None = None) -> SamplingMetadata:
         """What these requests ask for; row i of the logits belongs to requests[i]. `totals` are their tokens, those in
@@ -105,9 +114,9 @@ class Sampler:
             [
                 (row, self.constraint_of(req), index, [*req.draft])
                 for row, req, index in drawn
-                if is_constrained(req.params) and not (req.draft and index > len(req.output_tokens))
+                if self.follows and is_constrained(req.params) and not (req.draft and index > len(req.output_tokens))
             ],
-            [(row, req.params.logprobs) for row, req, _ in drawn if req.params.logprobs is not None],
+            [(row, p.logprobs) for row, req, _ in drawn if self.follows and (p := req.params).logprobs is not None],
         )
 
     def draw(self, logits: Tensor, inputs: SamplingInputs) -> Sampled:

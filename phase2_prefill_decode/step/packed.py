@@ -146,7 +146,7 @@ def pack(batch: Batch, cache: PagedCache, width: int, scored: Sequence[int] = ()
         cu_seqlens_q.append(len(tokens))
         seq_lens.append(start + length)
         if start + length >= request.total:
-            draws = 1 + len(request.draft)
+            draws = min(1 + len(request.draft), length)
             last += range(len(tokens) - draws, len(tokens))
             drawn += [number] * draws
     for start, count in zip(cu_seqlens_q, scored, strict=False):
@@ -191,7 +191,7 @@ def tokens_of(part: Slice, cache: PagedCache) -> list[int]:
         newest = -1 - cache.row(request)
         return [newest] if length == 1 else [*request.tokens(start, known), newest]
     if stop == known and length == 1 and output:  # a decode
-        return output[-1:]
+        return request.draft[-1:] or output[-1:]
     return request.tokens(start, stop)
 
 

@@ -15,13 +15,17 @@ from phase0_request.checks import check_choice, check_int, invalid
 from phase0_request.request import Request
 from phase3_chunked_prefill.budget import StepPlan
 from phase5_continuous.running import RunningSet
+from phase5_continuous.speculation.draft_model import DraftModel
 from phase5_continuous.speculation.ngram import NgramProposer
 from phase5_continuous.speculation.suffix import SuffixProposer
 
 PRIOR = 0.5  # the chance of a proposed token, before any was judged
 LEARNED = 1 / 8  # what a judged token changes of that, at least
 JUDGED = 4  # without a draft, one token of so many is judged: a proposal takes a few microseconds
+JUDGED_OF_MODEL = 512  # the same for a draft model, whose proposals take a step
+LEARNED_OF_MODEL = 1 / 64  # all requests share one chance: that two models draw the same token
 METHODS = {"ngram": NgramProposer, "suffix": SuffixProposer}
+DRAFT_MODEL = "draft_model"
 BUSY = 0.75  # of the time of a step is arithmetic: it gets no drafts, for even right ones would gain little
 
 
@@ -37,11 +41,12 @@ class Chance:
 
     value: float = PRIOR
     judged: int = 0
+    least: float = LEARNED
 
     # region exercise 5.9
     def learn(self, right: bool) -> None:
         self.judged += 1
-        self.value += max(LEARNED, 1 / (2 + self.judged)) * (right - self.value)
+        self.value += max(self.least, 1 / (2 + self.judged)) * (right - self.value)
 
     # endregion
 
@@ -58,6 +63,9 @@ class Speculation:
     A draft is the beginning of a proposal. The token behind it is not computed, and still judged, for the step draws
     the token in its place anyway. So a request without a draft is judged too, at no cost to the device: it gets a draft
     when its proposals have turned out right.
+
+    The tokens of a draft model take time themselves. It drafts for all requests of a step at once, so each token takes
+    a share of its steps: that and its own row are its `price`, in rows.
     """
 
     proposer: Proposer
@@ -66,6 +74,8 @@ class Speculation:
     drafts: int = 0
     drafted: int = 0  # tokens
     accepted: list[int] = field(init=False)  # tokens, by their place in the draft
+    shared: Chance = field(default_factory=lambda: Chance(least=LEARNED_OF_MODEL), init=False)  # with a draft model
+    unjudged: int = field(default=JUDGED_OF_MODEL, init=False)  # tokens for which it drafted nothing
     _chances: WeakKeyDictionary[Request, Chance] = field(default_factory=WeakKeyDictionary, init=False)
     proposals: dict[Request, tuple[Sequence[int], Chance]] = field(default_factory=dict, init=False)  # of a step
 
@@ -79,11 +89,13 @@ class Speculation:
         rows = expected = float(sum(part.length for part in slices))
         if rows > BUSY * (self.spare_rows + rows):
             return slices
+        if self.draft_model is not None:
+            self._draft(self.draft_model, step, rows)
         for number, sequence in enumerate(step.sequences):
-            request, start, length = slices[number]
-            if start + length < sequence.num_tokens or start < len(request.prompt_tokens):
+            request, start, length = part = slices[number]
+            if not may_draft(part):
                 continue
-            chance = self._chances.get(request) or self._chances.setdefault(request, Chance())
+            chance = self._chance(request)
             most = self._worthwhile(chance.value, rows, expected)
             if not most and start % JUDGED:
                 continue
@@ -99,12 +111,38 @@ class Speculation:
                 expected += sum(chance.value ** (place + 1) for place in range(most))
         return slices
 
+    @property
+    def draft_model(self) -> DraftModel | None:
+        return self.proposer if isinstance(self.proposer, DraftModel) else None
+
+    def _chance(self, request: Request) -> Chance:
+        if self.draft_model is not None:
+            return self.shared
+        return self._chances.get(request) or self._chances.setdefault(request, Chance())
+
+    def _draft(self, model: DraftModel, step: StepPlan, rows: float) -> None:
+        """Have the draft model draft as many tokens for each decode of a step as pay, or now and then one to judge."""
+        decodes = [
+            sequence
+            for part, sequence in zip(step.slices, step.sequences, strict=True)
+            if may_draft(part) and sequence.longest > part.request.total and step.left
+        ]
+        price = 1 + model.cost * (self.spare_rows + rows) / max(len(decodes), 1)
+        most = self._worthwhile(self.shared.value, rows, rows, price)
+        if not most:
+            self.unjudged += len(decodes)
+            decodes = decodes[:1] if self.unjudged >= JUDGED_OF_MODEL else []
+        if decodes:
+            self.unjudged = 0
+        model.draft({each.request: min(max(most, 1), each.longest - each.request.total) for each in decodes})
+
     # region exercise 5.9
-    def _worthwhile(self, chance: float, rows: float, expected: float) -> int:
-        """How many tokens of a draft pay in a step of so many rows. One is accepted only if those before it are."""
+    def _worthwhile(self, chance: float, rows: float, expected: float, price: float = 1) -> int:
+        """How many tokens of a draft pay in a step of so many rows, if each takes the time of `price` rows. One is
+        accepted only if those before it are."""
         most, accepted = 0, chance
-        while most < self.most and accepted * (self.spare_rows + rows) > expected:
-            most, rows, expected, accepted = most + 1, rows + 1, expected + accepted, accepted * chance
+        while most < self.most and accepted * (self.spare_rows + rows) > expected * price:
+            most, rows, expected, accepted = most + 1, rows + price, expected + accepted, accepted * chance
         return most
 
     def learn(self, request: Request, drafted: int, drawn: Sequence[int]) -> None:
@@ -127,6 +165,11 @@ class Speculation:
     # endregion
 
 
+def may_draft(part: Slice) -> bool:
+    """Whether a slice draws a token, and is of output alone."""
+    return part.completes and part.start >= len(part.request.prompt_tokens)
+
+
 def speculation_of(config: Mapping[str, Any] | None, spare_rows: int = 3) -> Speculation | None:
     """Speculation as `--speculative-config` describes it; None: without. ValueError names what is wrong with it."""
     if config is None:
@@ -136,12 +179,20 @@ def speculation_of(config: Mapping[str, Any] | None, spare_rows: int = 3) -> Spe
     def number(key: str, default: int, low: int, high: int) -> int:
         return check_int(f"speculative_config: {key}", given.pop(key, default), low, high)
 
-    method = check_choice("speculative_config: method", given.pop("method", None), METHODS)
+    proposer: Proposer
+    method = check_choice("speculative_config: method", given.pop("method", None), (*METHODS, DRAFT_MODEL))
     most = number("num_speculative_tokens", 7, 1, 64)
-    longest = number("prompt_lookup_max", 4, 1, 64)
-    shortest = number("prompt_lookup_min", min(2, longest), 1, longest)
     rows = number("spare_rows", spare_rows, 0, 1 << 20)
+    if method == DRAFT_MODEL:
+        known, model = "model", given.pop("model", None)
+        if not isinstance(model, str) or not model:
+            raise invalid("speculative_config: model", "a directory or the name of a repository", model)
+        proposer = DraftModel(model)
+    else:
+        known = "prompt_lookup_max and prompt_lookup_min"
+        longest = number("prompt_lookup_max", 4, 1, 64)
+        proposer = METHODS[method](number("prompt_lookup_min", min(2, longest), 1, longest), longest)
     if given:
-        known = "method, num_speculative_tokens, prompt_lookup_max, prompt_lookup_min and spare_rows"
-        raise invalid("speculative_config", f"of the keys {known}", ", ".join(given))
-    return Speculation(METHODS[method](shortest, longest), most, rows)
+        keys = f"of the keys method, num_speculative_tokens, spare_rows and, for {method}, {known}"
+        raise invalid("speculative_config", keys, ", ".join(given))
+    return Speculation(proposer, most, rows)

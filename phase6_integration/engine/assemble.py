@@ -27,6 +27,7 @@ from phase2_prefill_decode.step.graphs import batch_sizes
 from phase2_prefill_decode.step.packed import PackedStep
 from phase2_prefill_decode.step.runner import ModelRunner
 from phase4_radix.prefix_cache import PrefixCache
+from phase5_continuous.engine import connect, load_draft_model
 from phase5_continuous.policies import policy
 from phase5_continuous.scheduler import Scheduler
 from phase5_continuous.speculation.speculation import speculation_of
@@ -67,35 +68,50 @@ def assemble(options: EngineOptions, loaded: Model | None = None, stats: Stats |
     context = _wanted_context(options, model.config.max_position_embeddings)
     budget, running = options.budget(on_gpu, context), options.running(on_gpu)
     sampler = Sampler.of(model, options.seed)
-    model_dtype = str(model.decoder.dtype).removeprefix("torch.")
-    layout = model.config.kv_layout(options.page_size, options.kv_cache_dtype or model_dtype)
-    activations = profile(model, sampler, budget.max_batched_tokens, running, layout, context)
+    speculation = speculation_of(options.speculative_config, SPARE_ROWS_ON_GPU if on_gpu else SPARE_ROWS)
+    drafter = speculation.draft_model if speculation else None
+    models = [model] if drafter is None else [model, load_draft_model(drafter.model, model, options.kv_cache_dtype)]
+    layouts = [_layout(each, options) for each in models]
     sizes = batch_sizes(running) if on_gpu and not options.enforce_eager else []
-    graphs = graph_bytes(model, sampler, sizes, context, layout)
+    activations = graphs = 0
+    for each, layout in zip(models, layouts, strict=True):
+        activations = max(activations, profile(each, sampler, budget.max_batched_tokens, running, layout, context))
+        graphs += graph_bytes(each, sampler, sizes, context, layout)
+    needed = max(running * min(context, LONG), context)
     pages = options.kv_cache_pages or pages_that_fit(
-        layout, device, options.gpu_memory_utilization, activations + graphs, max(running * min(context, LONG), context)
+        layouts, device, options.gpu_memory_utilization, activations + graphs, needed
     )
-    pool = KVPool(layout, pages, device)
-    cache = (PrefixCache if options.enable_prefix_caching else PagedCache)(pages, options.page_size)
+    kind = PrefixCache if options.enable_prefix_caching else PagedCache
+    caches = [kind(pages, options.page_size) for _ in models]
     scheduler = Scheduler(
-        cache,
+        caches[0],
         model.eos_ids,
         budget,
         policy=policy(options.scheduling_policy),
         max_running=running,
         ahead=options.ahead(on_gpu),
-        speculation=speculation_of(options.speculative_config, SPARE_ROWS_ON_GPU if on_gpu else SPARE_ROWS),
+        speculation=speculation,
     )
-    context = _context_length(options, context, cache)
-    model.decoder.rope(context)  # the tables are built now, not in the middle of a step
-    runner = make_runner(model, pool, cache, sampler, sizes, context, ahead=scheduler.ahead > 0)
-    isolating = IsolatingRunner(runner, LoadShedding(scheduler))
+    context = _context_length(options, context, caches[0])
+    samplers = sampler, sampler.for_drafts()
+    runners = [
+        make_runner(each, KVPool(layout, pages, device), cache, own, sizes, context, ahead=scheduler.ahead > 0)
+        for each, layout, cache, own in zip(models, layouts, caches, samplers, strict=False)
+    ]
+    if drafter is not None:
+        connect(drafter, runners[1], runners[0])
+    isolating = IsolatingRunner(runners[0], LoadShedding(scheduler))
     core = ObservedCore(scheduler, isolating, check_invariants=options.check_invariants, stats=stats)
     shorter = replace(model, config=replace(model.config, max_position_embeddings=context))
-    return Assembled(shorter, scheduler, core, sampler, layout)
+    return Assembled(shorter, scheduler, core, sampler, layouts[0])
 
 
 # endregion
+
+
+def _layout(model: Model, options: EngineOptions) -> KVLayout:
+    dtype = options.kv_cache_dtype or str(model.decoder.dtype).removeprefix("torch.")
+    return model.config.kv_layout(options.page_size, dtype)
 
 
 def load_model(options: EngineOptions) -> Model:
@@ -172,6 +188,7 @@ def make_runner(
     ahead: bool = False,
 ) -> ModelRunner:
     """A runner with recorded decode steps of these sizes. Without any, it launches all steps kernel by kernel."""
+    model.decoder.rope(context)  # the tables are built now, not in the middle of a step
     if not sizes:
         return ModelRunner(model.decoder, pool, cache, sampler, ahead=ahead)
     rows = 2 * max(sizes)  # as many may have ended in flight as run
@@ -208,19 +225,22 @@ def unreserved_bytes() -> int:
 
 
 # region pages_that_fit
-def pages_that_fit(layout: KVLayout, device: torch.device, share: float, activations: int, max_tokens: int) -> int:
-    """The number of KV pages that fit beside the weights and the activations. `share` is of the device's whole memory.
-    On a CPU, with memory that other programs use too, it is of the free memory, and no more than `max_tokens` need."""
-    free = free_bytes(device)
+def pages_that_fit(
+    layouts: Sequence[KVLayout], device: torch.device, share: float, activations: int, max_tokens: int
+) -> int:
+    """The number of KV pages that fit beside the weights and the activations: a pool of each layout has so many.
+    `share` is of the device's whole memory. On a CPU, with memory that other programs use too, it is of the free
+    memory, and no more than `max_tokens` need."""
+    free, page_bytes = free_bytes(device), sum(layout.bytes_per_page for layout in layouts)
     if free is None:
         raise ConfigError("this system does not report its free memory; set kv_cache_pages")
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
         room = total * share - (total - free) - activations
     else:
-        needed = -(-max_tokens // layout.page_size) * layout.bytes_per_page
+        needed = -(-max_tokens // layouts[0].page_size) * page_bytes
         room = min(free * share - activations, MAX_BYTES_ON_CPU, needed)
-    pages = int(room) // layout.bytes_per_page
+    pages = int(room) // page_bytes
     if pages < 1:
         raise ConfigError(
             f"no memory is left for keys and values: {free / 1e9:.1f} GB are free beside the weights, and a step takes "

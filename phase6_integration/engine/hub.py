@@ -46,6 +46,10 @@ def directory_of(model: str, revision: str | None = None, download_dir: str | No
 
 def located(options: EngineOptions) -> tuple[EngineOptions, ModelConfig]:
     """The options with directories in place of names, and as many threads as suit the model; and its config."""
+    speculative = options.speculative_config
+    if speculative is not None and "model" in speculative:
+        draft = directory_of(speculative["model"], None, options.download_dir, "draft model")
+        options = replace(options, speculative_config={**speculative, "model": str(draft)})
     directory = directory_of(options.model, options.revision, options.download_dir)
     config, tokenizer = ModelConfig.from_pretrained(directory), options.tokenizer
     if tokenizer is not None:

@@ -181,8 +181,8 @@ def test_padding_stores_nothing_and_only_the_rows_that_are_wanted_return() -> No
 def test_other_steps_and_other_models_go_by_layers(calls: list[int]) -> None:
     weights, pool = random_weights(SMALL), pool_of(SMALL)
     decoder = Decoder(SMALL, weights)
-    last = torch.tensor([1, 3])
-    decoder(replace(packed((17, 32), new=2), last=last), pool.layers)  # prompts: few of their logits count
+    last = torch.tensor([2, 5])
+    decoder(replace(packed((17, 32), new=3), last=last), pool.layers)  # prompts: few of their logits count
     Decoder(SMALL, weights, attend=ATTEND.reference)(packed(LENGTHS[:1]), pool.layers)
     assert calls == []
     config = replace(SMALL, intermediate_size=96)

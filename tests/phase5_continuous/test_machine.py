@@ -1,6 +1,7 @@
 """A state machine over the scheduler: any event in any order, with the invariants checked after each."""
 
 from collections import Counter
+from collections.abc import Callable
 from typing import ClassVar
 
 import pytest
@@ -21,8 +22,8 @@ from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.policies import ByPriority, FirstComeFirstServed, LongestPrefixFirst
 from phase5_continuous.scheduler import Scheduler
-from phase5_continuous.speculation.speculation import Speculation
-from tests.phase5_continuous.support import EOS, Engine, Oracle
+from phase5_continuous.speculation.speculation import Proposer, Speculation
+from tests.phase5_continuous.support import EOS, Engine, Oracle, draft_model
 
 BEGINNINGS = [(), (5,) * 4, (5,) * 8, (5,) * 8 + (6,) * 5]
 
@@ -44,8 +45,8 @@ class Anything(RuleBasedStateMachine):
     """Requests with shared prefixes, in a pool that holds a few of them."""
 
     cache_type: type[PagedCache] = PagedCache
+    how = "one by one"
     ahead = 0
-    drafts = False
     rules_run = 0
     seen: ClassVar[Counter[str]] = Counter()
 
@@ -71,6 +72,11 @@ class Anything(RuleBasedStateMachine):
         queue_limit: int | None,
     ) -> None:
         self.cache = self.cache_type(room // page_size, page_size)
+        proposers: dict[str, Callable[[], Proposer]] = {
+            "with drafts": Oracle,
+            "with a draft model": lambda: draft_model(self.cache_type(room // page_size // 2, page_size)),
+        }
+        proposer = proposers[self.how]() if self.how in proposers else None
         scheduler = Scheduler(
             self.cache,
             EOS,
@@ -80,7 +86,7 @@ class Anything(RuleBasedStateMachine):
             watermark=watermark,
             queue_limit=queue_limit,
             ahead=self.ahead,
-            speculation=Speculation(Oracle(), 5, spare_rows=200) if self.drafts else None,
+            speculation=None if proposer is None else Speculation(proposer, 5, spare_rows=200),
         )
         self.engine = Engine(scheduler)
 
@@ -207,6 +213,9 @@ class Anything(RuleBasedStateMachine):
         if not self.cache.shares:  # a cache that shares may replace a page by its duplicate while it is read
             for page in self.engine.device.pages_in_flight:
                 assert self.cache.allocator.count(page) > 0, f"page {page} is free, and a step in flight reads it"
+        speculation = self.engine.scheduler.speculation
+        if speculation is not None and speculation.draft_model is not None:
+            speculation.draft_model.cache.check()
         running_set = self.engine.scheduler.running_set
         Anything.seen += Counter(leaving=len(running_set.leaving), pool_full=running_set.pool_full)
 
@@ -229,7 +238,7 @@ def run_machine(cache_type: type[PagedCache], how: str, examples: int, rarely: i
     class Machine(Anything):
         pass
 
-    Machine.cache_type, Machine.ahead, Machine.drafts = cache_type, int(how == "ahead"), how == "with drafts"
+    Machine.cache_type, Machine.how, Machine.ahead = cache_type, how, int(how == "ahead")
     Anything.rules_run, Anything.seen = 0, Counter()
     run_state_machine_as_test(
         Machine, settings=settings(max_examples=examples, stateful_step_count=60, derandomize=True, deadline=None)
@@ -245,14 +254,14 @@ def run_machine(cache_type: type[PagedCache], how: str, examples: int, rarely: i
         "error",
         "timeout",
     ]
-    rare += {"ahead": ["pending preemption"], "with drafts": ["accepted", "rejected"]}.get(how, [])
+    rare += ["pending preemption"] if how == "ahead" else []
+    rare += ["accepted", "rejected"] if how.startswith("with") else []
     assert {what: Anything.seen[what] for what in rare if Anything.seen[what] < rarely} == {}
     return Anything.rules_run
 
 
-SETTINGS = [
-    (cache_type, how) for cache_type in (PagedCache, PrefixCache) for how in ("one by one", "ahead", "with drafts")
-]
+HOW = "one by one", "ahead", "with drafts", "with a draft model"
+SETTINGS = [(cache_type, how) for cache_type in (PagedCache, PrefixCache) for how in HOW]
 
 
 @pytest.mark.parametrize(("cache_type", "how"), SETTINGS)

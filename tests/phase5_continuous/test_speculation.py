@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
+from phase0_request.tokenizer import BUNDLED
 from phase1_kv_pool.cache import PagedCache
 from phase2_prefill_decode.engine import Engine
 from phase2_prefill_decode.generation import Completion
@@ -30,8 +31,8 @@ from phase5_continuous.speculation.speculation import Chance, Speculation, specu
 from phase5_continuous.speculation.suffix import SuffixProposer
 from tests.phase2_prefill_decode.models import saved, tiny_model
 from tests.phase2_prefill_decode.test_draw import exact, misfit
+from tests.phase5_continuous.support import DraftRunner, Oracle, draft_model, request
 from tests.phase5_continuous.support import Engine as LoopOverIntegers
-from tests.phase5_continuous.support import Oracle, request
 
 NGRAM = {"method": "ngram", "prompt_lookup_min": 1}
 
@@ -120,6 +121,7 @@ SOURCES: dict[str, dict[str, Any]] = {
     "suffix": {"method": "suffix", "prompt_lookup_min": 3, "prompt_lookup_max": 3},
     "prediction": {"method": "ngram"},
     "ngram under a mask": {**NGRAM},
+    "draft model": {"method": "draft_model"},
 }
 
 
@@ -142,11 +144,16 @@ def test_outputs_with_drafts_have_the_exact_distribution(
         texts = torch.cat((texts.repeat_interleave(size, 0), torch.arange(size).repeat(len(texts))[:, None]), 1)
     if source == "prediction":
         params = replace(params, prediction=texts[p.argmax(), len(prompt) :].tolist())
-    engine = continuous(model, speculative_config={**SOURCES[source], "spare_rows": 1000})
-    answers = engine.generate([prompt] * 2000, [replace(params, seed=seed) for seed in range(2000)])
-    assert misfit(np.array([answer.output_tokens for answer in answers]) @ size ** np.arange(4)[::-1], p) < 4
+    config = {**SOURCES[source], "spare_rows": 1000}
+    if source == "draft model":
+        config["model"] = str(saved(tiny_model("llama", vocab_size=size, seed=4), tmp_path / "draft"))
+    engine = continuous(model, speculative_config=config)
     speculation = engine.core.scheduler.speculation
     assert speculation is not None
+    if speculation.draft_model is not None:
+        speculation.draft_model.cost = 0
+    answers = engine.generate([prompt] * 2000, [replace(params, seed=seed) for seed in range(2000)])
+    assert misfit(np.array([answer.output_tokens for answer in answers]) @ size ** np.arange(4)[::-1], p) < 4
     assert sum(speculation.accepted) > 500
 
 
@@ -200,6 +207,39 @@ def test_only_the_latest_outputs_are_kept(monkeypatch: pytest.MonkeyPatch) -> No
         assert list(proposer.propose(asked, 3)) == (following if found else [])
 
 
+def with_draft_model(model: Model, pages: int | None = None, **more: Any) -> Engine[Scheduler]:
+    """An engine of the bundled model, for which the bundled model drafts too, from a pool of so many pages."""
+    config = {"method": "draft_model", "model": str(BUNDLED), "num_speculative_tokens": 5, "spare_rows": 1000}
+    engine = continuous(model, speculative_config=config, **more)
+    assert engine.core.scheduler.speculation is not None
+    drafter = engine.core.scheduler.speculation.draft_model
+    assert drafter is not None
+    drafter.cost = 0  # as if it were much smaller
+    if pages is not None:
+        held = drafter.cache.allocator.allocate(drafter.cache.usage.free - pages)
+        assert held
+    return engine
+
+
+@pytest.mark.parametrize("name", ["sampled with penalties", "stop token", "logprobs", "sampled by a grammar"])
+def test_a_model_that_drafts_for_itself_is_never_wrong(chatty: Model, name: str) -> None:
+    """It draws with the same noise, at any temperature, but without masks. Then with prompts in chunks, preemption, and
+    a pool of the drafts that holds half of the requests."""
+    assert chatty.tokenizer is not None
+    fields = {"max_tokens": 40, "ignore_eos": True, **CASES[name]}
+    params = [SamplingParams(**fields).vary(fields["max_tokens"], seed) for seed in range(4)]
+    questions = ["What is a KV cache?", "Why does paging matter?"] * 2
+    prompts = [chatty.tokenizer.chat([{"role": "user", "content": question}]) for question in questions]
+    wanted = continuous(chatty).generate(prompts, params)
+    small = {"budget": TokenBudget(16, 24), "cache": PagedCache(28, 4)}
+    for engine in (with_draft_model(chatty), with_draft_model(chatty, 14, **small)):
+        assert facts(engine.generate(prompts, params)) == facts(wanted)
+        speculation = engine.core.scheduler.speculation
+        assert speculation is not None
+        accepted = sum(speculation.accepted)
+        assert accepted == speculation.drafted > 0 or ("grammar" in fields and accepted > 0)
+
+
 @given(st.lists(st.integers(0, 3), max_size=40), st.integers(1, 3), st.integers(0, 3), st.integers(1, 8))
 def test_an_ngram_is_continued_as_it_was_the_last_time(text: list[int], shortest: int, more: int, most: int) -> None:
     """Against a search through the whole text."""
@@ -239,6 +279,37 @@ def test_drafts_fill_the_spare_rows_of_a_step_and_no_more() -> None:
     assert 40 < sum(planned(200, *many)) < 200
     assert planned(8, one, chance=0.1) == [1], "one that rejects drafts gets none"
     assert planned(8, one, one, chance=0.5) == [3, 2]
+
+
+def test_a_draft_model_follows_its_requests() -> None:
+    """Its runner checks what each token is drawn from. The pools and its context are too small for some requests, and
+    while prompts arrive, the others go on without drafts."""
+    for kind, pages, of_drafts in ((PagedCache, 400, 120), (PrefixCache, 140, 300)):
+        speculation = Speculation(drafter := draft_model(kind(of_drafts, 4), context=500), 4, spare_rows=60)
+        engine = LoopOverIntegers(Scheduler(kind(pages, 4), speculation=speculation))
+        engine.submit(*(request(f"{number}", 5 + number, 80) for number in range(8)))
+        for number in range(3):
+            for _ in range(9):
+                engine.step()
+            engine.submit(request(f"long {number}", 300, 230))
+        engine.run().check_the_end()
+        assert 0.5 < sum(speculation.accepted) / speculation.drafted < 1
+        assert isinstance(drafter.runner, DraftRunner)
+        assert 450 < drafter.runner.longest <= 500
+        drafter.draft({})
+        assert drafter.cache.usage.referenced == 0, "a request that has ended has no pages"
+        assert (drafter.cache.usage.cached > 0) == kind.shares
+
+
+@pytest.mark.parametrize(("cost", "drafted"), [(0.0, 2), (0.3, 1), (0.5, 0)])
+def test_the_time_of_a_draft_model_counts(cost: float, drafted: int) -> None:
+    """A step of one row takes the time of nine. At even odds a draft is worth half of that, less its own row."""
+    speculation = Speculation(draft_model(PagedCache(99, 4), cost), 4, 8)
+    engine = LoopOverIntegers(Scheduler(PagedCache(99, 4), speculation=speculation))
+    engine.submit(request("a", 3, 50))
+    engine.step()
+    speculation.unjudged = 0  # else it drafts one token to see whether it is right
+    assert [part.length for part in engine.plan()] == [1 + drafted]
 
 
 def test_a_prompt_in_the_step_leaves_no_spare_rows() -> None:
@@ -295,7 +366,12 @@ def test_one_that_rejects_its_drafts_is_rarely_drafted_again() -> None:
     ("config", "message"),
     [
         ({}, "method must be one of ngram, suffix"),
-        ({"method": "eagle"}, "method must be one of ngram, suffix, got 'eagle'"),
+        ({"method": "eagle"}, "method must be one of ngram, suffix, draft_model, got 'eagle'"),
+        ({"method": "draft_model"}, "model must be a directory or the name of a repository, got None"),
+        (
+            {"method": "draft_model", "model": "m", "prompt_lookup_min": 1},
+            "for draft_model, model, got 'prompt_lookup_min'",
+        ),
         ({"method": "ngram", "num_speculative_tokens": 0}, "num_speculative_tokens must be an integer from 1 to 64"),
         ({"method": "ngram", "prompt_lookup_min": 5}, "prompt_lookup_min must be an integer from 1 to 4, got 5"),
         ({"method": "ngram", "draft": 1, "model": ""}, r"of the keys method, .* got 'draft, model'"),

@@ -43,7 +43,8 @@ Linears = Sequence[Sequence[Linear]]  # qkv_proj, o_proj, gate_up_proj and down_
 
 
 class Forward:
-    """The layers and lm_head of a model, for steps of up to TOKENS tokens that all need logits, or are all decodes."""
+    """The layers and lm_head of a model, for steps of up to TOKENS tokens that all need logits, or of slices of up to
+    two: a draft model's after a draft that was accepted whole."""
 
     def __init__(
         self,
@@ -83,7 +84,7 @@ class Forward:
 
     @staticmethod
     def takes(step: StepTensors) -> bool:
-        return len(step.tokens) <= TOKENS and (step.last is None or step.metadata.max_seqlen_q == 1)
+        return len(step.tokens) <= TOKENS and (step.last is None or step.metadata.max_seqlen_q <= 2)
 
     def __call__(
         self,

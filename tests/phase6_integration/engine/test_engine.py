@@ -178,7 +178,10 @@ def test_the_pool_is_sized_to_free_memory_and_limits_the_context(monkeypatch: py
         ({"enable_prefix_caching": 1}, "enable_prefix_caching must be true or false"),
         ({"enforce_eager": 1}, "enforce_eager must be true or false"),
         ({"async_scheduling": "on"}, "async_scheduling must be true or false"),
-        ({"speculative_config": {"method": "medusa"}}, "method must be one of ngram, suffix, got 'medusa'"),
+        (
+            {"speculative_config": {"method": "medusa"}},
+            "method must be one of ngram, suffix, draft_model, got 'medusa'",
+        ),
         ({"speculative_config": {"method": "ngram"}, "async_scheduling": True}, "async_scheduling launches a step"),
         ({"enable_chunked_prefill": False, "max_chunk_size": 8}, "max_chunk_size is for chunked prefill"),
         ({"quantize_embeddings": True}, "quantize_embeddings is for quantization, which is not set"),
