@@ -23,7 +23,7 @@ PRIOR = 0.5  # the chance of a proposed token, before any was judged
 LEARNED = 1 / 8  # what a judged token changes of that, at least
 JUDGED = 4  # without a draft, one token of so many is judged: a proposal takes a few microseconds
 JUDGED_OF_MODEL = 512  # the same for a draft model, whose proposals take a step
-LEARNED_OF_MODEL = 1 / 64  # all requests share one chance: that two models draw the same token
+OF_MODEL = 0.8, 8, 1 / 64  # the chance that two models draw the same token is that of all requests, and high at first
 METHODS = {"ngram": NgramProposer, "suffix": SuffixProposer}
 DRAFT_MODEL = "draft_model"
 BUSY = 0.75  # of the time of a step is arithmetic: it gets no drafts, for even right ones would gain little
@@ -74,8 +74,8 @@ class Speculation:
     drafts: int = 0
     drafted: int = 0  # tokens
     accepted: list[int] = field(init=False)  # tokens, by their place in the draft
-    shared: Chance = field(default_factory=lambda: Chance(least=LEARNED_OF_MODEL), init=False)  # with a draft model
-    unjudged: int = field(default=JUDGED_OF_MODEL, init=False)  # tokens for which it drafted nothing
+    shared: Chance = field(default_factory=lambda: Chance(*OF_MODEL), init=False)  # of a draft model, for all requests
+    unjudged: int = field(default=0, init=False)  # tokens for which it drafted nothing
     _chances: WeakKeyDictionary[Request, Chance] = field(default_factory=WeakKeyDictionary, init=False)
     proposals: dict[Request, tuple[Sequence[int], Chance]] = field(default_factory=dict, init=False)  # of a step
 
