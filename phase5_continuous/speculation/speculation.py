@@ -89,8 +89,8 @@ class Speculation:
         rows = expected = float(sum(part.length for part in slices))
         if rows > BUSY * (self.spare_rows + rows):
             return slices
-        if self.draft_model is not None:
-            self._draft(self.draft_model, step, rows)
+        if self.draft_model is not None and not self._draft(self.draft_model, step, rows):
+            return slices
         for number, sequence in enumerate(step.sequences):
             request, start, length = part = slices[number]
             if not may_draft(part):
@@ -119,8 +119,9 @@ class Speculation:
             return self.shared
         return self._chances.get(request) or self._chances.setdefault(request, Chance())
 
-    def _draft(self, model: DraftModel, step: StepPlan, rows: float) -> None:
-        """Have the draft model draft as many tokens for each decode of a step as pay, or now and then one to judge."""
+    def _draft(self, model: DraftModel, step: StepPlan, rows: float) -> bool:
+        """Have the draft model draft as many tokens for each decode of a step as pay, or now and then one to judge.
+        False if it drafts nothing."""
         decodes = [
             sequence
             for part, sequence in zip(step.slices, step.sequences, strict=True)
@@ -133,7 +134,8 @@ class Speculation:
             decodes = decodes[:1] if self.unjudged >= JUDGED_OF_MODEL else []
         if decodes:
             self.unjudged = 0
-        model.draft({each.request: min(max(most, 1), each.longest - each.request.total) for each in decodes})
+            model.draft({each.request: min(max(most, 1), each.longest - each.request.total) for each in decodes})
+        return bool(decodes)
 
     # region exercise 5.9
     def _worthwhile(self, chance: float, rows: float, expected: float, price: float = 1) -> int:
