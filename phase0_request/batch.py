@@ -10,7 +10,7 @@ from phase0_request.request import FinishReason, Request, TokenLogprobs
 class Slice(NamedTuple):
     """Compute tokens `start` to `start + length` of a request.
 
-    The properties compare the slice with the request's state. They hold from planning a step until its commit.
+    `completes` compares the slice with the request's state. It holds from planning a step until its commit.
     """
 
     request: Request
@@ -26,12 +26,6 @@ class Slice(NamedTuple):
         """Whether the slice reaches the request's last token. Only then does it yield an output token; else it is a
         chunk."""
         return self.start + self.length >= self.request.total
-
-    @property
-    def is_decode(self) -> bool:
-        """Whether the slice is the newest output token, alone or with a draft to verify. All others are prefills: of a
-        prompt, or of prompt and output after a preemption."""
-        return self.start + 1 >= self.request.total and self.start >= len(self.request.prompt_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +46,8 @@ class Batch:
 
     @property
     def tokens_by_kind(self) -> tuple[int, int]:
-        """The number of prefill tokens and of decode tokens. It holds until the batch is committed."""
+        """The number of prefill tokens and of decode tokens. A slice is a decode if it is the newest output token,
+        alone or with a draft to verify. All others are prefills, also of output tokens after a preemption."""
         total = decode = 0
         for request, start, length in self.slices:
             total += length

@@ -45,7 +45,7 @@ class Step:
     within the `run` of another. Without a batch, nothing ran: the events come from outside of steps, an abort for
     example."""
 
-    batch: Batch = field(default_factory=Batch)  # committed: `completes` and `is_decode` of its slices no longer hold
+    batch: Batch = field(default_factory=Batch)  # committed: `completes` of its slices no longer holds
     prefill_tokens: int = 0
     decode_tokens: int = 0
     pages: int = 0  # held by live requests while it ran

@@ -19,30 +19,30 @@ def running(request: Request, computed: int, output: int = 0) -> Request:
     return request
 
 
-def kinds(piece: Slice) -> set[str]:
-    names = ("completes", "is_decode")
-    return {name for name in names if getattr(piece, name)}
+def is_decode(piece: Slice) -> bool:
+    prefill, decode = Batch((piece,)).tokens_by_kind
+    assert prefill + decode == piece.length
+    return decode > 0
 
 
 def test_a_slice_completes_its_request_or_is_a_decode_by_its_extent(make_request: Callable[..., Request]) -> None:
     fresh = running(make_request(prompt=8), computed=0)
-    assert kinds(Slice(fresh, 0, 8)) == {"completes"}
-    assert kinds(Slice(fresh, 0, 5)) == set()
-    assert kinds(Slice(fresh, 5, 3)) == {"completes"}
-    decoding = running(make_request(prompt=8), computed=9, output=2)
-    assert kinds(Slice(decoding, 9, 1)) == {"is_decode", "completes"}
+    slices = Slice(fresh, 0, 8), Slice(fresh, 0, 5), Slice(fresh, 5, 3)
+    assert [piece.completes for piece in slices] == [True, False, True]
+    assert not any(map(is_decode, slices))
+    decode = Slice(running(make_request(prompt=8), computed=9, output=2), 9, 1)
+    assert decode.completes
+    assert is_decode(decode)
 
 
-def test_one_prompt_token_is_a_prefill(make_request: Callable[..., Request]) -> None:
-    assert kinds(Slice(running(make_request(prompt=1), 0), 0, 1)) == {"completes"}
-    last_of_a_cached_prompt = Slice(running(make_request(prompt=8), 7), 7, 1)
-    assert kinds(last_of_a_cached_prompt) == {"completes"}
-
-
-def test_recomputing_output_tokens_after_a_preemption_is_a_prefill(make_request: Callable[..., Request]) -> None:
+def test_a_slice_is_a_prefill_unless_it_is_the_newest_output_token(make_request: Callable[..., Request]) -> None:
+    """One token of a prompt, the last of a cached one, and what is computed again after a preemption."""
     preempted = running(make_request(prompt=4), computed=0, output=3)
-    assert kinds(Slice(preempted, 0, 7)) == {"completes"}
-    assert kinds(Slice(preempted, 4, 1)) == set()
+    cached = Slice(running(make_request(prompt=8), 7), 7, 1)
+    for piece in (Slice(running(make_request(prompt=1), 0), 0, 1), cached, Slice(preempted, 0, 7)):
+        assert piece.completes
+        assert not is_decode(piece)
+    assert not is_decode(Slice(preempted, 4, 1))
 
 
 def test_a_batch_counts_its_tokens_by_kind(make_request: Callable[..., Request]) -> None:

@@ -39,6 +39,7 @@ def test_a_call_measures_the_rows_that_are_not_there_or_failed(tmp_path: Path, m
     rows = json.loads((tmp_path / "day.json").read_text())["figures"]["serve"]["rows"]
     assert {row["n"]: row["ms"] for row in rows} == {0: 1, 1: 0.5, 2: 0.25, 3: 0.2}
     assert call() == (0, [])
+    assert call("--again", "--seconds", "5") == (1, []), "too few for a stage"
     assert call("--again") == (0, [0, 1, 2, 3])
 
 

@@ -111,7 +111,7 @@ def test_the_strip_reads_what_stats_says(page: Page) -> None:
     """Every field that it names is one of the server's."""
     stats, body = ask("GET", "/stats").json(), page.function("show(stats)")
     assert set(re.findall(r"stats\.(\w+)", body)) == {"model", "health", "reason", "uptime_seconds"} < set(stats)
-    inner = set(re.findall(r"\b(requests|pages|prefix|tokens)\.(\w+)", body))
-    assert len(inner) == 9
+    inner = set(re.findall(r"\b(requests|pages|prefix|tokens|speculation)\.(\w+)", body))
+    assert len(inner) == 11
     for group, name in inner:
         assert name in stats["prefix_cache" if group == "prefix" else group], (group, name)
