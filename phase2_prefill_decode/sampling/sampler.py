@@ -10,6 +10,7 @@ ids are never drawn.
 """
 
 import secrets
+from collections import Counter
 from collections.abc import Collection, Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -168,12 +169,17 @@ class Sampler:
         return constraint
 
     def _pack_columns(self, requests: Sequence[Request], totals: Sequence[int]) -> Columns:
-        """The columns of the last step again, if it had the same requests: only the positions are new."""
-        known = len(requests) == len(self._packed)
-        if not known or not all(packed() is request for packed, request in zip(self._packed, requests, strict=True)):
-            self._packed, self._columns = [*map(ref, requests)], pack_columns(requests, totals, self._key)
-            self._asks_for_more = any(asks_for_more(request.params) for request in requests)
+        """The columns of the last step again, if it had the same requests: only the positions are new. A request has a
+        row for its next token, and more behind it for a draft."""
+        each = [*dict.fromkeys(requests)]
+        known = len(each) == len(self._packed)
+        if not known or not all(packed() is request for packed, request in zip(self._packed, each, strict=True)):
+            self._packed, self._columns = [*map(ref, each)], pack_columns(each, totals[: len(each)], self._key)
+            self._asks_for_more = any(asks_for_more(request.params) for request in each)
         keys, _, *others = self._columns
+        if len(each) < len(requests):
+            rows = [*Counter(requests).values()]
+            keys, *others = (column.repeat(rows) for column in (keys, *others))
         return keys, np.array(totals, np.int64), *others
 
     def _key(self, request: Request) -> int:

@@ -1,9 +1,9 @@
 """`python -m phase5_continuous.lab speculation`: tokens a second with drafts and without, in turns.
 
 The bundled model answers questions: new ones, such that it has answered before in the same conversation, so that its
-answer copies its prompt, and with method suffix such that it has answered in another conversation. Then a drafter that
-knows the output proposes tokens of which a chosen share is right: copied text has about 0.95, code 0.7, chat 0.3. It
-also drafts for random weights of another shape, which no other drafter could guess.
+answer copies its prompt, and with method suffix such that it has answered in another conversation, in text and in JSON
+of a schema. Then a drafter that knows the output proposes tokens of which a chosen share is right: copied text has
+about 0.95, code 0.7, chat 0.3. It also drafts for random weights of another shape, which no other drafter could guess.
 
 With `--drafter`, a draft model of the bundled one's tokens drafts instead: for the bundled model, and for one that is
 the bundled model with seven times as many layers more, which add nothing. That one has the same answers, and is slower.
@@ -30,6 +30,7 @@ from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.model import Model
 from phase2_prefill_decode.loading.weights import load_weights
 from phase5_continuous.engine import continuous
+from phase5_continuous.lab.constrained import SCHEMA, json_grammar
 from phase5_continuous.scheduler import Scheduler
 
 BATCHES = 1, 4, 16
@@ -98,8 +99,15 @@ def answers(model: Model, rounds: int) -> dict[str, dict[str, float]]:
         [*messages, {"role": "assistant", "content": answer.text}, *messages]
         for messages, answer in zip(asked, said, strict=True)
     ]
-    texts = ("asked_again", again, NGRAM), ("asked_by_others", asked, SUFFIX), ("new", asked, NGRAM)
-    for name, conversations, config in texts:
+    schema = {"type": "array", "items": SCHEMA, "minItems": 3, "maxItems": 3}
+    json = replace(params, max_tokens=300, grammar=json_grammar(schema))
+    texts = (
+        ("asked_again", again, NGRAM, params),
+        ("asked_by_others", asked, SUFFIX, params),
+        ("json_by_others", asked, SUFFIX, json),
+        ("new", asked, NGRAM, params),
+    )
+    for name, conversations, config, params in texts:
         for batch in BATCHES:
             prompts = [chat(messages) for messages in conversations[:batch]]
             drafting = continuous(model, speculative_config=config)

@@ -25,6 +25,7 @@ class NgramIndex:
         self.shortest = shortest
         self.longest = longest
         self.tokens: list[int] = []
+        self.start = 0  # of the output
         self.matched = 0  # tokens of the match that the latest continuation follows
         self._latest: dict[tuple[int, ...], int] = {}  # of each n-gram of the shortest length, where it ends
         self._previous: list[int] = []  # for each end, the one before it of the same n-gram; 0: there is none
@@ -75,18 +76,18 @@ class NgramProposer:
 
     def propose(self, request: Request, most: int) -> Sequence[int]:
         """Up to `most` tokens that may follow those of the request."""
-        index, prediction, output = self.index(request), request.params.prediction, request.output_tokens
-        done = len(output)
-        if done < self.longest and [*prediction[:done]] == output:  # too short to be found
+        prediction, done = request.params.prediction, len(request.output_tokens)
+        if done < self.longest and [*prediction[:done]] == request.output_tokens:  # too short to be found
             return prediction[done : done + most]
-        draft = index.continuation(most)
+        draft = self.index(request).continuation(most)
         return draft[: draft.index(END)] if END in draft else draft
 
     def index(self, request: Request) -> NgramIndex:
         """The text of a request: what is predicted, its prompt, and its output so far."""
-        index, prediction = self._indexes.get(request), request.params.prediction
+        index = self._indexes.get(request)
         if index is None:
             index = self._indexes[request] = NgramIndex(self.shortest, self.longest)
-            index.extend([*prediction, END])
-        index.extend(request.tokens(len(index.tokens) - len(prediction) - 1, request.total))
+            index.extend([*request.params.prediction, END, *request.prompt_tokens])
+            index.start = len(index.tokens)
+        index.extend(request.output_tokens[len(index.tokens) - index.start :])
         return index

@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 
 from phase0_request.batch import Slice
 from phase0_request.checks import check_choice, check_int, invalid
+from phase0_request.queue import SequenceState
 from phase0_request.request import Request
 from phase3_chunked_prefill.budget import StepPlan
 from phase5_continuous.running import RunningSet
@@ -21,7 +22,7 @@ from phase5_continuous.speculation.suffix import SuffixProposer
 
 PRIOR = 0.5  # the chance of a proposed token, before any was judged
 LEARNED = 1 / 8  # what a judged token changes of that, at least
-JUDGED = 4  # without a draft, one token of so many is judged: a proposal takes a few microseconds
+JUDGED = 4  # requests without a draft are judged in one step of so many: a proposal takes a few microseconds
 JUDGED_OF_MODEL = 512  # the same for a draft model, whose proposals take a step
 OF_MODEL = 0.8, 8, 1 / 64  # the chance that two models draw the same token is that of all requests, and high at first
 METHODS = {"ngram": NgramProposer, "suffix": SuffixProposer}
@@ -78,6 +79,8 @@ class Speculation:
     unjudged: int = field(default=0, init=False)  # tokens for which it drafted nothing
     _chances: WeakKeyDictionary[Request, Chance] = field(default_factory=WeakKeyDictionary, init=False)
     proposals: dict[Request, tuple[Sequence[int], Chance]] = field(default_factory=dict, init=False)  # of a step
+    _steps: int = field(default=0, init=False)
+    _pays: bool = field(default=True, init=False)  # a draft for one of the last step's requests, or it had none
 
     def __post_init__(self) -> None:
         self.accepted = [0] * self.most
@@ -89,18 +92,27 @@ class Speculation:
         rows = expected = float(sum(part.length for part in slices))
         if rows > BUSY * (self.spare_rows + rows):
             return slices
-        if self.draft_model is not None and not self._draft(self.draft_model, step, rows):
+        self._steps += 1
+        judges = self._steps % JUDGED == 0
+        model = self.draft_model
+        looks = judges or self._pays if model is None else self._draft(model, step, rows)
+        if not looks:
             return slices
-        for number, sequence in enumerate(step.sequences):
-            request, start, length = part = slices[number]
-            if not may_draft(part):
+        pays = list[bool]()
+        for number, (sequence, part) in enumerate(zip(step.sequences, step.slices, strict=True)):
+            if not may_draft(sequence, part):
                 continue
-            chance = self._chance(request)
+            request, start, length = part
+            chance = self.shared if model is not None else self._chances.get(request)
+            if chance is None:
+                chance = self._chances[request] = Chance()
             most = self._worthwhile(chance.value, rows, expected)
-            if not most and start % JUDGED:
+            pays.append(most > 0)
+            if not (most or judges):
                 continue
-            most = min(most, left, step.limits.max_chunk_size - 1, sequence.longest - request.total)
-            proposal = self.proposer.propose(request, most + 1)
+            most = min(most, left, step.limits.max_chunk_size - length, sequence.longest - sequence.num_tokens)
+            if not (proposal := self.proposer.propose(request, most + 1)):
+                continue
             self.proposals[request] = proposal, chance
             most = min(most, len(proposal))
             if most and (most := running_set.allocate_draft(sequence, most)):
@@ -108,16 +120,12 @@ class Speculation:
                 slices[number] = Slice(request, start, length + most)
                 rows, left = rows + most, left - most
                 expected += sum(chance.value ** (place + 1) for place in range(most))
+        self._pays = any(pays) or not pays
         return slices
 
     @property
     def draft_model(self) -> DraftModel | None:
         return self.proposer if isinstance(self.proposer, DraftModel) else None
-
-    def _chance(self, request: Request) -> Chance:
-        if self.draft_model is not None:
-            return self.shared
-        return self._chances.get(request) or self._chances.setdefault(request, Chance())
 
     def _draft(self, model: DraftModel, step: StepPlan, rows: float) -> bool:
         """Have the draft model draft as many tokens for each decode of a step as pay, or now and then one to judge.
@@ -125,7 +133,7 @@ class Speculation:
         decodes = [
             sequence
             for part, sequence in zip(step.slices, step.sequences, strict=True)
-            if may_draft(part) and sequence.longest > part.request.total and step.left
+            if may_draft(sequence, part) and sequence.longest > sequence.num_tokens and step.left
         ]
         price = 1 + model.cost * (self.spare_rows + rows) / max(len(decodes), 1)
         most = self._worthwhile(self.shared.value, rows, rows, price)
@@ -166,9 +174,10 @@ class Speculation:
     # endregion
 
 
-def may_draft(part: Slice) -> bool:
+def may_draft(sequence: SequenceState, part: Slice) -> bool:
     """Whether a slice draws a token, and is of output alone."""
-    return part.completes and part.start >= len(part.request.prompt_tokens)
+    request, start, length = part
+    return start + length >= sequence.num_tokens and start >= len(request.prompt_tokens)
 
 
 def speculation_of(config: Mapping[str, Any] | None, spare_rows: int = 3) -> Speculation | None:
