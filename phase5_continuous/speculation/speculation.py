@@ -95,8 +95,8 @@ class Speculation:
         if rows > BUSY * (self.spare_rows + rows):
             return slices
         self._steps += 1
-        judges = self._steps % JUDGED == 0
         model = self.draft_model
+        judges = model is not None or self._steps % JUDGED == 0
         looks = judges or self._pays if model is None else self._draft(model, step, rows)
         if not looks:
             return slices
