@@ -16,6 +16,7 @@ from chapters.charts import CHARTS
 from chapters.claims import CLAIM, REFERENCE
 from chapters.tiny_chat import quantized
 from phase0_request.lab.commands import contents, main
+from phase0_request.tokenizer import BUNDLED
 from phase2_prefill_decode.lab import ceilings
 from phase2_prefill_decode.lab.shapes import SHAPES
 from phase4_radix.lab import replay
@@ -115,6 +116,11 @@ BENCHMARKS: dict[str, tuple[str, list[str], dict[str, object]]] = {
         "phase5_continuous.lab.speculation",
         ["--rounds", "1"],
         {"BATCHES": (1,), "SHARES": (0.95,), "TOKENS": {"tiny_chat": 8, "596m": 8}},
+    ),
+    "speculation_drafter.json": (
+        "phase5_continuous.lab.speculation",
+        ["--rounds", "1", "--drafter", str(BUNDLED)],
+        {"BATCHES": (1,), "DEEPER": 2},
     ),
     "phase6_overlap.json": ("phase6_integration.lab.overlap", ["--batches", "256", "--steps", "6"], {"CONTEXT": 32}),
 }

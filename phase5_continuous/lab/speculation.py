@@ -4,12 +4,16 @@ The bundled model answers questions: new ones, such that it has answered before 
 answer copies its prompt, and with method suffix such that it has answered in another conversation, in text and in JSON
 of a schema. Then a drafter that knows the output proposes tokens of which a chosen share is right: copied text has
 about 0.95, code 0.7, chat 0.3. It also drafts for random weights of another shape, which no other drafter could guess.
+
+With `--drafter`, a draft model of the bundled one's tokens drafts instead: for the bundled model, and for one that is
+the bundled model with seven times as many layers more, which add nothing. That one has the same answers, and is slower.
 """
 
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,9 +22,13 @@ from rich.console import Console
 from phase0_request.lab.report import at_least_one, finish, parser, table
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
+from phase0_request.tokenizer import BUNDLED
+from phase2_prefill_decode.decoder import Decoder
 from phase2_prefill_decode.engine import Engine
 from phase2_prefill_decode.lab.shapes import SHAPES
+from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.model import Model
+from phase2_prefill_decode.loading.weights import load_weights
 from phase5_continuous.engine import continuous
 from phase5_continuous.lab.constrained import SCHEMA, json_grammar
 from phase5_continuous.scheduler import Scheduler
@@ -29,6 +37,7 @@ BATCHES = 1, 4, 16
 SHARES = 0.95, 0.7, 0.3, 0.0  # of the drafter that knows the output
 TOKENS = {"tiny_chat": 128, "596m": 32}
 PROMPT = 32
+DEEPER = 8  # times as many layers
 NGRAM, SUFFIX = {"method": "ngram"}, {"method": "suffix"}
 QUESTIONS = (
     "What is a KV cache?", "Why does paging matter?", "What is prefill?", "What is decode?", "What is a token?",
@@ -124,21 +133,60 @@ def constructed(model: Model, tokens: int, rounds: int) -> dict[str, dict[str, f
     return figures
 
 
+def deeper() -> Model:
+    """The bundled model with layers more whose outputs are 0, so that its logits are the same to the last bit."""
+    config = ModelConfig.from_pretrained(BUNDLED)
+    weights = load_weights(BUNDLED, config)
+    layers = [*weights.layers]
+    last, layers_in_all = layers[-1], DEEPER * len(layers)
+    assert isinstance(last.o_proj, torch.Tensor)
+    assert isinstance(last.down_proj, torch.Tensor)
+    nothing = replace(last, o_proj=torch.zeros_like(last.o_proj), down_proj=torch.zeros_like(last.down_proj))
+    config = replace(config, num_hidden_layers=layers_in_all, sliding_windows=(None,) * layers_in_all)
+    more = [nothing] * (layers_in_all - len(layers))
+    return Model(config, Decoder(config, replace(weights, layers=[*layers, *more])), Model.load(device="cpu").tokenizer)
+
+
+def drafted(drafter: str, rounds: int) -> dict[str, dict[str, float]]:
+    """Answers with drafts of a draft model: as long as pays, and for the bundled one also as if they cost nothing."""
+    figures, config = dict[str, Any](), {"method": "draft_model", "model": drafter}
+    bundled = Model.load(device="cpu")
+    for name, model in (("bundled", bundled), ("bundled_always", bundled), ("deeper", deeper())):
+        plain = continuous(model)
+        assert model.tokenizer is not None
+        for temperature, kind in ((0.0, "greedy"), (0.7, "sampled")):
+            params = SamplingParams(temperature=temperature, max_tokens=64, seed=1)
+            for batch in BATCHES:
+                prompts = [model.tokenizer.chat([{"role": "user", "content": asked}]) for asked in QUESTIONS[:batch]]
+                drafting = continuous(model, speculative_config=config)
+                assert drafting.core.scheduler.speculation is not None
+                draft_model = drafting.core.scheduler.speculation.draft_model
+                assert draft_model is not None
+                cost = draft_model.cost
+                if name == "bundled_always":
+                    draft_model.cost = 0
+                of_both = compare(plain, drafting, prompts, params, rounds)
+                figures[f"{name}_{kind}_{batch}"] = of_both | {"cost": cost}
+    return figures
+
+
 def main(arguments: list[str] | None = None) -> int:
     p = parser("phase5_continuous.lab speculation", __doc__)
     p.add_argument("--model", choices=TOKENS, default="tiny_chat", help="the bundled one or random (%(default)s)")
+    p.add_argument("--drafter", metavar="DIR", help="a draft model for the bundled one (none)")
     p.add_argument("--rounds", type=at_least_one, default=5, help="of which the best counts (%(default)s)")
     p.add_argument("--threads", type=at_least_one, help="of torch (torch's choice)")
     options, console = p.parse_args(arguments), Console(highlight=False)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    studies: list[Callable[[], dict[str, dict[str, float]]]]
-    if options.model == "tiny_chat":
-        model = Model.load(device="cpu")
-        studies = [lambda: answers(model, options.rounds)]
+    studies: list[Callable[[], dict[str, dict[str, float]]]] = []
+    if options.drafter is not None:
+        studies.append(partial(drafted, options.drafter, options.rounds))
     else:
-        model, studies = Model.random(SHAPES[options.model], device="cpu"), []
-    studies.append(lambda: constructed(model, TOKENS[options.model], options.rounds))
+        bundled = options.model == "tiny_chat"
+        model = Model.load(device="cpu") if bundled else Model.random(SHAPES[options.model], device="cpu")
+        studies += [partial(answers, model, options.rounds)] if bundled else []
+        studies.append(partial(constructed, model, TOKENS[options.model], options.rounds))
     figures = dict[str, dict[str, float]]()
     for study in studies:
         figures |= study()

@@ -5,6 +5,7 @@ these rows. In a step of many requests, or with a prompt, arithmetic takes the t
 to be accepted.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -20,11 +21,12 @@ from phase5_continuous.speculation.draft_model import DraftModel
 from phase5_continuous.speculation.ngram import NgramProposer
 from phase5_continuous.speculation.suffix import SuffixProposer
 
+log = logging.getLogger(__name__)
 PRIOR = 0.5  # the chance of a proposed token, before any was judged
 LEARNED = 1 / 8  # what a judged token changes of that, at least
 JUDGED = 4  # requests without a draft are judged in one step of so many: a proposal takes a few microseconds
 JUDGED_OF_MODEL = 512  # the same for a draft model, whose proposals take a step
-LEARNED_OF_MODEL = 1 / 64  # all requests share one chance: that two models draw the same token
+OF_MODEL = 0.8, 8, 1 / 64  # the chance that two models draw the same token is that of all requests, and high at first
 METHODS = {"ngram": NgramProposer, "suffix": SuffixProposer}
 DRAFT_MODEL = "draft_model"
 BUSY = 0.75  # of the time of a step is arithmetic: it gets no drafts, for even right ones would gain little
@@ -75,8 +77,8 @@ class Speculation:
     drafts: int = 0
     drafted: int = 0  # tokens
     accepted: list[int] = field(init=False)  # tokens, by their place in the draft
-    shared: Chance = field(default_factory=lambda: Chance(least=LEARNED_OF_MODEL), init=False)  # with a draft model
-    unjudged: int = field(default=JUDGED_OF_MODEL, init=False)  # tokens for which it drafted nothing
+    shared: Chance = field(default_factory=lambda: Chance(*OF_MODEL), init=False)  # of a draft model, for all requests
+    unjudged: int = field(default=0, init=False)  # tokens for which it drafted nothing
     _chances: WeakKeyDictionary[Request, Chance] = field(default_factory=WeakKeyDictionary, init=False)
     proposals: dict[Request, tuple[Sequence[int], Chance]] = field(default_factory=dict, init=False)  # of a step
     _steps: int = field(default=0, init=False)
@@ -93,10 +95,10 @@ class Speculation:
         if rows > BUSY * (self.spare_rows + rows):
             return slices
         self._steps += 1
-        judges = self._steps % JUDGED == 0
-        if (model := self.draft_model) is not None:
-            self._draft(model, step, rows)
-        elif not (judges or self._pays):
+        model = self.draft_model
+        judges = model is not None or self._steps % JUDGED == 0
+        looks = judges or self._pays if model is None else self._draft(model, step, rows)
+        if not looks:
             return slices
         pays = list[bool]()
         for number, (sequence, part) in enumerate(zip(step.sequences, step.slices, strict=True)):
@@ -127,8 +129,9 @@ class Speculation:
     def draft_model(self) -> DraftModel | None:
         return self.proposer if isinstance(self.proposer, DraftModel) else None
 
-    def _draft(self, model: DraftModel, step: StepPlan, rows: float) -> None:
-        """Have the draft model draft as many tokens for each decode of a step as pay, or now and then one to judge."""
+    def _draft(self, model: DraftModel, step: StepPlan, rows: float) -> bool:
+        """Have the draft model draft as many tokens for each decode of a step as pay, or now and then one to judge.
+        False if it drafts nothing."""
         decodes = [
             sequence
             for part, sequence in zip(step.slices, step.sequences, strict=True)
@@ -141,7 +144,13 @@ class Speculation:
             decodes = decodes[:1] if self.unjudged >= JUDGED_OF_MODEL else []
         if decodes:
             self.unjudged = 0
-        model.draft({each.request: min(max(most, 1), each.longest - each.request.total) for each in decodes})
+            try:
+                model.draft({each.request: min(max(most, 1), each.longest - each.request.total) for each in decodes})
+            except Exception:
+                log.exception("the draft model has failed, and is asked again in %d tokens", JUDGED_OF_MODEL)
+                model.reset()
+                self.shared.value = 0
+        return bool(decodes)
 
     # region exercise 5.9
     def _worthwhile(self, chance: float, rows: float, expected: float, price: float = 1) -> int:
