@@ -41,6 +41,12 @@ class DraftModel:
         """Up to `most` tokens of the draft that was made for this step, if one was."""
         return self.drafts[request][:most] if self.computed.get(request) == request.total else ()
 
+    def reset(self) -> None:
+        """Forget all that is computed: a step has failed."""
+        for request in [*self.computed]:
+            request.draft.clear()
+            self._release(request)
+
     # region exercise 5.10
     def draft(self, wanted: Mapping[Request, int]) -> None:
         """Draft so many tokens for each request, one a step. The steps are those of all requests together."""

@@ -5,6 +5,7 @@ these rows. In a step of many requests, or with a prompt, arithmetic takes the t
 to be accepted.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -20,6 +21,7 @@ from phase5_continuous.speculation.draft_model import DraftModel
 from phase5_continuous.speculation.ngram import NgramProposer
 from phase5_continuous.speculation.suffix import SuffixProposer
 
+log = logging.getLogger(__name__)
 PRIOR = 0.5  # the chance of a proposed token, before any was judged
 LEARNED = 1 / 8  # what a judged token changes of that, at least
 JUDGED = 4  # requests without a draft are judged in one step of so many: a proposal takes a few microseconds
@@ -142,7 +144,12 @@ class Speculation:
             decodes = decodes[:1] if self.unjudged >= JUDGED_OF_MODEL else []
         if decodes:
             self.unjudged = 0
-            model.draft({each.request: min(max(most, 1), each.longest - each.request.total) for each in decodes})
+            try:
+                model.draft({each.request: min(max(most, 1), each.longest - each.request.total) for each in decodes})
+            except Exception:
+                log.exception("the draft model has failed, and is asked again in %d tokens", JUDGED_OF_MODEL)
+                model.reset()
+                self.shared.value = 0
         return bool(decodes)
 
     # region exercise 5.9

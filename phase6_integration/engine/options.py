@@ -160,7 +160,8 @@ class EngineOptions:
     )
     speculative_config: Mapping[str, Any] | None = option(
         None,
-        'draft tokens and verify them in one step: {"method": "ngram", "num_speculative_tokens": 7} (none)',
+        'draft tokens by ngram, suffix or draft_model, and verify them in one step: {"method": "ngram", '
+        '"num_speculative_tokens": 7} (none)',
         "JSON",
         lambda name, value: speculation_of(value),
     )

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import Qwen3ForCausalLM
 
 from chapters.tiny_chat import tokenizer as tokenizing
 from chapters.tiny_chat.corpus import CorpusError, read, words
 from chapters.tiny_chat.judge import Verdict, held_out, judge
 from chapters.tiny_chat.lessons import IGNORED, Lesson, Lessons, batches
-from chapters.tiny_chat.train import train
+from chapters.tiny_chat.train import loss_of, train
 from chapters.tiny_chat.wordings import Wordings, key
 from phase0_request.tokenizer import BUNDLED, Tokenizer
 from phase2_prefill_decode.loading.config import ModelConfig
@@ -121,6 +122,18 @@ def test_the_same_seed_trains_the_same_model(tmp_path: Path, monkeypatch: pytest
     assert config == ModelConfig.from_pretrained(BUNDLED)
     first, second = (load_weights(tmp_path / name, config) for name in ("a", "b"))
     assert torch.equal(first.embed_tokens, second.embed_tokens)
+
+
+def test_a_drafter_learns_what_its_teacher_expects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model is no distance from itself, and training brings another one nearer."""
+    monkeypatch.setattr("chapters.tiny_chat.train.BATCH_TOKENS", 128)
+    monkeypatch.setattr("chapters.tiny_chat.lessons.SORTED_TOGETHER", 16)
+    teacher = Qwen3ForCausalLM.from_pretrained(BUNDLED, dtype=torch.bfloat16)
+    inputs, targets = next(batches(Lessons(FACTS, TOKENIZER, 3), 256, 128))
+    assert loss_of(teacher, inputs, targets, teacher).item() == pytest.approx(0, abs=1e-5)
+    losses = [train(steps, 7, tmp_path, BUNDLED)["loss"] for steps in (1, 20)]
+    assert losses[1] < losses[0]
+    assert ModelConfig.from_pretrained(tmp_path).vocab_size == TOKENIZER.vocab_size
 
 
 # The examination

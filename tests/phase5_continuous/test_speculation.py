@@ -1,6 +1,7 @@
 """Speculation: drafts change how long an output takes, and nothing else. The oracle is the engine without drafts."""
 
 import random
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from phase0_request.checks import ConfigError
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase0_request.tokenizer import BUNDLED
@@ -301,6 +303,25 @@ def test_a_draft_model_follows_its_requests() -> None:
         assert (drafter.cache.usage.cached > 0) == kind.shares
 
 
+def test_when_a_draft_model_fails_its_requests_go_on_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    speculation = Speculation(drafter := draft_model(PagedCache(99, 4)), 4, spare_rows=60)
+    launch, calls = drafter.runner.launch, list[Any]()
+
+    def failing(batch: Any) -> Any:
+        calls.append(batch)
+        if len(calls) == 7:
+            raise RuntimeError("the device is out of memory")
+        return launch(batch)
+
+    monkeypatch.setattr(drafter.runner, "launch", failing)
+    engine = LoopOverIntegers(Scheduler(PagedCache(99, 4), speculation=speculation))
+    engine.submit(request("a", 5, 200), request("b", 9, 180))
+    engine.run().check_the_end()
+    assert len(calls) == 7
+    assert speculation.drafted > 0
+    assert drafter.cache.usage.referenced == 0
+
+
 @pytest.mark.parametrize(("cost", "drafted"), [(0.0, 2), (0.3, 1), (0.5, 0)])
 def test_the_time_of_a_draft_model_counts(cost: float, drafted: int) -> None:
     """A step of one row takes the time of nine. At even odds a draft is worth half of that, less its own row."""
@@ -380,6 +401,20 @@ def test_one_that_rejects_its_drafts_is_rarely_drafted_again() -> None:
 def test_a_wrong_config_is_refused_by_name(config: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         speculation_of(config)
+
+
+def test_a_draft_model_of_other_tokens_is_refused(chatty: Model, tmp_path: Path) -> None:
+    def start(directory: Path) -> None:
+        continuous(chatty, speculative_config={"method": "draft_model", "model": str(directory)})
+
+    small = saved(tiny_model("llama", vocab_size=320), tmp_path / "small")
+    with pytest.raises(ConfigError, match=r"must have the vocabulary of the model, 4096 tokens; .*small has 320"):
+        start(small)
+    other = Path(shutil.copytree(BUNDLED, tmp_path / "other"))
+    file = other / "tokenizer.json"
+    file.write_text(file.read_text().replace("<|im_end|>", "<|end|>"))
+    with pytest.raises(ConfigError, match=r"must have the tokenizer of the model; token 2 of .*other is another"):
+        start(other)
 
 
 def test_a_step_with_drafts_that_fails_is_planned_again(chatty: Model) -> None:

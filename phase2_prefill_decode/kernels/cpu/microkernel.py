@@ -27,7 +27,6 @@ WIDE = "+avx512f" in FEATURES  # 32 registers of 512 bits
 # Adds the products of a pair of bfloat16 in one instruction. Intel's takes as long as four fused multiply-adds.
 DOTS = "+avx512bf16" in FEATURES and PROCESSOR[1].startswith("znver")
 BITS = 512 if "+avx512bw" in FEATURES else 256  # of a register of integers
-LOOKUP = "+avx512vbmi" in FEATURES  # looks 64 bytes up in a table of 128
 # Adds the products of four integers of 8 bits in one instruction; others take two of 16.
 QUADS = ("+avx512vnni" in FEATURES and BITS == 512) or "+avxvnni" in FEATURES
 SET = "AVX-512 with bfloat16" if DOTS else "AVX-512" if WIDE else "AVX2" if "+avx2" in FEATURES else "128-bit vectors"
@@ -152,7 +151,7 @@ def floats_of_int8(builder, line):
 
 def floats_of_float8(builder, line):
     """Each number of a word. Exponent and mantissa of a float8 are those of a float32 that is 2 ** -120 as large."""
-    if LOOKUP:
+    if DOTS:  # a look-up takes twice as long as this on Intel's
         for word, pair in pairs_of_float8(builder, line):
             for half, number in operands(builder, BF16, F32, builder.bitcast(pair, INTS)):
                 yield word + 2 * half, number

@@ -18,7 +18,6 @@ from phase2_prefill_decode.kernels.cpu.microkernel import (
     DOTS,
     HEAD,
     INPUTS,
-    LOOKUP,
     QUADS,
     SCALED,
     line_bytes,
@@ -34,8 +33,7 @@ def left_tag(dtype: torch.dtype, stored: torch.dtype) -> Any:
     """The tag of what rows of a dtype are multiplied in, with a weight of another."""
     if stored in (torch.int8, torch.uint8):
         return np.int8(0) if QUADS else np.int16(0)
-    pairs = DOTS and (LOOKUP or stored == torch.bfloat16)
-    return TAGS[dtype] if pairs and dtype == torch.bfloat16 else np.float32(0)
+    return TAGS[dtype] if DOTS and dtype == torch.bfloat16 else np.float32(0)
 
 
 def sizes(kind, left_like):
