@@ -42,9 +42,8 @@ def ahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> in
     """Each test runs in four ways: a step is read before the next one is launched, or after, or after and with decode
     steps recorded as on a GPU, or before and with drafts, most of them wrong."""
     steps = int(request.param in ("ahead", "recorded"))
-    if request.param == "drafts":
-        config = {"method": "ngram", "prompt_lookup_min": 1, "spare_rows": 64}
-        monkeypatch.setitem(continuous.__kwdefaults__, "speculative_config", config)
+    config = {"method": "ngram", "prompt_lookup_min": 1, "spare_rows": 64} if request.param == "drafts" else None
+    monkeypatch.setitem(continuous.__kwdefaults__, "speculative_config", config)
     monkeypatch.setitem(continuous.__kwdefaults__, "ahead", steps)
     if request.param == "recorded":
         monkeypatch.setattr(engine_module, "ModelRunner", recorded_runner)
