@@ -163,10 +163,12 @@ class Speculation:
 
     def learn(self, request: Request, drafted: int, drawn: Sequence[int]) -> None:
         """Judge a proposal by the tokens that a step drew: one, and one more behind each accepted token of the draft.
-        The tokens behind the first wrong one say nothing."""
+        The tokens behind the first wrong one say nothing. A right one whose row did not count, for want of a mask or
+        since the grammar forces what follows, has gained as little as a wrong one."""
         proposal, chance = self.proposals.pop(request)
-        for token, right in zip(proposal, drawn, strict=False):
-            chance.learn(token == right)
+        for place, (token, right) in enumerate(zip(proposal, drawn, strict=False)):
+            counts = place >= drafted or place + 1 < len(drawn)
+            chance.learn(token == right and counts)
             if token != right:
                 break
         if drafted:

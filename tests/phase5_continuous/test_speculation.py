@@ -438,3 +438,14 @@ def test_a_step_with_drafts_that_fails_is_planned_again(chatty: Model) -> None:
             assert not made.draft
         check(engine.core.scheduler)
     assert made.output_tokens == wanted[0].output_tokens
+
+
+def test_a_right_draft_whose_row_did_not_count_has_gained_nothing() -> None:
+    """A late mask, or a token that the grammar forces behind it."""
+    speculation, chances = speculation_of({"method": "ngram"}), [Chance(), Chance()]
+    assert speculation is not None
+    for drafted, chance in zip((1, 0), chances, strict=True):
+        made = request("a")
+        speculation.proposals[made] = [5, 6], chance
+        speculation.learn(made, drafted, [5])
+    assert chances[0].value < Chance().value < chances[1].value

@@ -32,7 +32,7 @@ class Engine:
         llama_cpp.llama_backend_init()
         self.model = llama_cpp.llama_model_load_from_file(file.encode(), llama_cpp.llama_model_default_params())
         params: Any = llama_cpp.llama_context_default_params()
-        params.n_ctx, params.n_batch, params.n_ubatch, params.n_seq_max = tokens, BATCH, UBATCH, SEQUENCES
+        params.n_ctx, params.n_batch, params.n_ubatch, params.n_seq_max = max(tokens, BATCH), BATCH, UBATCH, SEQUENCES
         params.n_threads = params.n_threads_batch = threads
         params.kv_unified, params.flash_attn_type = True, llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
         self.context = llama_cpp.llama_init_from_model(self.model, params)

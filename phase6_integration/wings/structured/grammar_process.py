@@ -29,7 +29,7 @@ from phase6_integration.process.messages import CHUNK, Frames, frame
 MEMORY = 512 << 20  # bytes that a child may allocate beyond what its parent has
 GROWN = 192 << 20  # bytes after which a child is replaced: the next one begins without what this one has kept
 COMPILING = 2.0  # seconds of processor time to compile a grammar
-FOLLOWING, EACH = 0.25, 0.01  # and to follow some: for each mask of the longest draft, and for each more
+FOLLOWING, EACH = 0.25, 0.01  # and to follow some: for each mask of the longest draft, and for each of all
 NICENESS = 10  # the model comes first
 
 
@@ -126,8 +126,8 @@ def serve(connection: socket.socket, child: Child) -> None:
         while data := connection.recv(CHUNK):
             for batch in frames.feed(data):
                 new = sum(message.params is not None for message in batch.follow)
-                masks = max((1 + len(message.draft) for message in batch.follow), default=1)
-                seconds = FOLLOWING * masks + COMPILING * new + EACH * len(batch.follow)
+                masks = [1 + len(message.draft) for message in batch.follow]
+                seconds = FOLLOWING * max(masks, default=1) + COMPILING * new + EACH * sum(masks)
                 signal.setitimer(signal.ITIMER_PROF, seconds)
                 before = time.process_time()
                 connection.sendall(frame(child.follow(batch)))

@@ -78,7 +78,8 @@ class IsolatedGrammars(Constraints):
         """Have the masks made. Mostly they are on their way since the token before was taken."""
         for _, constraint, index, draft in rows:
             if isinstance(constraint, IsolatedConstraint):
-                constraint.ask(index, draft)
+                constraint.ask(index)
+                constraint.verify(draft)
         self.poll(0)
         return partial(self.fill, rows)
 

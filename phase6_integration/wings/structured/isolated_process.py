@@ -42,6 +42,7 @@ class IsolatedConstraint:
         self._drawn: tuple[int, int] | None = None  # the last of it, if what it forces is asked for: index and token
         self._forced: Forced | None = None  # the answer to that
         self._draft: list[int] = []  # behind what is followed
+        self._asked: list[int] | None = None  # the draft that the next answer is about; None: it is outdated
         self._masks: NDArray[np.uint32] | None = None  # [1, or 1 + tokens of the draft, words]
         self._deadline = 0.0  # until when a step waits for the forced tokens
         self._follow(0, ())
@@ -58,26 +59,29 @@ class IsolatedConstraint:
         self._process.wait(lambda: self._forced is not None or self.error is not None, self._deadline)
         return self._forced if self._forced and (self._forced.tokens or self._forced.ends) else None
 
-    def ask(self, index: int, draft: Sequence[int] = ()) -> bool:
-        """Have the mask of an output token made, unless it is there or will come, and those behind each token of a
-        draft. False if it cannot be made yet."""
+    def ask(self, index: int) -> bool:
+        """Have the mask of an output token made, unless it is there or will come. False if it cannot be made yet."""
         known = len(self._followed)
         if index > max(known, len(self.output)):
             return False  # it depends on a token that was not drawn
         if index != known:
             start = min(index, known)
             self._follow(start, self.output[start:index])
+        return True
+
+    def verify(self, draft: Sequence[int]) -> None:
+        """Have the masks behind each token of a draft made, too. The draft before is forgotten."""
         if [*draft] != self._draft:
             self._draft = [*draft]
             self._masks = None if self._masks is None else self._masks[:1]
-            self._process.add(self)
-        return True
+            if draft:
+                self._process.add(self)
 
     def masks(self, index: int, draft: Sequence[int], started: float) -> NDArray[np.uint32] | None:
         """The mask of an output token and those behind a draft, waited for as long as a step may that began to wait
         then. Those behind the draft are missing if they are late. None: the first is late."""
         deadline = started + self._process.patience
-        self._process.wait(lambda: not self.ask(index, draft) or self._is_ready(index, 1 + len(draft)), deadline)
+        self._process.wait(lambda: not self.ask(index) or self._is_ready(index, 1 + len(draft)), deadline)
         return self._masks if self._is_ready(index) else None
 
     def done(self) -> bool:
@@ -91,7 +95,7 @@ class IsolatedConstraint:
     def _follow(self, start: int, tokens: Iterable[int], drawn: tuple[int, int] | None = None) -> None:
         self._followed[start:] = tokens
         self._sent = min(self._sent, start)
-        self._drawn, self._forced, self._draft, self._masks = drawn, None, [], None
+        self._drawn, self._forced, self._draft, self._asked, self._masks = drawn, None, [], None, None
         self._deadline = time.monotonic() + self._process.patience
         self._process.add(self)
 
@@ -99,17 +103,21 @@ class IsolatedConstraint:
 
     def message(self, is_new: bool) -> Follow:
         """What the process does not know yet. `is_new`: it does not know the request."""
-        start, self._sent = 0 if is_new else self._sent, len(self._followed)
+        start, self._sent, self._asked = 0 if is_new else self._sent, len(self._followed), self._draft
         asks = self._drawn is not None and self._forced is None
         return Follow(self.key, start, self._followed[start:], asks, self._draft, self.params if is_new else None)
 
     def receive_forced(self, forced: Forced) -> None:
+        if self._asked is None:
+            return
         self._forced = Forced(tuple(forced.tokens), forced.ends)
         self._followed += forced.tokens
         self._sent = len(self._followed)
 
     def receive_masks(self, bits: bytes) -> None:
-        self._masks = np.frombuffer(bits, np.uint32).reshape(1 + len(self._draft), -1)
+        if self._asked is not None:
+            masks = np.frombuffer(bits, np.uint32).reshape(1 + len(self._asked), -1)
+            self._masks = masks if self._asked == self._draft else masks[:1]
 
     def fail(self, error: str) -> None:
         self.error, self._masks = error, None
@@ -208,10 +216,10 @@ class IsolatedProcess:
         self.send()
 
     def _receive(self, answers: Answers) -> None:
-        """Pass on answers. One to a request that waits again is outdated."""
+        """Pass on answers."""
         self._since, self._has_begun, self._failed_starts = time.monotonic(), True, 0
         for key in self._batch:
-            if (request := self._requests.get(key)) is not None and key not in self._waiting:
+            if (request := self._requests.get(key)) is not None:
                 if key in answers.forced:
                     request.receive_forced(answers.forced[key])
                 if key in answers.masks:

@@ -356,6 +356,18 @@ def test_masks_behind_a_draft_are_not_those_of_another_draft(silent: Here) -> No
             silent.turn()
 
 
+def test_a_mask_that_is_on_its_way_is_used_though_a_draft_has_come(silent: Here) -> None:
+    made = request()
+    constraint, oracle = constraint_of(silent, made), Constraint(made, SIZE, GRAMMARS)
+    draft = TOKENIZER.encode('{"x":1', False)[:3]
+    bits(silent, [(0, constraint, 0)])
+    bits(silent, [(0, constraint, 0)], draft)
+    silent.turn()
+    masks, late = bits(silent, [(0, constraint, 0)], draft)
+    assert not late
+    assert (masks[0] == fill_masks(oracle.places(0, draft), SIZE)[0]).all()
+
+
 def test_a_token_that_replaces_an_unanswered_one_is_sent_when_that_is_answered(silent: Here) -> None:
     """The answer to the first is about another place of the output."""
     _, constraints = three_that_draw_together(silent)
