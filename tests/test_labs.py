@@ -117,6 +117,11 @@ BENCHMARKS: dict[str, tuple[str, list[str], dict[str, object]]] = {
         ["--rounds", "1"],
         {"BATCHES": (1,), "SHARES": (0.95,), "TOKENS": {"tiny_chat": 8, "596m": 8}},
     ),
+    "speculation_596m.json": (
+        "phase5_continuous.lab.speculation",
+        ["--model", "596m", "--rounds", "1"],
+        {"BATCHES": (1,), "SHARES": (0.95,), "TOKENS": {"tiny_chat": 8, "596m": 2}},
+    ),
     "speculation_drafter.json": (
         "phase5_continuous.lab.speculation",
         ["--rounds", "1", "--drafter", str(BUNDLED)],
