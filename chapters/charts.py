@@ -216,12 +216,12 @@ def peers(figure: Any, result: dict[str, Any]) -> None:
                 above = (0, 3 if ratio >= 1 else -11)
                 axes.annotate(f"{ratio:.1f}", (bar, ratio), above, textcoords="offset points", ha="center", fontsize=8)
         axes.axhline(1, color=GREY, linewidth=1)
-        axes.set(title=f"{title}: rate over llama.cpp's with the same weights", yscale="log", ylim=(0.5, 6.5))
-        axes.set_yticks(ticks := (0.5, 1, 2, 4), [f"{tick:g}x" for tick in ticks])
+        axes.set(title=f"{title}: rate over llama.cpp's with the same weights", yscale="log", ylim=(0.8, 6.5))
+        axes.set_yticks(ticks := (1, 2, 4), [f"{tick:g}x" for tick in ticks])
         axes.minorticks_off()
         axes.grid(axis="x", visible=False)
     axes.set_xticks(range(len(places)), places, fontsize=9)
-    figure.axes[0].legend(frameon=False, ncols=3, loc="upper left")
+    figure.axes[1].legend(frameon=False, ncols=3, loc="upper right")
 
 
 CHARTS: dict[str, Chart] = {
