@@ -134,7 +134,7 @@ def constructed(model: Model, tokens: int, rounds: int) -> dict[str, dict[str, f
 
 
 def deeper() -> Model:
-    """The bundled model with layers more whose outputs are 0, so that its logits are the same to the last bit."""
+    """The bundled model, and more layers with outputs of 0: its logits are the same to the last bit."""
     config = ModelConfig.from_pretrained(BUNDLED)
     weights = load_weights(BUNDLED, config)
     layers = [*weights.layers]

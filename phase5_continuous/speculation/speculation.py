@@ -163,8 +163,8 @@ class Speculation:
 
     def learn(self, request: Request, drafted: int, drawn: Sequence[int]) -> None:
         """Judge a proposal by the tokens that a step drew: one, and one more behind each accepted token of the draft.
-        The tokens behind the first wrong one say nothing. A right one whose row did not count, for want of a mask or
-        since the grammar forces what follows, has gained as little as a wrong one."""
+        The tokens behind the first wrong one say nothing. A right token of the draft is judged as wrong if nothing was
+        drawn from its row, because the mask was late or the grammar forces what follows: it has gained nothing."""
         proposal, chance = self.proposals.pop(request)
         for place, (token, right) in enumerate(zip(proposal, drawn, strict=False)):
             counts = place >= drafted or place + 1 < len(drawn)

@@ -66,6 +66,16 @@ def facts(answers: Sequence[Completion]) -> list[Any]:
     return [(each.output_tokens, each.text, each.finish_reason, each.logprobs) for each in answers]
 
 
+def answered(model: Model, name: str) -> tuple[list[list[int]], list[SamplingParams], list[Completion]]:
+    """The prompts and parameters of a case, for four requests, and their answers without drafts."""
+    assert model.tokenizer is not None
+    fields = {"max_tokens": 40, "ignore_eos": True, **CASES[name]}
+    params = [SamplingParams(**fields).vary(fields["max_tokens"], seed) for seed in range(4)]
+    questions = ["What is a KV cache?", "Why does paging matter?"] * 2
+    prompts = [model.tokenizer.chat([{"role": "user", "content": question}]) for question in questions]
+    return prompts, params, continuous(model).generate(prompts, params)
+
+
 def with_drafts(model: Model, prompts: list[list[int]], wanted: Sequence[Completion], **more: Any) -> Engine[Scheduler]:
     """An engine that drafts what it is known to answer, with a wrong token here and there."""
     outputs = dict[tuple[int, ...], list[list[int]]]()
@@ -101,13 +111,8 @@ CASES: dict[str, dict[str, Any]] = {
 def test_the_output_is_that_without_drafts(chatty: Model, name: str) -> None:
     """Tokens, text, finish reason and logprobs, bit for bit; of several requests at once, some of them with the same
     prompt, in a pool that holds few of them."""
-    assert chatty.tokenizer is not None
-    fields = {"max_tokens": 40, "ignore_eos": True, **CASES[name]}
-    params = [SamplingParams(**fields).vary(fields["max_tokens"], seed) for seed in range(4)]
-    questions = ["What is a KV cache?", "Why does paging matter?"] * 2
-    prompts = [chatty.tokenizer.chat([{"role": "user", "content": question}]) for question in questions]
-    wanted = continuous(chatty).generate(prompts, params)
-    assert "grammar" not in fields or all(fits(answer.text) for answer in wanted)
+    prompts, params, wanted = answered(chatty, name)
+    assert "grammar" not in CASES[name] or all(fits(answer.text) for answer in wanted)
     for more in ({}, {"budget": TokenBudget(16, 24), "cache": PrefixCache(24, 4)}, {"cache": PagedCache(28, 4)}):
         engine = with_drafts(chatty, prompts, wanted, **more)
         assert facts(engine.generate(prompts, params)) == facts(wanted)
@@ -227,19 +232,14 @@ def with_draft_model(model: Model, pages: int | None = None, **more: Any) -> Eng
 def test_a_model_that_drafts_for_itself_is_never_wrong(chatty: Model, name: str) -> None:
     """It draws with the same noise, at any temperature, but without masks. Then with prompts in chunks, preemption, and
     a pool of the drafts that holds half of the requests."""
-    assert chatty.tokenizer is not None
-    fields = {"max_tokens": 40, "ignore_eos": True, **CASES[name]}
-    params = [SamplingParams(**fields).vary(fields["max_tokens"], seed) for seed in range(4)]
-    questions = ["What is a KV cache?", "Why does paging matter?"] * 2
-    prompts = [chatty.tokenizer.chat([{"role": "user", "content": question}]) for question in questions]
-    wanted = continuous(chatty).generate(prompts, params)
+    prompts, params, wanted = answered(chatty, name)
     small = {"budget": TokenBudget(16, 24), "cache": PagedCache(28, 4)}
     for engine in (with_draft_model(chatty), with_draft_model(chatty, 14, **small)):
         assert facts(engine.generate(prompts, params)) == facts(wanted)
         speculation = engine.core.scheduler.speculation
         assert speculation is not None
         accepted = sum(speculation.accepted)
-        assert accepted == speculation.drafted > 0 or ("grammar" in fields and accepted > 0)
+        assert accepted == speculation.drafted > 0 or ("grammar" in CASES[name] and accepted > 0)
 
 
 @given(st.lists(st.integers(0, 3), max_size=40), st.integers(1, 3), st.integers(0, 3), st.integers(1, 8))
