@@ -29,6 +29,8 @@ DOTS = "+avx512bf16" in FEATURES and PROCESSOR[1].startswith("znver")
 BITS = 512 if "+avx512bw" in FEATURES else 256  # of a register of integers
 # Adds the products of four integers of 8 bits in one instruction; others take two of 16.
 QUADS = ("+avx512vnni" in FEATURES and BITS == 512) or "+avxvnni" in FEATURES
+# Adds the products of two integers of 8 bits into 16.
+PAIRS = "+avx2" in FEATURES and not QUADS
 SET = "AVX-512 with bfloat16" if DOTS else "AVX-512" if WIDE else "AVX2" if "+avx2" in FEATURES else "128-bit vectors"
 
 BLOCK = 64  # outputs
@@ -36,20 +38,24 @@ LANES = 16  # words of a vector
 VECTORS = BLOCK // LANES
 LINE = 64  # bytes, of a cache line and of a vector
 AHEAD = 1024  # bytes from what one row reads to what is fetched for it
-HEAD = 8  # bytes before a row's numbers of a part: their scale, and their sum
+HEAD = 8  # bytes before a row's numbers of a part: their scale, and where sums of integers begin
 
 # Formats by the type of their tag: those that are added to sums as they are, and those with scales.
 BF16, F16, F32 = types.uint16, types.int16, types.float32
-INT8, INT4, FLOAT8 = types.int8, types.uint8, types.uint64
-ADDED = {INT8: 128, INT4: 8}  # to integers where they are stored
+INT8, INT6, INT4, FLOAT8 = types.int8, types.int64, types.uint8, types.uint64
+ADDED = {INT8: 128, INT6: 32, INT4: 8}  # to integers, so that they have no sign
 SCALED = (*ADDED, FLOAT8)
-INPUTS = {BF16: 2, F16: 1, F32: 1, INT8: 4, INT4: 8, FLOAT8: 4}  # of a line
+INPUTS = {BF16: 2, F16: 1, F32: 1, INT8: 4, INT6: 4, INT4: 8, FLOAT8: 4}  # of a line
 # Where in each 16 bits of a line the integers are that go with one word of a row: four of 8 bits, or two of 16.
 FIELDS = (
     {INT8: [(0, 0xFFFF)], INT4: [(0, 0x0F0F), (4, 0x0F0F)]}
     if QUADS
     else {INT8: [(0, 0xFF), (8, 0xFF)], INT4: [(0, 0xF), (8, 0xF), (4, 0xF), (12, 0xF)]}
 )
+if PAIRS:
+    FIELDS[INT4] = [(0, 0x0F0F), (4, 0x0F0F)]
+# Lines whose sums 16 bits hold: a word adds at most 2 * 15 * 127, or 2 * 63 * 127. Eight bits are too large for one.
+HOLD = {INT4: 4, INT6: 2} if PAIRS else {}
 
 
 class _BFloat(ir.Type):  # type: ignore[misc]  # llvmlite is not typed
@@ -101,15 +107,15 @@ def many(kind, number):
 
 def looped(builder, count, begun, body):
     """What vectors become in a loop of at least one step: of `body(step, vectors)`, which returns them changed."""
-    before, loop, behind = builder.block, builder.append_basic_block(), builder.append_basic_block()
+    before, loop = builder.block, builder.append_basic_block()
     builder.branch(loop)
     builder.position_at_end(loop)
     step, held = builder.phi(BYTES), [builder.phi(vector.type) for vector in begun]
     changed = body(step, [*held])
-    following = builder.add(step, BYTES(1))
+    following, last, behind = builder.add(step, BYTES(1)), builder.block, builder.append_basic_block()
     for phi, start, value in zip([step, *held], [BYTES(0), *begun], [following, *changed], strict=True):
         phi.add_incoming(start, before)
-        phi.add_incoming(value, loop)
+        phi.add_incoming(value, last)
     builder.cbranch(builder.icmp_signed("<", following, count), loop, behind)
     builder.position_at_end(behind)
     return changed
@@ -121,6 +127,8 @@ def operands(builder, kind, left_kind, line):
     Integers stay unsigned, but beside float32: keys and values are signed."""
     if kind == INT8 and left_kind == F32:
         yield from floats_of_int8(builder, line)
+    elif kind == INT6:  # stored as INT8 is
+        yield 0, builder.sub(builder.bitcast(line, TABLE), many(TABLE, ADDED[INT8] - ADDED[INT6]))
     elif kind in ADDED:
         shorts = builder.bitcast(line, SHORTS)
         for word, (up, mask) in enumerate(FIELDS[kind]):
@@ -186,7 +194,11 @@ def dot(builder, total, weights, number):
     if QUADS:
         name = f"llvm.x86.avx512.vpdpbusd.{BITS}"
         return in_registers(builder, name, total, builder.bitcast(weights, INTS), number)
-    if "+avx2" in FEATURES:
+    if PAIRS and total.type == SHORTS:
+        name = "llvm.x86.avx512.pmaddubs.w.512" if BITS == 512 else "llvm.x86.avx2.pmadd.ub.sw"
+        pairs = in_registers(builder, name, *(builder.bitcast(words, TABLE) for words in (weights, number)))
+        return builder.add(total, pairs)
+    if PAIRS:
         name = "llvm.x86.avx512.pmaddw.d.512" if BITS == 512 else "llvm.x86.avx2.pmadd.wd"
         return builder.add(total, in_registers(builder, name, weights, builder.bitcast(number, SHORTS)))
     weights = builder.bitcast(weights, INTS)
@@ -197,10 +209,10 @@ def dot(builder, total, weights, number):
 
 
 def in_registers(builder, name, *vectors):
-    """Call an instruction that returns words, for each part of the vectors that a register holds."""
-    count = 512 // BITS
+    """Call an instruction that returns integers, for each part of the vectors that a register holds."""
+    count, result = 512 // BITS, SHORTS if vectors[0].type == TABLE else INTS
     if count == 1:
-        return call(builder, name, INTS, *vectors)
+        return call(builder, name, result, *vectors)
     halves = []
     for half in range(count):
         parts = []
@@ -208,8 +220,9 @@ def in_registers(builder, name, *vectors):
             lanes = [INT(half * vector.type.count // count + lane) for lane in range(vector.type.count // count)]
             places = ir.Constant(ir.VectorType(INT, len(lanes)), lanes)
             parts.append(builder.shuffle_vector(vector, vector.type(ir.Undefined), places))
-        halves.append(call(builder, name, ir.VectorType(INT, LANES // count), *parts))
-    return builder.shuffle_vector(*halves, ir.Constant(INTS, [INT(lane) for lane in range(LANES)]))
+        halves.append(call(builder, name, ir.VectorType(result.element, result.count // count), *parts))
+    lanes = [INT(lane) for lane in range(result.count)]
+    return builder.shuffle_vector(*halves, ir.Constant(ir.VectorType(INT, len(lanes)), lanes))
 
 
 # region tile
@@ -232,8 +245,7 @@ def add_tile(context, rows, vectors, kind, left_kind, first, sums, left, down, w
         def begin(r, v):
             if kind not in ADDED:
                 return NUMBERS([0.0] * LANES) if scaled else builder.load(places[r, v], align=4)
-            total = builder.load(at(builder, own[r], 4, INT))
-            return repeated(builder, builder.mul(total, INT(-ADDED[kind])))
+            return repeated(builder, builder.load(at(builder, own[r], 4, INT)))
 
         # Tiles of one and two rows read in the order of memory, which the processor fetches by itself; but for one row
         # too late, if a line takes little time.
@@ -257,7 +269,18 @@ def add_tile(context, rows, vectors, kind, left_kind, first, sums, left, down, w
                         totals[i] = dot(builder, totals[i], weights, repeated(builder, number))
             return totals
 
-        totals = looped(builder, steps, [begin(*place) for place in tile], add_line)
+        held = BYTES(HOLD.get(kind, 1))
+
+        def add_lines(step, totals):
+            first = builder.mul(step, held)
+            rest = builder.sub(steps, first)
+            some = builder.select(builder.icmp_signed("<", rest, held), rest, held)
+            begun = [many(SHORTS, 0)] * len(totals)
+            pairs = looped(builder, some, begun, lambda line, sums: add_line(builder.add(first, line), sums))
+            return [dot(builder, total, pair, many(INTS, 0x10001)) for total, pair in zip(totals, pairs, strict=True)]
+
+        rounds = builder.sdiv(builder.add(steps, builder.sub(held, BYTES(1))), held)
+        totals = looped(builder, rounds, [begin(*place) for place in tile], add_lines if kind in HOLD else add_line)
         for (r, v), total in zip(tile, totals, strict=True):
             if scaled:
                 scale = builder.load(at(builder, scales, v * LINE, NUMBERS), align=4)
