@@ -15,6 +15,8 @@ instructions give the same bits. So a row has the same product, bit for bit, in 
 LLVM does not generate this from loops. The vectors are longer than most registers, and LLVM splits them.
 """
 
+from itertools import product
+
 import torch
 from llvmlite import ir
 from numba import types
@@ -29,8 +31,7 @@ DOTS = "+avx512bf16" in FEATURES and PROCESSOR[1].startswith("znver")
 BITS = 512 if "+avx512bw" in FEATURES else 256  # of a register of integers
 # Adds the products of four integers of 8 bits in one instruction; others take two of 16.
 QUADS = ("+avx512vnni" in FEATURES and BITS == 512) or "+avxvnni" in FEATURES
-# Adds the products of two integers of 8 bits into 16.
-PAIRS = "+avx2" in FEATURES and not QUADS
+PAIRS = "+avx2" in FEATURES and not QUADS  # adds the products of two integers of 8 bits, or of two of 16
 SET = "AVX-512 with bfloat16" if DOTS else "AVX-512" if WIDE else "AVX2" if "+avx2" in FEATURES else "128-bit vectors"
 
 BLOCK = 64  # outputs
@@ -47,15 +48,12 @@ ADDED = {INT8: 128, INT6: 32, INT4: 8}  # to integers, so that they have no sign
 SCALED = (*ADDED, FLOAT8)
 INPUTS = {BF16: 2, F16: 1, F32: 1, INT8: 4, INT6: 4, INT4: 8, FLOAT8: 4}  # of a line
 # Where in each 16 bits of a line the integers are that go with one word of a row: four of 8 bits, or two of 16.
-FIELDS = (
-    {INT8: [(0, 0xFFFF)], INT4: [(0, 0x0F0F), (4, 0x0F0F)]}
-    if QUADS
-    else {INT8: [(0, 0xFF), (8, 0xFF)], INT4: [(0, 0xF), (8, 0xF), (4, 0xF), (12, 0xF)]}
-)
-if PAIRS:
-    FIELDS[INT4] = [(0, 0x0F0F), (4, 0x0F0F)]
-# Lines whose sums 16 bits hold: a word adds at most 2 * 15 * 127, or 2 * 63 * 127. Eight bits are too large for one.
-HOLD = {INT4: 4, INT6: 2} if PAIRS else {}
+FIELDS = {
+    INT8: [(0, 0xFFFF)] if QUADS else [(0, 0xFF), (8, 0xFF)],
+    INT4: [(0, 0x0F0F), (4, 0x0F0F)] if QUADS or PAIRS else [(0, 0xF), (8, 0xF), (4, 0xF), (12, 0xF)],
+}
+# Lines of a step of formats whose pairs of products 16 bits hold, even of two words: 4 * 15 * 127, and 4 * 63 * 127.
+TAKEN = {INT4: 1, INT6: 2} if PAIRS else {}
 
 
 class _BFloat(ir.Type):  # type: ignore[misc]  # llvmlite is not typed
@@ -107,15 +105,15 @@ def many(kind, number):
 
 def looped(builder, count, begun, body):
     """What vectors become in a loop of at least one step: of `body(step, vectors)`, which returns them changed."""
-    before, loop = builder.block, builder.append_basic_block()
+    before, loop, behind = builder.block, builder.append_basic_block(), builder.append_basic_block()
     builder.branch(loop)
     builder.position_at_end(loop)
     step, held = builder.phi(BYTES), [builder.phi(vector.type) for vector in begun]
     changed = body(step, [*held])
-    following, last, behind = builder.add(step, BYTES(1)), builder.block, builder.append_basic_block()
+    following = builder.add(step, BYTES(1))
     for phi, start, value in zip([step, *held], [BYTES(0), *begun], [following, *changed], strict=True):
         phi.add_incoming(start, before)
-        phi.add_incoming(value, last)
+        phi.add_incoming(value, loop)
     builder.cbranch(builder.icmp_signed("<", following, count), loop, behind)
     builder.position_at_end(behind)
     return changed
@@ -208,6 +206,14 @@ def dot(builder, total, weights, number):
     return total
 
 
+def dots(builder, total, products):
+    """total + the products of operands, each with a word of a row. Of several, pairs are added up in 16 bits first."""
+    several, pairs = len(products) > 1, many(SHORTS, 0)
+    for weights, number in products:
+        pairs = dot(builder, pairs if several else total, weights, repeated(builder, number))
+    return dot(builder, total, pairs, many(INTS, 0x10001)) if several else pairs
+
+
 def in_registers(builder, name, *vectors):
     """Call an instruction that returns integers, for each part of the vectors that a register holds."""
     count, result = 512 // BITS, SHORTS if vectors[0].type == TABLE else INTS
@@ -252,35 +258,32 @@ def add_tile(context, rows, vectors, kind, left_kind, first, sums, left, down, w
         in_order = width == VECTORS and count <= 2
         distance = ahead if not in_order else BYTES(AHEAD) if (DOTS or scaled) and count == 1 else None
 
-        def add_line(step, totals):
+        taken = TAKEN.get(kind, 1)  # lines of a step
+
+        def add_step(step, totals):
+            step = builder.mul(step, BYTES(taken))
             source = builder.add(lines, builder.add(BYTES(4 * BLOCK if scaled else 0), builder.mul(step, BYTES(size))))
             word = builder.add(BYTES(HEAD if scaled else 0), builder.mul(step, BYTES(words)))
-            for v in range(0 if distance is None else width):
-                fetch(builder, at(builder, builder.add(source, distance), v * LINE, ir.IntType(8)))
+            for line, v in product(range(0 if distance is None else taken), range(width)):
+                fetch(builder, at(builder, builder.add(source, distance), line * size + v * LINE, ir.IntType(8)))
             for v in range(width):
                 if v:  # load the rows' numbers again: to keep them takes registers that the sums need
                     clobber = ir.InlineAsm(ir.FunctionType(NOTHING, []), "", "~{memory}", side_effect=True)
                     builder.call(clobber, [])
-                line = builder.load(at(builder, source, v * size // VECTORS, HALVES if kind == F16 else INTS), align=4)
-                for place, weights in operands(builder, kind, left_kind, line):
+                found = []
+                for line in range(taken):
+                    place = at(builder, source, line * size + v * size // VECTORS, HALVES if kind == F16 else INTS)
+                    for number, weights in operands(builder, kind, left_kind, builder.load(place, align=4)):
+                        found.append((line + number, weights))
+                for some in [found] if kind in TAKEN else [[each] for each in found]:
                     for r in range(count):
-                        number = builder.load(at(builder, builder.add(own[r], word), 4 * place, INT))
-                        i = r * width + v
-                        totals[i] = dot(builder, totals[i], weights, repeated(builder, number))
+                        place, i = builder.add(own[r], word), r * width + v
+                        numbers = [builder.load(at(builder, place, 4 * number, INT)) for number, _ in some]
+                        products = [(weights, number) for (_, weights), number in zip(some, numbers, strict=True)]
+                        totals[i] = dots(builder, totals[i], products)
             return totals
 
-        held = BYTES(HOLD.get(kind, 1))
-
-        def add_lines(step, totals):
-            first = builder.mul(step, held)
-            rest = builder.sub(steps, first)
-            some = builder.select(builder.icmp_signed("<", rest, held), rest, held)
-            begun = [many(SHORTS, 0)] * len(totals)
-            pairs = looped(builder, some, begun, lambda line, sums: add_line(builder.add(first, line), sums))
-            return [dot(builder, total, pair, many(INTS, 0x10001)) for total, pair in zip(totals, pairs, strict=True)]
-
-        rounds = builder.sdiv(builder.add(steps, builder.sub(held, BYTES(1))), held)
-        totals = looped(builder, rounds, [begin(*place) for place in tile], add_lines if kind in HOLD else add_line)
+        totals = looped(builder, builder.udiv(steps, BYTES(taken)), [begin(*place) for place in tile], add_step)
         for (r, v), total in zip(tile, totals, strict=True):
             if scaled:
                 scale = builder.load(at(builder, scales, v * LINE, NUMBERS), align=4)

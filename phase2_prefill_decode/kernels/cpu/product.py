@@ -11,7 +11,7 @@ cache while tile after tile of rows is multiplied with it: few rows wait for mem
 A part of a quantized weight has at most PART inputs of a group, and begins with the scales of its outputs. Integers are
 multiplied with integers: a row is rounded to 8 bits, each part with a scale of its own. The numbers of a weight are
 around 0, and what is then to be subtracted from each, times the scale, is an offset: total -= offset * (sum of the
-row's part).
+row's part). Offsets are a product of their own, in float32, with these sums: it comes last.
 
 A row's product does not depend on the other rows, nor on how many there are: see `microkernel`.
 """

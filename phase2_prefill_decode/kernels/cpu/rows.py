@@ -11,7 +11,16 @@ import numpy as np
 import torch
 from numba.extending import overload
 
-from phase2_prefill_decode.kernels.cpu.intrinsics import NO_TENSOR, TAGS, array, as_bits, as_float, compiled, narrow, widen
+from phase2_prefill_decode.kernels.cpu.intrinsics import (
+    NO_TENSOR,
+    TAGS,
+    array,
+    as_bits,
+    as_float,
+    compiled,
+    narrow,
+    widen,
+)
 from phase2_prefill_decode.kernels.cpu.microkernel import (
     ADDED,
     BLOCK,
@@ -33,7 +42,7 @@ ROUND = np.float32(1.5 * 2**23)  # a float32 plus this is rounded to a whole num
 def left_tag(dtype: torch.dtype, stored: torch.dtype) -> Any:
     """The tag of what rows of a dtype are multiplied in, with a weight of another."""
     if stored in (torch.int8, torch.int6, torch.uint8):
-        return np.int16(0) if stored == torch.int8 and not QUADS or not PAIRS and not QUADS else np.int8(0)
+        return np.int8(0) if QUADS or (PAIRS and stored != torch.int8) else np.int16(0)
     return TAGS[dtype] if DOTS and dtype == torch.bfloat16 else np.float32(0)
 
 
@@ -56,13 +65,14 @@ def lay_out(x, weight, left_like, left):
     offsets, what each of them is multiplied with comes behind."""
     kind, inputs, _, _, offsets, group, span, part = weight
     place, (_, _, _, head, size) = left, sizes(kind, left_like)
-    factors = array(left + inputs // group * (span // part * head + span * size), (inputs // group * span // part,), FLOAT32)
+    parts = inputs // group * (span // part)
+    factors = array(left + parts * (head + part * size), (parts,), FLOAT32)
     for first in range(0, inputs, group):
         for start in range(0, span, part):
             count = min(part, span - start)
             factor = write_part(x[first + start : first + min(start + count, group)], kind, left_like, place, count)
             if offsets != NO_TENSOR:
-                factors[(first // group * span + start) // part] = factor
+                factors[first // group * (span // part) + start // part] = factor
             place += head + count * size
 
 
