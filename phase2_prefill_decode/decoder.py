@@ -7,9 +7,9 @@ Where a small model decodes few tokens on a CPU, to call the operators takes lon
 is one kernel, `kernels.cpu.forward`, which does the same.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -29,6 +29,8 @@ from phase2_prefill_decode.step.packed import StepTensors
 
 if TYPE_CHECKING:
     from phase2_prefill_decode.kernels.cpu.forward import Forward
+
+Record = Callable[[Callable[[], Any]], Callable[[], Any]]  # makes of a step what computes it again
 
 
 class Table(Protocol):
@@ -152,6 +154,10 @@ class Decoder:
         self._rope = tables(config.rope_parameters, config.head_dim, 0, self.device)
         self._on_cpu = self.device.type == "cpu"
         self._forward = self._one_call(attend) if self._on_cpu else None
+
+    def on_all_ranks(self, record: Record) -> Record:
+        """What records a step on all ranks. There is one here."""
+        return record
 
     @property
     def free_bytes(self) -> int | None:

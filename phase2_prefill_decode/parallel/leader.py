@@ -16,6 +16,7 @@ from torch import Tensor
 from phase1_kv_pool.layer import KVLayer, torch_dtype
 from phase1_kv_pool.layout import DTYPE_BYTES, KV_DTYPES
 from phase1_kv_pool.memory import free_bytes
+from phase2_prefill_decode.decoder import Record
 from phase2_prefill_decode.kernels.attention import AttentionMetadata
 from phase2_prefill_decode.linear import Product
 from phase2_prefill_decode.loading.config import ModelConfig
@@ -27,7 +28,7 @@ from phase2_prefill_decode.parallel.shard import Shard
 from phase2_prefill_decode.sampling.inputs import SamplingInputs
 from phase2_prefill_decode.step.packed import StepTensors
 
-HIDDEN, LOGITS, FREE = range(3)  # commands
+HIDDEN, LOGITS, FREE, RECORD, REPLAY = range(5)  # commands
 NO_ROWS = -1  # in place of a number of rows: logits of all
 DTYPES = [*DTYPE_BYTES, *KV_DTYPES]  # of keys and values
 
@@ -39,6 +40,7 @@ class Leader(ParallelDecoder):
         super().__init__(shard, weights, group)
         self.ranks: Ranks = ranks
         self.lm_head = self.lm_head.wrapped(self._announced)
+        self._recorded = 0  # steps that the other ranks have
 
     # region hidden
     @torch.inference_mode()
@@ -63,10 +65,27 @@ class Leader(ParallelDecoder):
 
         return logits
 
+    def on_all_ranks(self, record: Record) -> Record:
+        """Each rank records its own part, collectives included. To launch it, rank 0 sends its number."""
+
+        def record_all(run: Callable[[], Any]) -> Callable[[], Any]:
+            number, self._recorded = self._recorded, self._recorded + 1
+            self.ranks.command([RECORD])
+            own = record(run)
+
+            def replay() -> Any:
+                self.ranks.command([REPLAY, number])
+                with self.ranks.together():
+                    return own()
+
+            return replay
+
+        return record_all
+
     @property
     def free_bytes(self) -> int | None:
         """The least memory that any rank has free, beside its weights."""
-        own = free_bytes(self.device)
+        own, self._recorded = free_bytes(self.device), 0
         self.ranks.command([FREE])
         all_free = [own, *self.ranks.replies()]
         known = [free for free in all_free if free is not None]

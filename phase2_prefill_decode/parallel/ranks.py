@@ -80,8 +80,9 @@ class Ranks:
             while selector.get_map():
                 for key, _ in selector.select():
                     message = receive(self._sockets[key.data - 1])
-                    if message is None or "error" in (reply := json.loads(message)):
-                        raise self._failure(None if message is None else {key.data: reply["error"]})
+                    reply = None if message is None else json.loads(message)
+                    if message is None or (isinstance(reply, dict) and "error" in reply):
+                        raise self._failure(reply and {key.data: reply["error"]})
                     replies[key.data] = reply
                     selector.unregister(key.fileobj)
         return [replies[rank] for rank in sorted(replies)]
@@ -132,7 +133,7 @@ def last_words(end: socket.socket) -> str | None:
     end.setblocking(False)
     try:
         while (message := receive(end)) is not None:
-            if "error" in (reply := json.loads(message)):
+            if isinstance(reply := json.loads(message), dict) and "error" in reply:
                 return f"has failed: {reply['error']}"
     except BlockingIOError:
         pass

@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 from array import array
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,13 +15,15 @@ import torch
 from phase1_kv_pool.layout import KVLayout
 from phase1_kv_pool.memory import free_bytes
 from phase1_kv_pool.pool import KVPool
+from phase2_prefill_decode.decoder import Record
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.weights import load_weights
 from phase2_prefill_decode.parallel.group import Group, LostError
 from phase2_prefill_decode.parallel.layers import ParallelDecoder
-from phase2_prefill_decode.parallel.leader import DTYPES, FREE, HIDDEN, LOGITS, received
+from phase2_prefill_decode.parallel.leader import DTYPES, FREE, HIDDEN, LOGITS, RECORD, REPLAY, received
 from phase2_prefill_decode.parallel.ranks import LOST, die_with, receive, send
 from phase2_prefill_decode.parallel.shard import Shard
+from phase2_prefill_decode.step.graphs import cuda_recorder
 
 log = logging.getLogger(__name__)
 
@@ -28,18 +31,28 @@ log = logging.getLogger(__name__)
 class Worker:
     """A rank's decoder, its KV pool, and the hidden states of the last step."""
 
-    def __init__(self, decoder: ParallelDecoder) -> None:
+    def __init__(self, decoder: ParallelDecoder, end: socket.socket) -> None:
         self.decoder = decoder
+        self.end = end
         self.layers = decoder.layers
         self.pool: KVPool | None = None
+        self.recorded: list[Callable[[], Any]] = []
+        self.record: Record | None = None
 
     # region follow
-    def run(self, command: int, *numbers: int) -> Any:
-        """Do one thing together with rank 0. Returns the reply, for a command that has one."""
+    def follow(self) -> bool:
+        """Do what rank 0 commands next. False once it has ended."""
+        message = receive(self.end)
+        if message is not None:
+            self._run(*array("q", message))
+        return message is not None
+
+    def _run(self, command: int, *numbers: int) -> None:
         decoder = self.decoder
         if command == FREE:
-            self.pool = None
-            return free_bytes(decoder.device)
+            self.pool, self.record = None, None
+            self.recorded.clear()
+            send(self.end, json.dumps(free_bytes(decoder.device)).encode())
         if command == HIDDEN:
             pages, page_size, dtype, layers, *sizes = numbers
             pool = self._pool(decoder.config.kv_layout(page_size, DTYPES[dtype]), pages)
@@ -49,7 +62,17 @@ class Worker:
         if command == LOGITS:
             start, count = numbers
             decoder.lm_head(self.hidden[start : start + count])
-        return None
+        if command == RECORD:
+            self.record = record = self.record or cuda_recorder()
+            self.recorded.append(record(self._step))
+        if command == REPLAY:
+            (number,) = numbers
+            self.recorded[number]()
+
+    def _step(self) -> Any:
+        """One step that is recorded: its layers, then its logits."""
+        self.follow()
+        self.follow()
 
     # endregion
 
@@ -62,7 +85,7 @@ class Worker:
         return pool
 
 
-def loaded(settings: dict[str, Any]) -> Worker:
+def loaded(settings: dict[str, Any], end: socket.socket) -> Worker:
     """Load the part of a rank."""
     torch.set_num_threads(settings["threads"])
     rank, directory = settings["rank"], settings["directory"]
@@ -71,21 +94,19 @@ def loaded(settings: dict[str, Any]) -> Worker:
     weights = load_weights(directory, shard.config, device, **settings["weights"], layer_by_layer=True, shard=shard)
     decoder = ParallelDecoder(shard, weights, Group(rank, shard.size))
     decoder.compile_kernels(settings["kv_cache_dtype"])
-    return Worker(decoder)
+    return Worker(decoder, end)
 
 
 def follow(end: socket.socket) -> None:
     """Load, meet the other ranks, and do what rank 0 commands until it has ended."""
     settings = json.loads(receive(end) or b"{}")
-    worker = loaded(settings)
+    worker = loaded(settings, end)
     send(end, json.dumps({"loaded": True}).encode())
     worker.decoder.group.connect(settings["file"], settings["timeout"], worker.decoder.device)
     send(end, json.dumps({"connected": True}).encode())
     with torch.inference_mode():
-        while (message := receive(end)) is not None:
-            reply = worker.run(*array("q", message))
-            if reply is not None:
-                send(end, json.dumps(reply).encode())
+        while worker.follow():
+            pass
 
 
 def main() -> int:

@@ -9,12 +9,20 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from phase0_request.checks import ConfigError
+from phase0_request.core import EngineCore
 from phase0_request.params import SamplingParams
-from phase2_prefill_decode.engine import static
+from phase1_kv_pool.cache import PagedCache
+from phase1_kv_pool.pool import KVPool
+from phase2_prefill_decode.engine import Engine, static
 from phase2_prefill_decode.loading.checkpoint import Checkpoint
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.model import Model
+from phase2_prefill_decode.parallel import worker
 from phase2_prefill_decode.parallel.shard import Shard, ShardedCheckpoint
+from phase2_prefill_decode.sampling.sampler import Sampler
+from phase2_prefill_decode.scheduler import StaticScheduler
+from phase2_prefill_decode.step.device_state import DeviceState
+from phase2_prefill_decode.step.runner import ModelRunner
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.engine import continuous
@@ -137,3 +145,23 @@ def test_a_model_that_cannot_be_split_is_refused(ranks: int, config: dict[str, i
     } | config
     with pytest.raises(ConfigError, match=said):
         ModelConfig(**sizes).split(ranks)
+
+
+def test_recorded_steps_run_on_all_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is recorded here is a function that computes the step again: CUDA graphs need several GPUs."""
+    monkeypatch.setattr(worker, "cuda_recorder", lambda: replays_itself)
+    oracle = variant("qwen3")
+    with split(saved(oracle, tmp_path), 2) as model:
+        cache, state = PagedCache(32, 16), DeviceState(torch.device("cpu"), 8, 8)
+        scheduler = StaticScheduler(cache, model.eos_ids, batch_size=4)
+        pool = KVPool(model.config.kv_layout(16), 32, "cpu")
+        runner = ModelRunner(model.decoder, pool, cache, Sampler.of(model, 0), state)
+        runner.record([1, 2, 4], 128, replays_itself)
+        given = prompts(300, [3, 17, 30])
+        answers = Engine(model, EngineCore(scheduler, runner)).generate(given, GREEDY)
+    assert all(follows(oracle, p, answer.output_tokens) for p, answer in zip(given, answers, strict=True))
+
+
+def replays_itself(run: Any) -> Any:
+    run()
+    return run
