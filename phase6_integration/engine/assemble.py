@@ -7,6 +7,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -32,9 +33,12 @@ from phase5_continuous.scheduler import Scheduler
 from phase5_continuous.speculation.speculation import speculation_of
 from phase6_integration.engine.hub import directory_of
 from phase6_integration.engine.isolation import IsolatedStep, IsolatingRunner, LoadShedding
-from phase6_integration.engine.options import EngineOptions
+from phase6_integration.engine.options import EngineOptions, KVEventsConfig
 from phase6_integration.engine.stats import ObservedCore, Stats
 from phase6_integration.engine.warmup import attention_batches, long_step, sampling_batches, warmup_pages
+
+if TYPE_CHECKING:
+    from phase6_integration.engine.kv_events import KVEventPublisher
 
 log = logging.getLogger(__name__)
 LARGEST = SamplingParams(logprobs=MAX_LOGPROBS, logit_bias={0: 1.0}, allowed_token_ids=(0,))  # copies of its logits
@@ -52,6 +56,7 @@ class Assembled:
     core: ObservedCore[IsolatedStep[PackedStep]]
     sampler: Sampler
     layout: KVLayout
+    kv_events: "KVEventPublisher | None"
 
 
 # region assemble
@@ -100,12 +105,24 @@ def assemble(options: EngineOptions, loaded: Model | None = None, stats: Stats |
     if drafter is not None:
         connect(drafter, runners[1], runners[0])
     isolating = IsolatingRunner(runners[0], LoadShedding(scheduler))
-    core = ObservedCore(scheduler, isolating, check_invariants=options.check_invariants, stats=stats)
+    publisher = publish_events(caches[0], options.kv_events)
+    core = ObservedCore(
+        scheduler, isolating, check_invariants=options.check_invariants, stats=stats, kv_events=publisher
+    )
     shorter = replace(model, config=replace(model.config, max_position_embeddings=context))
-    return Assembled(shorter, scheduler, core, sampler, layouts[0])
+    return Assembled(shorter, scheduler, core, sampler, layouts[0], publisher)
 
 
 # endregion
+
+
+def publish_events(cache: PagedCache, config: KVEventsConfig | None) -> "KVEventPublisher | None":
+    """Publish what the cache holds from now on, if that is wanted. It needs packages that an engine does not."""
+    if config is None or not isinstance(cache, PrefixCache):
+        return None
+    from phase6_integration.engine.kv_events import KVEventPublisher
+
+    return KVEventPublisher(cache, config)
 
 
 def _layout(model: Model, options: EngineOptions) -> KVLayout:
