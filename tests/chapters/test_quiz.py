@@ -12,7 +12,7 @@ from chapters.course import Course
 COURSE = Course.here()
 
 
-@pytest.mark.parametrize("chapter", [*range(10), 11])
+@pytest.mark.parametrize("chapter", [*range(10), 11, 12])
 def test_a_chapter_has_five_questions_with_explained_answers_and_provable_numbers(chapter: int) -> None:
     questions = quiz.load(COURSE, chapter)
     assert len(questions) == 5
