@@ -31,7 +31,8 @@ from phase2_prefill_decode.kernels.cpu.draw import draw
 from phase2_prefill_decode.kernels.cpu.forward import forward_body
 from phase2_prefill_decode.kernels.cpu.intrinsics import PROCESSOR
 from phase2_prefill_decode.kernels.cpu.pointwise import add_norm, rotate_store, swiglu
-from phase2_prefill_decode.kernels.cpu.product import INT6, PackedWeight
+from phase2_prefill_decode.kernels.cpu.product import PackedWeight
+from phase2_prefill_decode.kernels.cpu.rows import INT6
 from phase2_prefill_decode.sampling.inputs import SamplingInputs
 from phase2_prefill_decode.threads import cores
 

@@ -43,7 +43,7 @@ from phase2_prefill_decode.kernels.cpu.microkernel import (
     add_tile,
 )
 from phase2_prefill_decode.kernels.cpu.openmp import OPENMP, address_of, call, launch, take, threads_for
-from phase2_prefill_decode.kernels.cpu.rows import lay_out, left_tag, sizes
+from phase2_prefill_decode.kernels.cpu.rows import INT6, lay_out, left_tag, sizes
 from phase2_prefill_decode.loading.quantized.weight import MIDDLE, unpacked
 
 ROWS = 96  # of an item of work: many enough to read a part for, few enough for the cache
@@ -55,7 +55,6 @@ SPAN, SPAN_OF_TWO = (VECTORS, VECTORS) if WIDE else (1, 2)  # vectors of tiles, 
 FLOAT32, INT64, UINT8 = map(np.dtype, (np.float32, np.int64, np.uint8))
 AT_ONCE = 256  # rows of a quantized weight that are packed together: what this takes besides stays small
 NUMBERS = 10  # of a weight, as kernels take it
-INT6 = torch.int6  # bytes that hold -32 to 31, which some processors multiply faster than others
 FORMATS = {
     **TAGS, torch.int8: np.int8(0), INT6: np.int64(0), torch.uint8: np.uint8(0), torch.float8_e4m3fn: np.uint64(0)
 }  # tags  # fmt: skip

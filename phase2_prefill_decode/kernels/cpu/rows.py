@@ -34,6 +34,8 @@ from phase2_prefill_decode.kernels.cpu.microkernel import (
 )
 
 FLOAT32, INT32, UINT64 = map(np.dtype, (np.float32, np.int32, np.uint64))
+# Bytes that hold -32 to 31, which some processors multiply faster than others. The stubs of torch lack it.
+INT6: torch.dtype = torch.int6  # type: ignore[attr-defined]
 TINY = np.float32(2.0**-100)  # a part of a row without larger numbers is rounded to multiples of this / 127
 INFINITE = np.uint32(0x7F800000)  # the bits of an infinity; those of a NaN are larger
 ROUND = np.float32(1.5 * 2**23)  # a float32 plus this is rounded to a whole number
@@ -41,7 +43,7 @@ ROUND = np.float32(1.5 * 2**23)  # a float32 plus this is rounded to a whole num
 
 def left_tag(dtype: torch.dtype, stored: torch.dtype) -> Any:
     """The tag of what rows of a dtype are multiplied in, with a weight of another."""
-    if stored in (torch.int8, torch.int6, torch.uint8):
+    if stored in (torch.int8, INT6, torch.uint8):
         return np.int8(0) if QUADS or (PAIRS and stored != torch.int8) else np.int16(0)
     return TAGS[dtype] if DOTS and dtype == torch.bfloat16 else np.float32(0)
 
