@@ -142,6 +142,12 @@ class EngineOptions:
         text("cpu, cuda or cuda:N", r"cpu|cuda(:\d+)?"),
         words=AUTO,
     )
+    tensor_parallel_size: int = option(
+        1,
+        "split the model over so many processes, on a GPU each or on the cores of the CPU",
+        check=partial(check_int, low=1, high=64),
+        flags=("--tensor-parallel-size", "-tp"),
+    )
     max_model_len: int | None = option(
         None,
         "context length: tokens of prompt and answer together, such as 8192 or 8K; auto: all that the model takes, up "
@@ -180,7 +186,9 @@ class EngineOptions:
     max_num_queued_reqs: int = option(2048, "most waiting requests in a server; one more is a 429", check=at_least(1))
     seed: int | None = option(None, "sampling seed of requests without one (none)")
     threads: int | None = option(
-        None, "CPU threads (1 for a small model, else all cores)", check=partial(check_int, low=1, high=1024)
+        None,
+        "CPU threads of a process (1 for a small model, else all cores)",
+        check=partial(check_int, low=1, high=1024),
     )
     async_scheduling: bool | None = option(
         None, "launch a step before the one before it has been read (on a GPU)", check=check_bool
@@ -214,6 +222,11 @@ class EngineOptions:
             raise ConfigError("quantize_embeddings is for quantization, which is not set")
         if not self.enable_chunked_prefill and self.max_chunk_size is not None:
             raise ConfigError("max_chunk_size is for chunked prefill, which enable_chunked_prefill=False turns off")
+        if self.tensor_parallel_size > 1 and self.device is not None and ":" in self.device:
+            raise ConfigError(
+                f"tensor_parallel_size={self.tensor_parallel_size} takes the first GPUs: device must be cuda or cpu, "
+                f"got {self.device}"
+            )
         if self.kv_events and not self.enable_prefix_caching:
             raise ConfigError("kv_events_config is for prefix caching, which enable_prefix_caching=False turns off")
         if self.speculative_config is not None and self.async_scheduling:
