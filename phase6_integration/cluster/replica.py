@@ -56,8 +56,10 @@ class Replica:
         self._directory = tempfile.TemporaryDirectory(prefix="nanoserve-")
         events = f"ipc://{self._directory.name}/kv_events"
         self._following = asyncio.create_task(self._follow(events))
+        if options.enable_prefix_caching:
+            options = replace(options, kv_events_config={"endpoint": events})
         self._client = EngineClient(
-            replace(options, kv_events_config={"endpoint": events}),
+            options,
             ENGINE,
             on_message=self._receive,
             on_failure=self._failed,
@@ -155,4 +157,5 @@ class Replica:
         if not self._ready.done():
             self._ready.set_exception(RuntimeError(f"the engine is {health.value}: {reason}"))
             return
+        self._directory.cleanup()
         os._exit(ENGINE_FAILED)
