@@ -127,6 +127,7 @@ BENCHMARKS: dict[str, tuple[str, list[str], dict[str, object]]] = {
         ["--rounds", "1", "--drafter", str(BUNDLED)],
         {"BATCHES": (1,), "DEEPER": 2},
     ),
+    "kv_events.json": ("phase6_integration.lab.event_cost", [], {"RUNNING": 256, "STEPS": 2, "ROUNDS": 1}),
     "phase6_overlap.json": ("phase6_integration.lab.overlap", ["--batches", "256", "--steps", "6"], {"CONTEXT": 32}),
 }
 
