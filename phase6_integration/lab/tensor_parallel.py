@@ -29,7 +29,7 @@ from phase2_prefill_decode.parallel.leader import Leader
 from phase2_prefill_decode.sampling.sampler import Sampler
 from phase2_prefill_decode.step.runner import ModelRunner
 
-RANKS = {"bundled": (1, 2, 4), "17m": (1, 2), "596m": (1, 2, 4)}  # 17m has six heads: no four ranks can share them
+RANKS = {"bundled": (1, 2, 4), "17m": (1, 2)}  # 17m has six heads, which four ranks cannot share
 PROMPT, CONTEXT, BATCHES, STEPS = 256, 128, (1, 16), 20  # tokens, tokens, requests of a decode step, steps
 PAGE = 16
 MB = 1e6
