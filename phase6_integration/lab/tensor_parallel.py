@@ -67,7 +67,7 @@ class Steps:
 
     def measure(self, requests: int, length: int, new: int) -> dict[str, float]:
         """The median of STEPS steps of some requests of `length` tokens, of which the last `new` ones are computed."""
-        each = [Request(f"{number}", tuple(5 + i % 200 for i in range(length))) for number in range(requests)]
+        each = [Request(f"{number}", tuple(i % 50 for i in range(length))) for number in range(requests)]
         for request in each:
             self.cache.attach(request)
             self.cache.grow(request, length)
