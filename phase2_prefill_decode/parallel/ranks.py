@@ -28,6 +28,10 @@ PR_SET_PDEATHSIG = 1
 SIZE = 8  # bytes of a message's length
 
 
+class LostError(RuntimeError):
+    """A collective has failed: another rank has ended, or did not come in time."""
+
+
 class RankError(BaseException):
     """A rank has died, hangs or has failed. No request is at fault, and no further step can be computed: only what
     ends the engine catches it."""
@@ -66,6 +70,8 @@ class Ranks:
 
     def command(self, numbers: Sequence[int]) -> None:
         """Send a command to all ranks."""
+        if not self.close.alive:
+            raise RankError("its ranks have ended: they were closed, or a step was interrupted")
         message = array("q", numbers).tobytes()
         with self.together():
             for end in self._sockets:
@@ -93,11 +99,17 @@ class Ranks:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """What all ranks do at once. If it fails here, the others are somewhere in the middle: no step can follow."""
+        """What all ranks do at once. If it ends early here, the others are in the middle of it: no step can follow."""
         try:
             yield
-        except Exception as error:
+        except (LostError, OSError) as error:
             raise self._failure(error=error) from error
+        except Exception as error:
+            self.close()
+            raise RankError(f"rank 0 of {self.size} has failed: {type(error).__name__}: {error}") from error
+        except BaseException:  # Ctrl-C
+            self.close()
+            raise
 
     def _failure(self, said: Mapping[int, str] | None = None, error: Exception | None = None) -> RankError:
         """What has gone wrong, in words. It ends all ranks."""
