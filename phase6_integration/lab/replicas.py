@@ -63,7 +63,6 @@ def main(arguments: list[str] | None = None) -> int:
     p.add_argument("--replicas", type=int, nargs="+", default=[2, 4])
     p.add_argument("--routers", nargs="+", choices=[*ROUTERS], default=[*ROUTERS])
     p.add_argument("--pages", type=int, default=256, help="of each replica (%(default)s)")
-    p.add_argument("--json", metavar="FILE")
     options = p.parse_args(arguments)
     figures: dict[str, Any] = {}
     for replicas in options.replicas:
@@ -71,6 +70,7 @@ def main(arguments: list[str] | None = None) -> int:
             with tempfile.TemporaryDirectory() as directory:
                 measured = deployed(Path(directory), replicas, router, options.pages)
             for trace, row in measured.items():
+                print(f"{replicas} replicas, {router}, {trace}: {row}", flush=True)
                 figures.setdefault(trace, {}).setdefault(f"replicas_{replicas}", {})[router] = row
     for trace, sizes in figures.items():
         rows = [(size, router, *row.values()) for size, routers in sizes.items() for router, row in routers.items()]
