@@ -22,6 +22,7 @@ from phase2_prefill_decode.lab.shapes import SHAPES
 from phase4_radix.lab import replay
 from phase5_continuous.lab import fairness
 from phase5_continuous.lab.simulator import Setting
+from tests.phase2_prefill_decode.ranks_in_threads import RanksInThreads
 from tests.phase2_prefill_decode.tiny import TINY
 
 CHAPTERS = Path(__file__).parent.parent / "chapters"
@@ -126,6 +127,12 @@ BENCHMARKS: dict[str, tuple[str, list[str], dict[str, object]]] = {
         "phase5_continuous.lab.speculation",
         ["--rounds", "1", "--drafter", str(BUNDLED)],
         {"BATCHES": (1,), "DEEPER": 2},
+    ),
+    "kv_events.json": ("phase6_integration.lab.event_cost", [], {"RUNNING": 256, "STEPS": 2, "ROUNDS": 1}),
+    "tensor_parallel.json": (
+        "phase6_integration.lab.tensor_parallel",
+        [],
+        {"STEPS": 1, "phase2_prefill_decode.parallel.leader.Ranks": RanksInThreads},
     ),
     "phase6_overlap.json": ("phase6_integration.lab.overlap", ["--batches", "256", "--steps", "6"], {"CONTEXT": 32}),
 }
