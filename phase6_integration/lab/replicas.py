@@ -63,7 +63,7 @@ TRACES = {"conversations": (conversations, 36), "shared_prefixes": (shared_prefi
 
 
 def main(arguments: list[str] | None = None) -> int:
-    p = parser("replicas", __doc__)
+    p = parser("phase6_integration.lab replicas", __doc__)
     p.add_argument("--replicas", type=int, nargs="+", default=[2, 4])
     p.add_argument("--routers", nargs="+", choices=[*ROUTERS], default=[*ROUTERS])
     p.add_argument("--pages", type=int, default=256, help="of each replica (%(default)s)")
