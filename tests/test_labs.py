@@ -128,6 +128,7 @@ BENCHMARKS: dict[str, tuple[str, list[str], dict[str, object]]] = {
         ["--rounds", "1", "--drafter", str(BUNDLED)],
         {"BATCHES": (1,), "DEEPER": 2},
     ),
+    "kv_events.json": ("phase6_integration.lab.event_cost", [], {"RUNNING": 256, "STEPS": 2, "ROUNDS": 1}),
     "tensor_parallel.json": (
         "phase6_integration.lab.tensor_parallel",
         [],
