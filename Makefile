@@ -4,7 +4,8 @@
 #                system: the torch that PYTHON has, with ranges instead of pins for the rest
 # What the server needs is pinned in .ci/serve.txt, what the course and the tests need too in .ci/constraints.txt, and
 # what builds the book in .ci/book.txt. The clients of `make clients` and their pins are in .ci/clients.in and
-# .ci/clients.txt: `make pins` keeps those pins while they fit. Delete the file to raise them.
+# .ci/clients.txt, those of `make cluster` in .ci/cluster.in and .ci/cluster.txt. `make pins` keeps those of the clients
+# while they fit. Delete the file to raise them.
 # pip checks the hash of every file that it installs, but for torch and the CUDA libraries it brings: each index builds
 # its own. TORCH=system has no pins.
 PYTHON      ?= python3
@@ -18,6 +19,7 @@ COMPILE     := $(BIN)/uv pip compile --no-config --quiet --universal --python-ve
                  --generate-hashes --custom-compile-command 'make pins'
 
 CLIENTS     := $(VENV)/clients
+CLUSTER     := $(VENV)/cluster
 NPM         := $(shell command -v npm)
 
 PARALLEL    := -n auto --dist loadfile --no-loadscope-reorder
@@ -33,7 +35,7 @@ $(error $(VENV) has TORCH=$(INSTALLED): run `make clean` before TORCH=$(TORCH))
 endif
 endif
 
-.PHONY: help serve install test test-avx2 test-all clients lint types gates house book resolve pins notebooks clean
+.PHONY: help serve install test test-avx2 test-all clients cluster lint types gates house book resolve pins notebooks clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -59,6 +61,9 @@ clients: $(CLIENTS)/.done ## LangChain, LiteLLM, the AI SDK and others against a
 	@$(if $(NPM),,echo "npm is not installed: the clients for Node are left out")
 	@$(CLIENTS)/bin/python -m pytest -q -c tests/clients/pytest.ini --serve "$(BIN)/nanoserve serve" \
 	  $(if $(NPM),,--ignore tests/clients/with_node.py) --junitxml build/clients/matrix.xml tests/clients
+
+cluster: $(CLUSTER)/.done ## replicas by Ray Serve on this machine: deployed, killed and updated
+	@$(CLUSTER)/bin/python -m pytest -q -c tests/cluster/pytest.ini tests/cluster
 
 lint: $(VENV)/.dev ## ruff: rules and format; codespell: spelling
 	@$(BIN)/ruff check && $(BIN)/ruff format --check
@@ -88,6 +93,7 @@ pins: $(VENV)/.dev ## raise the pins to the newest versions that go with the pin
 	@$(COMPILE) --upgrade --group book --constraint .ci/constraints.txt --output-file .ci/book.txt
 	@echo hatchling | $(COMPILE) --upgrade --constraint .ci/constraints.txt --output-file .ci/serve.txt pyproject.toml -
 	@$(COMPILE) --output-file .ci/clients.txt .ci/clients.in
+	@$(COMPILE) --upgrade --constraint .ci/constraints.txt --output-file .ci/cluster.txt .ci/cluster.in
 
 notebooks: $(VENV)/.dev ## execute the notebooks and keep their outputs
 	@$(BIN)/python -m chapters notebooks --execute
@@ -125,4 +131,13 @@ $(CLIENTS)/.done: $(VENV)/.serve .ci/clients.txt tests/clients/node/package-lock
 	@"$(PYTHON)" -m venv $(CLIENTS)
 	@$(CLIENTS)/bin/python -m pip --disable-pip-version-check install --require-hashes --no-deps --requirement .ci/clients.txt
 	@$(if $(NPM),npm ci --silent --no-audit --no-fund --prefix tests/clients/node)
+	@touch $@
+
+# It has what .venv has, and Ray.
+$(CLUSTER)/.done: $(VENV)/.dev .ci/cluster.txt
+	@echo "Installing Ray (250 MB) beside the server, in an environment of its own."
+	@$(BIN)/python -m venv $(CLUSTER)
+	@echo "import site; site.addsitedir('$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')')" \
+	  > $$($(CLUSTER)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/server.pth
+	@$(CLUSTER)/bin/python -m pip --disable-pip-version-check install --require-hashes --no-deps --requirement .ci/cluster.txt
 	@touch $@

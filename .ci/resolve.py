@@ -20,11 +20,18 @@ PLATFORMS = {
     "macOS arm64": "aarch64-apple-darwin",
 }
 VERSIONS = {
-    "pins": ("--constraint", str(ROOT / ".ci/constraints.txt"), "--constraint", str(ROOT / ".ci/book.txt")),
+    "pins": (
+        "--constraint",
+        str(ROOT / ".ci/constraints.txt"),
+        "--constraint",
+        str(ROOT / ".ci/book.txt"),
+        "--constraint",
+        str(ROOT / ".ci/cluster.txt"),
+    ),
     "newest": (),
     "oldest": ("--resolution", "lowest-direct"),
 }
-EXTRAS = {"serve": (), "dev": ("--extra", "dev"), "book": ("--group", "book")}
+EXTRAS = {"serve": (), "dev": ("--extra", "dev"), "cluster": ("--extra", "cluster"), "book": ("--group", "book")}
 SHOWN = ("torch", "triton", "transformers")
 PROXIES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy", "NO_PROXY", "no_proxy")
 KEPT = ("PATH", "SSL_CERT_FILE", "SSL_CERT_DIR", *PROXIES)  # how to reach the index, not which one

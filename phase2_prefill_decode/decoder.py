@@ -7,26 +7,36 @@ Where a small model decodes few tokens on a CPU, to call the operators takes lon
 is one kernel, `kernels.cpu.forward`, which does the same.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
 from phase1_kv_pool.layer import KVLayer, torch_dtype
+from phase1_kv_pool.memory import free_bytes
 from phase2_prefill_decode.kernels.attention import ATTEND, Attend
 from phase2_prefill_decode.kernels.pointwise import ADD_NORM, ROTATE_STORE, SWIGLU
 from phase2_prefill_decode.linear import Linear
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.quantized.weight import Stream
 from phase2_prefill_decode.loading.weights import LayerWeights, Weights
+from phase2_prefill_decode.parallel.ranks import Ranks
 from phase2_prefill_decode.rope import tables
 from phase2_prefill_decode.step.packed import StepTensors
 
 if TYPE_CHECKING:
     from phase2_prefill_decode.kernels.cpu.forward import Forward
+
+Record = Callable[[Callable[[], Any]], Callable[[], Any]]  # makes of a step what computes it again
+
+
+class Table(Protocol):
+    """An embedding that is not a plain tensor."""
+
+    def rows(self, tokens: Tensor, dtype: torch.dtype, /) -> Tensor: ...
 
 
 class RMSNorm:
@@ -124,6 +134,8 @@ class Decoder:
     `attend` is the attention function; by default this phase's own for the device.
     """
 
+    ranks: Ranks | None = None  # the other processes of a model that is split over several
+
     def __init__(self, config: ModelConfig, weights: Weights, *, attend: Attend | None = None) -> None:
         self.config = config
         self.device = weights.norm.device
@@ -133,7 +145,7 @@ class Decoder:
         tied = self.lm_head.packed if weights.lm_head is weights.embed_tokens else ()
         table = tied[0] if tied else weights.embed_tokens
         assert not isinstance(table, Stream)  # what is not tied is read at once
-        self.embed_tokens = table
+        self.embed_tokens: Tensor | Table = table
         self.layers = [
             DecoderLayer(config, layer, window, attend)
             for layer, window in zip(weights.layers, config.sliding_windows, strict=True)
@@ -142,6 +154,15 @@ class Decoder:
         self._rope = tables(config.rope_parameters, config.head_dim, 0, self.device)
         self._on_cpu = self.device.type == "cpu"
         self._forward = self._one_call(attend) if self._on_cpu else None
+
+    def on_all_ranks(self, record: Record) -> Record:
+        """What records a step on all ranks. There is one here."""
+        return record
+
+    @property
+    def free_bytes(self) -> int | None:
+        """The memory that is free for its keys and values. None if the system does not report it."""
+        return free_bytes(self.device)
 
     @property
     def linear(self) -> str:

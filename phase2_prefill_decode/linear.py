@@ -5,7 +5,8 @@ number of rows, `kernels.cpu.product`: a row's result does not depend on the oth
 they are. On a GPU torch multiplies, and a kernel of ours if the weight is quantized, `kernels.triton.product`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from copy import copy
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -62,6 +63,12 @@ class Linear:
 
     def __call__(self, rows: Tensor) -> Tensor:
         return self._product(rows)
+
+    def wrapped(self, wrap: Callable[[Product], Product]) -> "Linear":
+        """The same weight with another product, made of this one's."""
+        made = copy(self)
+        made._product = wrap(self._product)
+        return made
 
     def into(self, out: Tensor, rows: Tensor) -> Tensor:
         """Write the result to `out`, which is contiguous; without a copy, but for several weights."""

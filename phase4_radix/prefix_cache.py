@@ -1,7 +1,9 @@
 """PrefixCache: a paged KV cache that keeps computed pages when their request ends, for other requests to share."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from phase0_request.batch import Slice
 from phase0_request.request import Request
@@ -36,6 +38,16 @@ class CacheHandle:
     counted: bool = False  # whether it is in Counts
 
 
+class CacheObserver(Protocol):
+    """Called when pages enter or leave the tree. Together the calls tell what it holds."""
+
+    def stored(self, parent: int | None, pages: Sequence[int], tokens: Sequence[int], salt: str) -> object:
+        """Pages with these tokens are new in the tree, behind page `parent`. None: they begin a prefix."""
+
+    def removed(self, pages: Sequence[int]) -> object:
+        """Pages were evicted. What was behind them in the tree is among them, or was evicted before."""
+
+
 class PrefixCache(PagedCache):
     """A PagedCache with pages that can be shared and outlive their request. Each page is in one of three states:
 
@@ -52,6 +64,7 @@ class PrefixCache(PagedCache):
         super().__init__(num_pages, page_size)
         self.tree = RadixTree(page_size)
         self.counts = Counts()
+        self.observers: list[CacheObserver] = []
         self._handles: dict[str, CacheHandle] = {}
 
     # Ownership of pages. The allocator counts references: one for each page table that names the page, one if the tree
@@ -90,7 +103,7 @@ class PrefixCache(PagedCache):
         room = self.allocator.num_free + self.tree.num_evictable
         if missing > room:
             raise OutOfPagesError(missing, room)
-        self.counts.evictions += self.allocator.release(self.tree.evict(missing - self.allocator.num_free))
+        self.counts.evictions += self._evict(missing - self.allocator.num_free)
         super().grow(request, tokens)
         handle = self._handles[request.id]
         if not handle.counted:  # a request that found no room was never admitted
@@ -128,6 +141,11 @@ class PrefixCache(PagedCache):
         self.tree.unlock(handle.node, used=False)  # insert has marked the path as used
         handle.node, handle.published = node, full
         self.counts.duplicates += len(known)
+        first = full - len(own) + len(known)  # of the pages that are new in the tree
+        if self.observers and first < full:
+            parent = table[first - 1] if first else None
+            for observer in self.observers:
+                observer.stored(parent, table[first:full], tokens[len(known) * self.page_size :], request.cache_salt)
 
     def release(self, request: Request) -> None:
         """Close the page table and unlock its prefix. Published pages stay cached, and can be evicted once no request
@@ -139,12 +157,20 @@ class PrefixCache(PagedCache):
 
     def reset(self) -> int:
         """Evict every page that no request uses. Returns how many pages that freed."""
-        return self.allocator.release(self.tree.evict(self.tree.num_evictable))
+        return self._evict(self.tree.num_evictable)
 
     @property
     def usage(self) -> PageUsage:
         total, free, cached = self.allocator.num_pages, self.allocator.num_free, self.tree.num_evictable
         return PageUsage(total=total, free=free, referenced=total - free - cached, cached=cached)
+
+    def _evict(self, count: int) -> int:
+        """Evict pages from the tree, as many of `count` as can be. Returns how many that freed."""
+        pages = self.tree.evict(count)
+        if pages:
+            for observer in self.observers:
+                observer.removed(pages)
+        return self.allocator.release(pages)
 
     def _match(self, request: Request) -> Match:
         """The longest cached prefix that leaves the request at least one token to compute."""

@@ -328,7 +328,7 @@ def requirements() -> dict[str, Requirement]:
 
 def pins() -> list[Requirement]:
     """The pins for this machine: some are for one platform or for some Python versions only."""
-    text = "".join((ROOT / ".ci" / name).read_text() for name in ("constraints.txt", "book.txt"))
+    text = "".join((ROOT / ".ci" / name).read_text() for name in ("constraints.txt", "book.txt", "cluster.txt"))
     lines = text.replace("\\\n", "").splitlines()
     every = [Requirement(line.partition("--hash=")[0]) for line in lines if not line.startswith("#")]
     return [pin for pin in every if pin.marker is None or pin.marker.evaluate()]

@@ -5,7 +5,7 @@ windows: these are fields here, and no other module asks for the model type.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -193,6 +193,22 @@ class ModelConfig:
     def kv_layout(self, page_size: int = 16, dtype: str | None = None) -> KVLayout:
         """The layout of this model's keys and values in a pool."""
         return KVLayout(self.num_hidden_layers, self.num_key_value_heads, self.head_dim, page_size, dtype or self.dtype)
+
+    def split(self, ranks: int) -> "ModelConfig":
+        """The configuration of each rank's part, with tensor parallel: its heads, with their keys and values, and its
+        part of the MLP. The rest is as in the whole model."""
+        heads, kv_heads = self.num_attention_heads, self.num_key_value_heads
+        divided = {"num_attention_heads": heads, "intermediate_size": self.intermediate_size}
+        for name, size in divided.items():
+            if size % ranks:
+                raise ConfigError(f"tensor_parallel_size must divide the model's {name}, {size}; got {ranks}")
+        if kv_heads % ranks and ranks % kv_heads:
+            raise ConfigError(
+                f"tensor_parallel_size must divide the model's num_key_value_heads, {kv_heads}, or be a multiple of "
+                f"it; got {ranks}"
+            )
+        own: dict[str, Any] = {name: size // ranks for name, size in divided.items()}
+        return replace(self, **own, num_key_value_heads=max(kv_heads // ranks, 1))
 
     @property
     def layer(self) -> dict[str, LayerTensor]:

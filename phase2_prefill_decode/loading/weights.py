@@ -25,6 +25,7 @@ from phase2_prefill_decode.loading.gguf import GGUFCheckpoint
 from phase2_prefill_decode.loading.quantized.checkpoint import QuantizedCheckpoint
 from phase2_prefill_decode.loading.quantized.quantize import quantize
 from phase2_prefill_decode.loading.quantized.weight import Matrix, QuantizedWeight, Stream, joins
+from phase2_prefill_decode.parallel.shard import Shard, ShardedCheckpoint
 
 READABLE = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")  # plain numbers; other formats need a scale
 HARMLESS = ("rotary_emb.inv_freq",)  # saved by earlier versions of transformers, and not needed
@@ -71,19 +72,22 @@ def load_weights(
     quantize_embeddings: bool = False,
     progress: bool = False,
     layer_by_layer: bool = False,
+    shard: Shard | None = None,
 ) -> Weights:
     """Load from a directory in Hugging Face layout or from a GGUF file, in the dtype of the configuration.
 
     Missing, unexpected or misshapen tensors raise one ConfigError that lists them, before memory is allocated. With a
     `scheme` such as int8 the matrices of the layers are quantized, with `quantize_embeddings` all. `progress` shows a
-    bar on a terminal. `layer_by_layer` reads a layer when it is taken, and on a CPU a matrix when it is packed.
+    bar on a terminal. `layer_by_layer` reads a layer when it is taken, and on a CPU a matrix when it is packed. Of a
+    `shard`, only its part is read.
     """
     checkpoint = open_checkpoint(directory, config)
     _check(checkpoint, config)
     if scheme is not None and any(stored.dtype == QUANTIZED for stored in checkpoint.stored.values()):
         raise ConfigError(f"{checkpoint.directory} is quantized already; quantization={scheme} is for other models")
     hidden = None if progress else True  # None: unless the error stream is a terminal
-    loader = _Loader(checkpoint, config, device, scheme, layer_by_layer and torch.device(device).type == "cpu")
+    held = checkpoint if shard is None else ShardedCheckpoint(checkpoint, checkpoint.stored, shard)
+    loader = _Loader(held, config, device, scheme, layer_by_layer and torch.device(device).type == "cpu")
     ends = replace(loader, scheme=scheme if quantize_embeddings else None)
     tied = config.tie_word_embeddings
     table = replace(ends, streamed=ends.streamed and tied)  # what is looked up only is not packed
@@ -100,7 +104,7 @@ def load_weights(
 class _Loader:
     """Reads the tensors of a checkpoint as the decoder uses them."""
 
-    checkpoint: AnyCheckpoint
+    checkpoint: AnyCheckpoint | ShardedCheckpoint
     config: ModelConfig
     device: str | torch.device
     scheme: str | None  # to quantize with

@@ -57,9 +57,8 @@ class DecodeGraphs:
         self._graphs: dict[int, Graph] = {}
 
     # region record
-    def record(self, compute: Compute, sizes: Sequence[int], record: Record | None = None) -> None:
+    def record(self, compute: Compute, sizes: Sequence[int], record: Record) -> None:
         """Record a step of each size, the largest first: what it allocates is enough for the others."""
-        record = record or cuda_recorder()
         for size in tqdm(sorted(sizes, reverse=True), "recording graphs", leave=False, disable=None):
             step = self.pad(PackedStep.empty(), size)
             arrays = step.arrays

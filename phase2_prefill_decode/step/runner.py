@@ -14,7 +14,7 @@ from phase2_prefill_decode.decoder import Decoder
 from phase2_prefill_decode.sampling.logprobs import pack_prompt_targets, prompt_logprobs_of
 from phase2_prefill_decode.sampling.sampler import Sampled, Sampler
 from phase2_prefill_decode.step.device_state import DeviceState
-from phase2_prefill_decode.step.graphs import Computed, DecodeGraphs, Record
+from phase2_prefill_decode.step.graphs import Computed, DecodeGraphs, Record, cuda_recorder
 from phase2_prefill_decode.step.launched import LaunchedStep
 from phase2_prefill_decode.step.packed import PackedStep, pack
 
@@ -67,7 +67,7 @@ class ModelRunner:
             return replace(computed, sampled=sampled)
 
         self.graphs = DecodeGraphs(self.state, self.cache.page_size, context)
-        self.graphs.record(compute, sizes, record)
+        self.graphs.record(compute, sizes, self.decoder.on_all_ranks(record or cuda_recorder()))
 
     # region run
     def launch(self, step: PackedStep) -> LaunchedStep:

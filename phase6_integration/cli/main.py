@@ -10,6 +10,7 @@ from phase6_integration.engine.flags import Parser, did_you_mean
 # Each module has add_flags(parser) and run(given, parser) -> exit code. Only the chosen one is imported.
 COMMANDS = {
     "serve": ("phase6_integration.cli.serve_command", "serve a model over an OpenAI-compatible API"),
+    "deploy": ("phase6_integration.cli.deploy_command", "serve a model by many replicas, with Ray Serve"),
     "chat": ("phase6_integration.cli.chat_command", "chat in the terminal, with a local model or a server"),
     "generate": ("phase6_integration.cli.generate_command", "complete prompts with a local model"),
     "bench": ("phase6_integration.cli.bench_command", "put a server under load and measure it"),

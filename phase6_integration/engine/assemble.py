@@ -7,6 +7,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -17,7 +18,6 @@ from phase0_request.params import MAX_LOGPROBS, SamplingParams
 from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.layout import KVLayout
-from phase1_kv_pool.memory import free_bytes
 from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.loading.model import Model, default_device, load_tokenizer
 from phase2_prefill_decode.sampling.logprobs import BLOCK
@@ -33,9 +33,12 @@ from phase5_continuous.scheduler import Scheduler
 from phase5_continuous.speculation.speculation import speculation_of
 from phase6_integration.engine.hub import directory_of
 from phase6_integration.engine.isolation import IsolatedStep, IsolatingRunner, LoadShedding
-from phase6_integration.engine.options import EngineOptions
+from phase6_integration.engine.options import EngineOptions, KVEventsConfig
 from phase6_integration.engine.stats import ObservedCore, Stats
 from phase6_integration.engine.warmup import attention_batches, long_step, sampling_batches, warmup_pages
+
+if TYPE_CHECKING:
+    from phase6_integration.engine.kv_events import KVEventPublisher
 
 log = logging.getLogger(__name__)
 LARGEST = SamplingParams(logprobs=MAX_LOGPROBS, logit_bias={0: 1.0}, allowed_token_ids=(0,))  # copies of its logits
@@ -53,6 +56,7 @@ class Assembled:
     core: ObservedCore[IsolatedStep[PackedStep]]
     sampler: Sampler
     layout: KVLayout
+    kv_events: "KVEventPublisher | None"
 
 
 # region assemble
@@ -79,7 +83,7 @@ def assemble(options: EngineOptions, loaded: Model | None = None, stats: Stats |
         graphs += graph_bytes(each, sampler, sizes, context, layout)
     needed = max(running * min(context, LONG), context)
     pages = options.kv_cache_pages or pages_that_fit(
-        layouts, device, options.gpu_memory_utilization, activations + graphs, needed
+        layouts, device, model.decoder.free_bytes, options.gpu_memory_utilization, activations + graphs, needed
     )
     kind = PrefixCache if options.enable_prefix_caching else PagedCache
     caches = [kind(pages, options.page_size) for _ in models]
@@ -101,12 +105,24 @@ def assemble(options: EngineOptions, loaded: Model | None = None, stats: Stats |
     if drafter is not None:
         connect(drafter, runners[1], runners[0])
     isolating = IsolatingRunner(runners[0], LoadShedding(scheduler))
-    core = ObservedCore(scheduler, isolating, check_invariants=options.check_invariants, stats=stats)
+    publisher = publish_events(caches[0], options.kv_events)
+    core = ObservedCore(
+        scheduler, isolating, check_invariants=options.check_invariants, stats=stats, kv_events=publisher
+    )
     shorter = replace(model, config=replace(model.config, max_position_embeddings=context))
-    return Assembled(shorter, scheduler, core, sampler, layouts[0])
+    return Assembled(shorter, scheduler, core, sampler, layouts[0], publisher)
 
 
 # endregion
+
+
+def publish_events(cache: PagedCache, config: KVEventsConfig | None) -> "KVEventPublisher | None":
+    """Publish what the cache holds from now on, if that is wanted. It needs packages that an engine does not."""
+    if config is None or not isinstance(cache, PrefixCache):
+        return None
+    from phase6_integration.engine.kv_events import KVEventPublisher
+
+    return KVEventPublisher(cache, config)
 
 
 def _layout(model: Model, options: EngineOptions) -> KVLayout:
@@ -124,6 +140,8 @@ def load_model(options: EngineOptions) -> Model:
         quantization=options.quantization,
         quantize_embeddings=options.quantize_embeddings,
         kv_cache_dtype=options.kv_cache_dtype,
+        tensor_parallel_size=options.tensor_parallel_size,
+        collective_timeout=options.hang_timeout / 2,  # before this process itself counts as hung
     )
     if options.tokenizer is None:
         return model
@@ -226,12 +244,17 @@ def unreserved_bytes() -> int:
 
 # region pages_that_fit
 def pages_that_fit(
-    layouts: Sequence[KVLayout], device: torch.device, share: float, activations: int, max_tokens: int
+    layouts: Sequence[KVLayout],
+    device: torch.device,
+    free: int | None,
+    share: float,
+    activations: int,
+    max_tokens: int,
 ) -> int:
     """The number of KV pages that fit beside the weights and the activations: a pool of each layout has so many.
-    `share` is of the device's whole memory. On a CPU, with memory that other programs use too, it is of the free
-    memory, and no more than `max_tokens` need."""
-    free, page_bytes = free_bytes(device), sum(layout.bytes_per_page for layout in layouts)
+    `free` is what is free beside the weights, of all ranks the least. `share` is of the device's whole memory. On a
+    CPU, with memory that other programs use too, it is of the free memory, and no more than `max_tokens` need."""
+    page_bytes = sum(layout.bytes_per_page for layout in layouts)
     if free is None:
         raise ConfigError("this system does not report its free memory; set kv_cache_pages")
     if device.type == "cuda":

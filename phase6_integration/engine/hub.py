@@ -54,5 +54,6 @@ def located(options: EngineOptions) -> tuple[EngineOptions, ModelConfig]:
     config, tokenizer = ModelConfig.from_pretrained(directory), options.tokenizer
     if tokenizer is not None:
         tokenizer = str(directory_of(tokenizer, None, options.download_dir, "tokenizer"))
-    threads = options.threads or threads_for(config)
+    config.split(options.tensor_parallel_size)  # refuses what cannot be split
+    threads = options.threads or max(threads_for(config) // options.tensor_parallel_size, 1)
     return replace(options, model=str(directory), revision=None, tokenizer=tokenizer, threads=threads), config

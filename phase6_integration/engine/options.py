@@ -3,6 +3,7 @@
 Each field carries its check and the help text of its command-line flag: `engine.flags.add_fields` builds the flags.
 """
 
+import importlib.util
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
@@ -37,12 +38,13 @@ def option(
     return field(default_factory=default, metadata=more) if callable(default) else field(default=default, metadata=more)
 
 
-def check_fields(options: Any) -> None:
-    """Run the check of every field of a dataclass. None is allowed where it is the default."""
+def check_fields(options: Any, name: str = "") -> None:
+    """Run the check of every field of a dataclass, which `name` stands before in errors. None is allowed where it is
+    the default."""
     for option in fields(options):
         value, check = getattr(options, option.name), option.metadata.get("check")
         if check is not None and not (value is None and option.default is None):
-            check(option.name, value)
+            check(name + option.name, value)
 
 
 def text(what: str, pattern: str = "(?s).+") -> Check:
@@ -70,7 +72,32 @@ def at_least(low: int) -> Check:
 
 
 positive: Check = partial(check_number, low=0, above=True)
+_endpoint = text("an address such as tcp://127.0.0.1:5557 or ipc:///run/events", "(tcp|ipc)://.+")
 _model = text("a directory, a GGUF file or the name of a repository")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVEventsConfig:
+    """The keys of `--kv-events-config`, which are those of vLLM."""
+
+    enable_kv_cache_events: bool = option(True, "", check=check_bool)
+    endpoint: str = option("tcp://127.0.0.1:5557", "", check=_endpoint)
+    replay_endpoint: str | None = option(None, "", check=_endpoint)
+    topic: str = option("", "", check=text("a string", "(?s).*"))
+    buffer_steps: int = option(10_000, "", check=at_least(1))  # newest messages that can be asked for again
+    hwm: int = option(100_000, "", check=at_least(1))  # messages that wait for a slow subscriber
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> "KVEventsConfig":
+        """ValueError names what is wrong with it."""
+        known = [field.name for field in fields(cls)]
+        if unknown := given.keys() - known:
+            raise invalid("kv_events_config", f"of the keys {', '.join(known)}", ", ".join(unknown))
+        config = cls(**given)
+        check_fields(config, "kv_events_config: ")
+        if config.enable_kv_cache_events and importlib.util.find_spec("zmq") is None:
+            raise ConfigError("kv_events_config needs pyzmq: pip install 'nano-serving[cluster]'")
+        return config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +142,12 @@ class EngineOptions:
         text("cpu, cuda or cuda:N", r"cpu|cuda(:\d+)?"),
         words=AUTO,
     )
+    tensor_parallel_size: int = option(
+        1,
+        "split the model over so many processes, on a GPU each or on the cores of the CPU",
+        check=partial(check_int, low=1, high=64),
+        flags=("--tensor-parallel-size", "-tp"),
+    )
     max_model_len: int | None = option(
         None,
         "context length: tokens of prompt and answer together, such as 8192 or 8K; auto: all that the model takes, up "
@@ -153,7 +186,9 @@ class EngineOptions:
     max_num_queued_reqs: int = option(2048, "most waiting requests in a server; one more is a 429", check=at_least(1))
     seed: int | None = option(None, "sampling seed of requests without one (none)")
     threads: int | None = option(
-        None, "CPU threads (1 for a small model, else all cores)", check=partial(check_int, low=1, high=1024)
+        None,
+        "CPU threads of a process (1 for a small model, else all cores)",
+        check=partial(check_int, low=1, high=1024),
     )
     async_scheduling: bool | None = option(
         None, "launch a step before the one before it has been read (on a GPU)", check=check_bool
@@ -164,6 +199,13 @@ class EngineOptions:
         '"num_speculative_tokens": 7} (none)',
         "JSON",
         lambda name, value: speculation_of(value),
+    )
+    kv_events_config: Mapping[str, Any] | None = option(
+        None,
+        'tell routers over ZeroMQ what is cached, with the keys of vLLM: {"endpoint": "tcp://127.0.0.1:5557", '
+        '"replay_endpoint": "tcp://127.0.0.1:5558"} (none)',
+        "JSON",
+        lambda name, value: KVEventsConfig.of(value),
     )
     enforce_eager: bool = option(False, "launch kernels one by one, without CUDA graphs", check=check_bool)
     check_invariants: bool = option(False, "check the scheduler's invariants after every step; slow", check=check_bool)
@@ -180,8 +222,21 @@ class EngineOptions:
             raise ConfigError("quantize_embeddings is for quantization, which is not set")
         if not self.enable_chunked_prefill and self.max_chunk_size is not None:
             raise ConfigError("max_chunk_size is for chunked prefill, which enable_chunked_prefill=False turns off")
+        if self.tensor_parallel_size > 1 and self.device is not None and ":" in self.device:
+            raise ConfigError(
+                f"tensor_parallel_size={self.tensor_parallel_size} takes the first GPUs: device must be cuda or cpu, "
+                f"got {self.device}"
+            )
+        if self.kv_events and not self.enable_prefix_caching:
+            raise ConfigError("kv_events_config is for prefix caching, which enable_prefix_caching=False turns off")
         if self.speculative_config is not None and self.async_scheduling:
             raise ConfigError("async_scheduling launches a step before the tokens are known that a draft would follow")
+
+    @property
+    def kv_events(self) -> KVEventsConfig | None:
+        """How KV events are published, if they are."""
+        config = None if self.kv_events_config is None else KVEventsConfig.of(self.kv_events_config)
+        return config if config and config.enable_kv_cache_events else None
 
     @property
     def queued_per_client(self) -> int:

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from phase0_request.batch import Event
 from phase0_request.core import EngineCore, Runner, Step
@@ -12,6 +12,9 @@ from phase4_radix.prefix_cache import Counts, PrefixCache
 from phase5_continuous import invariants
 from phase5_continuous.scheduler import Scheduler
 from phase6_integration.engine.isolation import StepFailedError
+
+if TYPE_CHECKING:
+    from phase6_integration.engine.kv_events import KVEventPublisher
 
 P = TypeVar("P")
 
@@ -120,7 +123,8 @@ class Stats:
 
 
 class ObservedCore(EngineCore[Scheduler, P]):
-    """The engine loop, with checks of its invariants if `check_invariants`, and counted in `stats` if they are given.
+    """The engine loop, with checks of its invariants if `check_invariants`, counted in `stats` if they are given, and
+    with a batch of KV events for each step if there is a publisher.
     A step that fails through no request's fault is planned again by the next call, and returned as an empty one:
     requests that ended in flight have freed their pages."""
 
@@ -132,9 +136,11 @@ class ObservedCore(EngineCore[Scheduler, P]):
         *,
         check_invariants: bool = False,
         stats: Stats | None = None,
+        kv_events: "KVEventPublisher | None" = None,
     ) -> None:
         super().__init__(scheduler, runner, clock)
         self._stats = stats
+        self._kv_events = kv_events
         self._check_invariants = check_invariants
 
     def step(self) -> Step | None:
@@ -146,6 +152,8 @@ class ObservedCore(EngineCore[Scheduler, P]):
             invariants.check(self.scheduler)
         if step is not None and self._stats is not None:
             self._stats.add_step(step)
+        if self._kv_events is not None:
+            self._kv_events.flush()
         return step
 
     def drain(self) -> list[Event]:

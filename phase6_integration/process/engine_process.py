@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 
 from phase0_request.core import EngineCore, Step
 from phase0_request.request import FinishReason, Request
+from phase2_prefill_decode.parallel.ranks import RankError, Ranks
 from phase5_continuous.scheduler import Scheduler
 from phase6_integration.engine.gc_freeze import gc_freeze
 from phase6_integration.engine.isolation import BrokenError
@@ -154,6 +155,7 @@ class LoadedEngine(NamedTuple):
     core: EngineCore[Scheduler, Any]
     ready: Ready
     grammars: GrammarWork | None = None
+    ranks: Ranks | None = None
 
 
 def bundled_engine(
@@ -174,7 +176,7 @@ def bundled_engine(
         context, pages, cache.page_size, str(decoder.device), dtype, decoder.linear, layout.dtype,
         pages * layout.bytes_per_page,
     )  # fmt: skip
-    return LoadedEngine(parts.core, ready, grammars)
+    return LoadedEngine(parts.core, ready, grammars, decoder.ranks)
 
 
 class ChannelHandler(logging.Handler):
@@ -206,12 +208,17 @@ def serve(channel: Channel) -> int:
         channel.send(engine.ready)
         if engine.grammars is not None:
             channel.watch(engine.grammars.fileno())
+        if engine.ranks is not None:
+            for descriptor in engine.ranks.filenos():
+                channel.watch(descriptor, engine.ranks.check)
         loop = Loop(channel, engine.core, engine.grammars)
         for message in others:
             loop.handle(message)
         loop.run()
     except (EOFError, ConnectionError):  # the HTTP process has gone
         return 0
+    except RankError as error:
+        return _failed(channel, str(error))
     except Exception as error:
         log.exception("the engine has failed")
         return _failed(channel, str(error) if isinstance(error, BrokenError) else f"{type(error).__name__}: {error}")

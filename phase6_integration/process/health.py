@@ -9,6 +9,7 @@ class Health(Enum):
     DRAINING = "draining"  # refuses new requests; running ones are completed
     HUNG = "hung"  # has sent nothing for too long; for good
     DEAD = "dead"  # for good
+    LOST = "lost"  # of many replicas, the one that ran a request
     STOPPED = "stopped"  # closed, or never started
 
 

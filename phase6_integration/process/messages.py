@@ -7,7 +7,7 @@ that decode to none of these types are refused.
 import contextlib
 import selectors
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -207,7 +207,11 @@ class Channel:
         """The whole messages that have arrived; with `wait`, sleep until there is something to read, here or at what is
         watched, or until the timeout. EOFError once the HTTP process has closed."""
         while True:
-            ready = {key.fd: events for key, events in self._selector.select(timeout if wait else 0)}
+            selected = self._selector.select(timeout if wait else 0)
+            for key, _ in selected:
+                if key.data is not None:
+                    key.data()
+            ready = {key.fd: events for key, events in selected}
             own = ready.pop(self._socket.fileno(), 0)
             if own & selectors.EVENT_WRITE:
                 self._push()
@@ -216,9 +220,9 @@ class Channel:
             if not wait or timeout is not None or ready:
                 return []
 
-    def watch(self, descriptor: int) -> None:
-        """Wake up in `receive` when another descriptor is readable, too."""
-        self._selector.register(descriptor, selectors.EVENT_READ)
+    def watch(self, descriptor: int, then: Callable[[], object] | None = None) -> None:
+        """Wake up in `receive` when another descriptor is readable, too, and call `then`."""
+        self._selector.register(descriptor, selectors.EVENT_READ, then)
 
     def fileno(self) -> int:
         """A descriptor that is readable when `receive` has something to do."""

@@ -182,7 +182,8 @@ def test_a_quantized_weight_is_multiplied_as_it_is(
 
 
 @pytest.mark.parametrize(
-    ("number", "stored"), [(-128, torch.int8), (127, torch.int8), (0, torch.uint8), (255, torch.uint8)]
+    ("number", "stored"),
+    [(-128, torch.int8), (127, torch.int8), (-32, torch.int8), (31, torch.int8), (0, torch.uint8), (255, torch.uint8)],
 )
 @pytest.mark.parametrize("width", [1024, 130])
 def test_the_largest_integers_do_not_overflow(number: int, stored: torch.dtype, width: int) -> None:
@@ -271,6 +272,9 @@ def test_every_instruction_set_has_the_same_product(processor: str, features: st
         made = quantized(stored, torch.bfloat16, 130, 160, 5)
         rows = torch.randn(23, 160).bfloat16()
         tensors[str(stored)] = {"rows": rows, "values": made.values, "scales": made.scales}
+        if not stored.is_floating_point:  # with offsets, and of 8 bits some that would fit into 6
+            small = made.values if stored == torch.uint8 else made.values >> 2
+            tensors[f"{stored} with offsets"] = {**tensors[str(stored)], "values": small, "offsets": made.scales * 7}
     torch.save(tensors, tmp_path / "tensors.pt")
     environment = {**os.environ, "NUMBA_CPU_NAME": processor, "NUMBA_CPU_FEATURES": features, "PYTHONPATH": str(ROOT)}
     script = [sys.executable, "-c", ELSEWHERE, tmp_path]

@@ -1,6 +1,8 @@
 """The cache calls that a scheduler makes for a request."""
 
+import struct
 from collections.abc import Sequence
+from hashlib import blake2b
 
 from phase0_request import FinishReason, Request, Slice
 from phase1_kv_pool import PagedCache
@@ -36,3 +38,12 @@ def compute(cache: PagedCache, request: Request, length: int | None = None, publ
 def finish(cache: PagedCache, request: Request) -> None:
     request.finish(FinishReason.LENGTH, 0.0)
     cache.release(request)
+
+
+def named(salt: str, tokens: Sequence[int], size: int) -> int:
+    """The hash of the block that ends a prefix, computed from its start."""
+    digest, salted = bytes(8), salt.encode()
+    for start in range(0, len(tokens), size):
+        block = struct.pack(f"={size}i", *tokens[start : start + size])
+        digest, salted = blake2b(digest + salted + block, digest_size=8).digest(), b""
+    return int.from_bytes(digest, "little")

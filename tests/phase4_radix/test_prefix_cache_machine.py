@@ -1,6 +1,7 @@
 """Requests admitted, computed, published, preempted and finished in any order, against the content of slots."""
 
 import itertools
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import settings
@@ -16,10 +17,40 @@ from hypothesis.stateful import (
 
 from phase0_request import FinishReason, Request, Slice
 from phase1_kv_pool import OutOfPagesError, PageUsage
+from phase4_radix.block_hashes import BlockHashes, block_hashes
 from phase4_radix.prefix_cache import Counts, PrefixCache
-from tests.phase4_radix.steps import resume
+from tests.phase4_radix.steps import named, resume
 
 Content = tuple[str, tuple[int, ...]]  # of a slot: the salt and the prefix that it was computed for
+
+
+class Router(BlockHashes):
+    """Another process, which learns from the observer's calls what is cached: each block and the one before it."""
+
+    def __init__(self, page_size: int) -> None:
+        super().__init__(page_size)
+        self.blocks: dict[int, int | None] = {}
+
+    def stored(self, parent: int | None, pages: Sequence[int], tokens: Sequence[int], salt: str) -> list[int]:
+        before = None if parent is None else self.by_page[parent]
+        assert before is None or before in self.blocks, f"pages {pages} are stored before their parent {parent}"
+        hashes = super().stored(parent, pages, tokens, salt)
+        assert self.blocks.keys().isdisjoint(hashes), f"pages {pages} are stored twice"
+        self.blocks |= zip(hashes, [before, *hashes], strict=False)
+        return hashes
+
+    def removed(self, pages: Sequence[int]) -> list[int]:
+        hashes = super().removed(pages)
+        for block in hashes:
+            del self.blocks[block]
+        orphans = {block for block, before in self.blocks.items() if before in hashes}
+        assert not orphans, f"pages {pages} are removed before the blocks {orphans} behind them"
+        return hashes
+
+    def cached_tokens(self, request: Request) -> int:
+        """What it may expect an engine to find of a request that has at least one token to compute."""
+        hashes = block_hashes(request.tokens(0, request.total - 1), self.page_size, request.cache_salt)
+        return self.page_size * len([*itertools.takewhile(self.blocks.__contains__, hashes)])
 
 
 class AgainstTheContentOfSlots(RuleBasedStateMachine):
@@ -34,6 +65,8 @@ class AgainstTheContentOfSlots(RuleBasedStateMachine):
     def start(self, pages: int, page_size: int) -> None:
         self.size, self.all_pages = page_size, range(pages)
         self.cache = PrefixCache(pages, page_size)
+        self.router = Router(page_size)
+        self.cache.observers.append(self.router)
         self.slots: dict[int, Content] = {}
         self.running: list[Request] = []
         self.preempted: list[Request] = []
@@ -61,6 +94,7 @@ class AgainstTheContentOfSlots(RuleBasedStateMachine):
         known = [ends[p] for p in self.prefixes(request, request.total - 1) if p in ends]
         wanted, tokens = len(known) * self.size, self.cache.cached_tokens(request)
         assert tokens == wanted, f"of {request.total} tokens of {request.id} {wanted} are cached, found: {tokens}"
+        assert self.router.cached_tokens(request) == wanted
         resume(self.cache, request)
         table = list(self.cache.table(request))
         assert table == known, f"{request.id} is attached with pages {table}; its cached prefix is in pages {known}"
@@ -190,6 +224,7 @@ class AgainstTheContentOfSlots(RuleBasedStateMachine):
         if not hasattr(self, "cache"):
             return
         self.cache.check()
+        assert self.router.blocks.keys() == {named(*content, self.size) for content in self.published()}
         assert len(self.cache.tree) <= 2 * self.came  # one where it diverges, and one where it ends
         cached, referenced = self.in_tree() - self.in_tables(), self.in_tables()
         free = {page for page in self.all_pages if self.cache.allocator.count(page) == 0}

@@ -32,6 +32,7 @@ from phase2_prefill_decode.kernels.cpu.forward import forward_body
 from phase2_prefill_decode.kernels.cpu.intrinsics import PROCESSOR
 from phase2_prefill_decode.kernels.cpu.pointwise import add_norm, rotate_store, swiglu
 from phase2_prefill_decode.kernels.cpu.product import PackedWeight
+from phase2_prefill_decode.kernels.cpu.rows import INT6
 from phase2_prefill_decode.sampling.inputs import SamplingInputs
 from phase2_prefill_decode.threads import cores
 
@@ -62,7 +63,8 @@ def _pointwise(dtype: torch.dtype, *_: torch.dtype) -> tuple[Tensor, Tensor, Ten
 
 def _product(dtype: torch.dtype, stored: torch.dtype, _: torch.dtype) -> tuple[Tensor, Tensor]:
     scales = None if stored == dtype else torch.ones(1, 1)
-    weight = PackedWeight(torch.zeros(1, 2, dtype=torch.float32).to(stored), scales=scales)
+    numbers = torch.ones(1, 2, dtype=torch.int8) if stored == INT6 else torch.full((1, 2), 100.0).to(stored)
+    weight = PackedWeight(numbers, scales=scales)
     return weight(torch.zeros(1, weight.inputs, dtype=dtype)), weight.rows(torch.zeros(1, dtype=torch.int64), dtype)
 
 

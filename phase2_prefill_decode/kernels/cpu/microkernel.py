@@ -15,6 +15,8 @@ instructions give the same bits. So a row has the same product, bit for bit, in 
 LLVM does not generate this from loops. The vectors are longer than most registers, and LLVM splits them.
 """
 
+from itertools import product
+
 import torch
 from llvmlite import ir
 from numba import types
@@ -29,6 +31,7 @@ DOTS = "+avx512bf16" in FEATURES and PROCESSOR[1].startswith("znver")
 BITS = 512 if "+avx512bw" in FEATURES else 256  # of a register of integers
 # Adds the products of four integers of 8 bits in one instruction; others take two of 16.
 QUADS = ("+avx512vnni" in FEATURES and BITS == 512) or "+avxvnni" in FEATURES
+PAIRS = "+avx2" in FEATURES and not QUADS  # adds the products of two integers of 8 bits, or of two of 16
 SET = "AVX-512 with bfloat16" if DOTS else "AVX-512" if WIDE else "AVX2" if "+avx2" in FEATURES else "128-bit vectors"
 
 BLOCK = 64  # outputs
@@ -36,20 +39,21 @@ LANES = 16  # words of a vector
 VECTORS = BLOCK // LANES
 LINE = 64  # bytes, of a cache line and of a vector
 AHEAD = 1024  # bytes from what one row reads to what is fetched for it
-HEAD = 8  # bytes before a row's numbers of a part: their scale, and their sum
+HEAD = 8  # bytes before a row's numbers of a part: their scale, and where sums of integers begin
 
 # Formats by the type of their tag: those that are added to sums as they are, and those with scales.
 BF16, F16, F32 = types.uint16, types.int16, types.float32
-INT8, INT4, FLOAT8 = types.int8, types.uint8, types.uint64
-ADDED = {INT8: 128, INT4: 8}  # to integers where they are stored
+INT8, INT6, INT4, FLOAT8 = types.int8, types.int64, types.uint8, types.uint64
+ADDED = {INT8: 128, INT6: 32, INT4: 8}  # to integers, so that they have no sign
 SCALED = (*ADDED, FLOAT8)
-INPUTS = {BF16: 2, F16: 1, F32: 1, INT8: 4, INT4: 8, FLOAT8: 4}  # of a line
+INPUTS = {BF16: 2, F16: 1, F32: 1, INT8: 4, INT6: 4, INT4: 8, FLOAT8: 4}  # of a line
 # Where in each 16 bits of a line the integers are that go with one word of a row: four of 8 bits, or two of 16.
-FIELDS = (
-    {INT8: [(0, 0xFFFF)], INT4: [(0, 0x0F0F), (4, 0x0F0F)]}
-    if QUADS
-    else {INT8: [(0, 0xFF), (8, 0xFF)], INT4: [(0, 0xF), (8, 0xF), (4, 0xF), (12, 0xF)]}
-)
+FIELDS = {
+    INT8: [(0, 0xFFFF)] if QUADS else [(0, 0xFF), (8, 0xFF)],
+    INT4: [(0, 0x0F0F), (4, 0x0F0F)] if QUADS or PAIRS else [(0, 0xF), (8, 0xF), (4, 0xF), (12, 0xF)],
+}
+# Lines of a step of formats whose pairs of products 16 bits hold, even of two words: 4 * 15 * 127, and 4 * 63 * 127.
+TAKEN = {INT4: 1, INT6: 2} if PAIRS else {}
 
 
 class _BFloat(ir.Type):  # type: ignore[misc]  # llvmlite is not typed
@@ -121,6 +125,8 @@ def operands(builder, kind, left_kind, line):
     Integers stay unsigned, but beside float32: keys and values are signed."""
     if kind == INT8 and left_kind == F32:
         yield from floats_of_int8(builder, line)
+    elif kind == INT6:  # stored as INT8 is
+        yield 0, builder.sub(builder.bitcast(line, TABLE), many(TABLE, ADDED[INT8] - ADDED[INT6]))
     elif kind in ADDED:
         shorts = builder.bitcast(line, SHORTS)
         for word, (up, mask) in enumerate(FIELDS[kind]):
@@ -186,7 +192,11 @@ def dot(builder, total, weights, number):
     if QUADS:
         name = f"llvm.x86.avx512.vpdpbusd.{BITS}"
         return in_registers(builder, name, total, builder.bitcast(weights, INTS), number)
-    if "+avx2" in FEATURES:
+    if PAIRS and total.type == SHORTS:
+        name = "llvm.x86.avx512.pmaddubs.w.512" if BITS == 512 else "llvm.x86.avx2.pmadd.ub.sw"
+        pairs = in_registers(builder, name, *(builder.bitcast(words, TABLE) for words in (weights, number)))
+        return builder.add(total, pairs)
+    if PAIRS:
         name = "llvm.x86.avx512.pmaddw.d.512" if BITS == 512 else "llvm.x86.avx2.pmadd.wd"
         return builder.add(total, in_registers(builder, name, weights, builder.bitcast(number, SHORTS)))
     weights = builder.bitcast(weights, INTS)
@@ -196,11 +206,19 @@ def dot(builder, total, weights, number):
     return total
 
 
+def dots(builder, total, products):
+    """total + the products of operands, each with a word of a row. Of several, pairs are added up in 16 bits first."""
+    several, pairs = len(products) > 1, many(SHORTS, 0)
+    for weights, number in products:
+        pairs = dot(builder, pairs if several else total, weights, repeated(builder, number))
+    return dot(builder, total, pairs, many(INTS, 0x10001)) if several else pairs
+
+
 def in_registers(builder, name, *vectors):
-    """Call an instruction that returns words, for each part of the vectors that a register holds."""
-    count = 512 // BITS
+    """Call an instruction that returns integers, for each part of the vectors that a register holds."""
+    count, result = 512 // BITS, SHORTS if vectors[0].type == TABLE else INTS
     if count == 1:
-        return call(builder, name, INTS, *vectors)
+        return call(builder, name, result, *vectors)
     halves = []
     for half in range(count):
         parts = []
@@ -208,8 +226,9 @@ def in_registers(builder, name, *vectors):
             lanes = [INT(half * vector.type.count // count + lane) for lane in range(vector.type.count // count)]
             places = ir.Constant(ir.VectorType(INT, len(lanes)), lanes)
             parts.append(builder.shuffle_vector(vector, vector.type(ir.Undefined), places))
-        halves.append(call(builder, name, ir.VectorType(INT, LANES // count), *parts))
-    return builder.shuffle_vector(*halves, ir.Constant(INTS, [INT(lane) for lane in range(LANES)]))
+        halves.append(call(builder, name, ir.VectorType(result.element, result.count // count), *parts))
+    lanes = [INT(lane) for lane in range(result.count)]
+    return builder.shuffle_vector(*halves, ir.Constant(ir.VectorType(INT, len(lanes)), lanes))
 
 
 # region tile
@@ -232,32 +251,39 @@ def add_tile(context, rows, vectors, kind, left_kind, first, sums, left, down, w
         def begin(r, v):
             if kind not in ADDED:
                 return NUMBERS([0.0] * LANES) if scaled else builder.load(places[r, v], align=4)
-            total = builder.load(at(builder, own[r], 4, INT))
-            return repeated(builder, builder.mul(total, INT(-ADDED[kind])))
+            return repeated(builder, builder.load(at(builder, own[r], 4, INT)))
 
         # Tiles of one and two rows read in the order of memory, which the processor fetches by itself; but for one row
         # too late, if a line takes little time.
         in_order = width == VECTORS and count <= 2
         distance = ahead if not in_order else BYTES(AHEAD) if (DOTS or scaled) and count == 1 else None
 
-        def add_line(step, totals):
+        taken = TAKEN.get(kind, 1)  # lines of a step
+
+        def add_step(step, totals):
+            step = builder.mul(step, BYTES(taken))
             source = builder.add(lines, builder.add(BYTES(4 * BLOCK if scaled else 0), builder.mul(step, BYTES(size))))
             word = builder.add(BYTES(HEAD if scaled else 0), builder.mul(step, BYTES(words)))
-            for v in range(0 if distance is None else width):
-                fetch(builder, at(builder, builder.add(source, distance), v * LINE, ir.IntType(8)))
+            for line, v in product(range(0 if distance is None else taken), range(width)):
+                fetch(builder, at(builder, builder.add(source, distance), line * size + v * LINE, ir.IntType(8)))
             for v in range(width):
                 if v:  # load the rows' numbers again: to keep them takes registers that the sums need
                     clobber = ir.InlineAsm(ir.FunctionType(NOTHING, []), "", "~{memory}", side_effect=True)
                     builder.call(clobber, [])
-                line = builder.load(at(builder, source, v * size // VECTORS, HALVES if kind == F16 else INTS), align=4)
-                for place, weights in operands(builder, kind, left_kind, line):
+                found = []
+                for line in range(taken):
+                    place = at(builder, source, line * size + v * size // VECTORS, HALVES if kind == F16 else INTS)
+                    for number, weights in operands(builder, kind, left_kind, builder.load(place, align=4)):
+                        found.append((line + number, weights))
+                for some in [found] if kind in TAKEN else [[each] for each in found]:
                     for r in range(count):
-                        number = builder.load(at(builder, builder.add(own[r], word), 4 * place, INT))
-                        i = r * width + v
-                        totals[i] = dot(builder, totals[i], weights, repeated(builder, number))
+                        place, i = builder.add(own[r], word), r * width + v
+                        numbers = [builder.load(at(builder, place, 4 * number, INT)) for number, _ in some]
+                        products = [(weights, number) for (_, weights), number in zip(some, numbers, strict=True)]
+                        totals[i] = dots(builder, totals[i], products)
             return totals
 
-        totals = looped(builder, steps, [begin(*place) for place in tile], add_line)
+        totals = looped(builder, builder.udiv(steps, BYTES(taken)), [begin(*place) for place in tile], add_step)
         for (r, v), total in zip(tile, totals, strict=True):
             if scaled:
                 scale = builder.load(at(builder, scales, v * LINE, NUMBERS), align=4)

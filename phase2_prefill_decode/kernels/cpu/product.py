@@ -11,7 +11,7 @@ cache while tile after tile of rows is multiplied with it: few rows wait for mem
 A part of a quantized weight has at most PART inputs of a group, and begins with the scales of its outputs. Integers are
 multiplied with integers: a row is rounded to 8 bits, each part with a scale of its own. The numbers of a weight are
 around 0, and what is then to be subtracted from each, times the scale, is an offset: total -= offset * (sum of the
-row's part).
+row's part). Offsets are a product of their own, in float32, with these sums: it comes last.
 
 A row's product does not depend on the other rows, nor on how many there are: see `microkernel`.
 """
@@ -37,12 +37,13 @@ from phase2_prefill_decode.kernels.cpu.microkernel import (
     BLOCK,
     DOTS,
     HEAD,
+    PAIRS,
     VECTORS,
     WIDE,
     add_tile,
 )
 from phase2_prefill_decode.kernels.cpu.openmp import OPENMP, address_of, call, launch, take, threads_for
-from phase2_prefill_decode.kernels.cpu.rows import lay_out, left_tag, sizes
+from phase2_prefill_decode.kernels.cpu.rows import INT6, lay_out, left_tag, sizes
 from phase2_prefill_decode.loading.quantized.weight import MIDDLE, unpacked
 
 ROWS = 96  # of an item of work: many enough to read a part for, few enough for the cache
@@ -51,10 +52,12 @@ PART = 128  # inputs that share a scale of a row, at most
 UNIT = 8  # inputs: parts with scales are multiples
 MOST = 6  # rows of a tile
 SPAN, SPAN_OF_TWO = (VECTORS, VECTORS) if WIDE else (1, 2)  # vectors of tiles, and of those of two rows
-FLOAT32, INT32, INT64, UINT8, UINT64 = map(np.dtype, (np.float32, np.int32, np.int64, np.uint8, np.uint64))
+FLOAT32, INT64, UINT8 = map(np.dtype, (np.float32, np.int64, np.uint8))
 AT_ONCE = 256  # rows of a quantized weight that are packed together: what this takes besides stays small
 NUMBERS = 10  # of a weight, as kernels take it
-FORMATS = {**TAGS, torch.int8: np.int8(0), torch.uint8: np.uint8(0), torch.float8_e4m3fn: np.uint64(0)}  # tags
+FORMATS = {
+    **TAGS, torch.int8: np.int8(0), INT6: np.int64(0), torch.uint8: np.uint8(0), torch.float8_e4m3fn: np.uint64(0)
+}  # tags  # fmt: skip
 
 
 class PackedWeight:
@@ -71,7 +74,8 @@ class PackedWeight:
         order: Tensor | None = None,
         outputs: int | None = None,
     ) -> None:
-        self.dtype, self.outputs, self.order = weight.dtype, outputs or len(weight), order
+        self.dtype = INT6 if weight.dtype == torch.int8 and PAIRS else weight.dtype  # unless larger numbers are added
+        self.outputs, self.order = outputs or len(weight), order
         per_byte = 2 if weight.dtype == torch.uint8 else 1
         self.inputs = self.group = weight.shape[1] * per_byte
         self.part, self.span = CHUNK, self.inputs + self.inputs % 2  # the inputs of a group, with padding
@@ -108,6 +112,8 @@ class PackedWeight:
             numbers = numbers.unflatten(2, (-1, 2, 4))
             numbers = (numbers[..., 0, :] | numbers[..., 1, :] << 4).flatten(2)
         else:
+            if self.dtype == INT6 and not bool(((numbers + 32) & -64 == 0).all()):
+                self.dtype = torch.int8
             numbers = numbers ^ -128
         return torch.cat((scales[..., None].view(torch.int32), numbers.view(torch.int32)), 2).flatten(1)
 
@@ -146,7 +152,7 @@ class PackedWeight:
         """The bytes from one row of a dtype to the next, as tiles take them. Those that are a multiple of 4096 bytes
         apart would compete for the same lines of the cache."""
         inputs = self.inputs // self.group * self.span
-        heads = 0 if self.dtype in TAGS else inputs // self.part * HEAD
+        heads = 0 if self.dtype in TAGS else inputs // self.part * (HEAD + 4 * (len(self._blocks) > 2))
         size = inputs * left_tag(dtype, self.dtype).itemsize + heads
         return int(size + (0 if size % 4096 else LINE))
 
@@ -163,7 +169,8 @@ class PackedWeight:
             pairs = numbers.view(torch.uint8).unflatten(2, (-1, 1, 4))
             values = torch.cat((pairs & 15, pairs >> 4), 3).flatten(2).float() - MIDDLE
         else:
-            values = (numbers.view(torch.int8) ^ -128 if self.dtype == torch.int8 else numbers.view(self.dtype)).float()
+            floats = self.dtype.is_floating_point
+            values = (numbers.view(self.dtype) if floats else numbers.view(torch.int8) ^ -128).float()
         values *= scales
         if len(self._blocks) > 2:
             values -= self._blocks[2].rows(tokens).view(torch.float32)[..., None]
@@ -259,25 +266,16 @@ def multiply_block(weight, block, left, sums):
     per_line, line, scales, head, size = sizes(kind, left_like)
     inputs = inputs // group * span
     source = blocks + block * (inputs // per_line * line + inputs // part * scales)
-    offset = offsets + block * (inputs // part) * BLOCK * 4 if offsets != NO_TENSOR else NO_TENSOR
     sums[:] = array(bias + block * BLOCK * 4, (BLOCK,), FLOAT32)
     for start in range(0, inputs, part):
         count = min(part, inputs - start)
-        if offset != NO_TENSOR:
-            subtract(sums, array(offset, (BLOCK,), FLOAT32), place, stride)
-            offset += BLOCK * 4
         add_rows(kind, left_like, sums, place, stride, source, count // per_line, part // per_line * line)
         source += scales + count // per_line * line
         place += head + count * size
-
-
-@compiled()
-def subtract(sums, offsets, left, down):
-    """Subtract what the offsets of a part make of each row: its sum times its scale."""
-    for row in range(len(sums)):
-        total = np.float32(array(left + row * down + 4, (1,), INT32)[0]) * array(left + row * down, (1,), FLOAT32)[0]
-        for i in range(BLOCK):
-            sums[row, i] -= offsets[i] * total
+    if offsets != NO_TENSOR:
+        parts, number = inputs // part, np.float32(0)
+        size = parts * BLOCK * 4
+        add_rows(number, number, sums, place, stride, offsets + block * size, parts, size)
 
 
 @compiled()

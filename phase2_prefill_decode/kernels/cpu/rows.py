@@ -11,19 +11,31 @@ import numpy as np
 import torch
 from numba.extending import overload
 
-from phase2_prefill_decode.kernels.cpu.intrinsics import TAGS, array, as_bits, as_float, compiled, narrow, widen
+from phase2_prefill_decode.kernels.cpu.intrinsics import (
+    NO_TENSOR,
+    TAGS,
+    array,
+    as_bits,
+    as_float,
+    compiled,
+    narrow,
+    widen,
+)
 from phase2_prefill_decode.kernels.cpu.microkernel import (
     ADDED,
     BLOCK,
     DOTS,
     HEAD,
     INPUTS,
+    PAIRS,
     QUADS,
     SCALED,
     line_bytes,
 )
 
 FLOAT32, INT32, UINT64 = map(np.dtype, (np.float32, np.int32, np.uint64))
+# Bytes that hold -32 to 31, which some processors multiply faster than others. The stubs of torch lack it.
+INT6: torch.dtype = torch.int6  # type: ignore[attr-defined]
 TINY = np.float32(2.0**-100)  # a part of a row without larger numbers is rounded to multiples of this / 127
 INFINITE = np.uint32(0x7F800000)  # the bits of an infinity; those of a NaN are larger
 ROUND = np.float32(1.5 * 2**23)  # a float32 plus this is rounded to a whole number
@@ -31,8 +43,8 @@ ROUND = np.float32(1.5 * 2**23)  # a float32 plus this is rounded to a whole num
 
 def left_tag(dtype: torch.dtype, stored: torch.dtype) -> Any:
     """The tag of what rows of a dtype are multiplied in, with a weight of another."""
-    if stored in (torch.int8, torch.uint8):
-        return np.int8(0) if QUADS else np.int16(0)
+    if stored in (torch.int8, INT6, torch.uint8):
+        return np.int8(0) if QUADS or (PAIRS and stored != torch.int8) else np.int16(0)
     return TAGS[dtype] if DOTS and dtype == torch.bfloat16 else np.float32(0)
 
 
@@ -51,20 +63,25 @@ def _sizes(kind, left_like):
 
 @compiled()
 def lay_out(x, weight, left_like, left):
-    """Write a row as tiles take it: part by part, with zeros for the inputs that a weight's layout adds."""
-    kind, inputs, _, _, _, group, span, part = weight
+    """Write a row as tiles take it: part by part, with zeros for the inputs that a weight's layout adds. If it has
+    offsets, what each of them is multiplied with comes behind."""
+    kind, inputs, _, _, offsets, group, span, part = weight
     place, (_, _, _, head, size) = left, sizes(kind, left_like)
+    parts = inputs // group * (span // part)
+    factors = array(left + parts * (head + part * size), (parts,), FLOAT32)
     for first in range(0, inputs, group):
         for start in range(0, span, part):
             count = min(part, span - start)
-            write_part(x[first + start : first + min(start + count, group)], kind, left_like, place, count)
+            factor = write_part(x[first + start : first + min(start + count, group)], kind, left_like, place, count)
+            if offsets != NO_TENSOR:
+                factors[first // group * (span // part) + start // part] = factor
             place += head + count * size
 
 
 # region quantize
 @compiled(fastmath=False)
-def quantize(x, place, numbers):
-    """A part of a row in 8 bits: write its scale, the sum of its integers, and these. The largest in magnitude becomes
+def quantize(x, numbers):
+    """Write a part of a row in 8 bits. Return its scale, and the sum of its integers. The largest in magnitude becomes
     127 or -127. If a number is not finite, the scale is NaN, and so will the products be."""
     most, total = np.uint32(0), np.int32(0)
     for i in range(len(x)):
@@ -79,8 +96,7 @@ def quantize(x, place, numbers):
             total += number
     else:
         numbers[:] = 0
-    array(place, (1,), FLOAT32)[0] = scale
-    array(place + 4, (1,), INT32)[0] = total
+    return scale, total
 
 
 # endregion
@@ -107,25 +123,27 @@ def swap(numbers, count):
 
 
 def write_part(x, kind, left_like, place, count):
-    """Write a part of a row with what is before its numbers."""
+    """Write a part of a row with what is before its numbers. Return what an offset of the weight is multiplied with."""
     raise NotImplementedError("only inside compiled functions")
 
 
 @overload(write_part)
 def _write_part(x, kind, left_like, place, count):
-    integers, scaled = kind in ADDED, kind in SCALED
+    integers, scaled, added = kind in ADDED, kind in SCALED, np.int32(ADDED.get(kind, 0))
     swapped, head = scaled and left_like.bitwidth == 16, HEAD if scaled else 0
 
     def write(x, kind, left_like, place, count):
-        numbers = array(place + head, (count,), left_like)
+        numbers, scale, total = array(place + head, (count,), left_like), np.float32(1), np.int32(0)
         numbers[len(x) :] = 0
         if integers:
-            quantize(x, place, numbers)
+            scale, total = quantize(x, numbers)
         else:
             convert(x, numbers)
-            if scaled:
-                array(place, (1,), FLOAT32)[0] = 1
+        if scaled:
+            array(place, (1,), FLOAT32)[0] = scale
+            array(place + 4, (1,), INT32)[0] = -added * total
         if swapped:
             swap(place + head, count)
+        return -scale * np.float32(total)
 
     return write

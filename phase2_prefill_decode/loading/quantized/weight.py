@@ -82,6 +82,24 @@ class QuantizedWeight:
         """These rows, dequantized, as of an embedding."""
         return self._of_each(lambda tensor: tensor[tokens]).dequantize().to(dtype)
 
+    def part(self, rows: slice, columns: slice) -> "QuantizedWeight":
+        """Some rows and columns. ValueError if the columns cut a group, or if the inputs have an order of their own."""
+        weight = self._of_each(lambda tensor: tensor[rows])
+        start, stop, _ = columns.indices(self.shape[1])
+        if (start, stop) == (0, self.shape[1]):
+            return weight
+        per_byte, group = 8 // self.bits, self.group
+        if self.order is not None:
+            raise ValueError("its inputs have an order of their own, so that a part of them is in no group")
+        one_group = self.scales.shape[1] == 1
+        step = per_byte if one_group else group
+        if start % step or stop % step:
+            raise ValueError(f"columns {start} to {stop} cut a group of {step}")
+        groups = slice(0, 1) if one_group else slice(start // group, stop // group)
+        values = weight.values[:, start // per_byte : stop // per_byte]
+        of_groups: dict[str, Any] = {n: t[:, groups] for n, t in weight.by_rows().items() if n != "values"}
+        return replace(weight, values=values, **of_groups)
+
     def in_order(self, order: Tensor | None) -> "QuantizedWeight":
         """The same weight, with groups of inputs in this order; None: they already are."""
         if order is None:

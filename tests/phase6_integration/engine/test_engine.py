@@ -145,7 +145,7 @@ def test_the_pool_is_sized_to_free_memory_and_limits_the_context(monkeypatch: py
     with NanoServingEngine.from_pretrained(max_num_seqs=2, max_num_batched_tokens=16) as made:
         layout = made.parts.model.config.kv_layout(16)
         assert made.parts.scheduler.cache.usage.total == 2 * 2048 // 16, "two requests cannot use more"
-    monkeypatch.setattr("phase6_integration.engine.assemble.free_bytes", lambda device: 2 * 20 * layout.bytes_per_page)
+    monkeypatch.setattr("phase2_prefill_decode.decoder.free_bytes", lambda device: 2 * 20 * layout.bytes_per_page)
     monkeypatch.setattr(
         "phase6_integration.engine.assemble.peak_bytes", lambda work, device: 10 * layout.bytes_per_page
     )
@@ -160,7 +160,7 @@ def test_the_pool_is_sized_to_free_memory_and_limits_the_context(monkeypatch: py
         assert made.parts.scheduler.cache.usage.total == 10 * 2 * layout.head_dim // in_8_bits > 16
     with pytest.raises(ConfigError, match="max_model_len is 200 tokens, and the cache has room for 160"):
         NanoServingEngine.from_pretrained(gpu_memory_utilization=0.5, max_model_len=200)
-    monkeypatch.setattr("phase6_integration.engine.assemble.free_bytes", lambda device: 12 * layout.bytes_per_page)
+    monkeypatch.setattr("phase2_prefill_decode.decoder.free_bytes", lambda device: 12 * layout.bytes_per_page)
     with pytest.raises(ConfigError, match="no memory is left for keys and values"):
         NanoServingEngine.from_pretrained()
 

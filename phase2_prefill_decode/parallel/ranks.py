@@ -1,0 +1,178 @@
+"""Ranks: the other processes of a model, as rank 0 sees them. It starts them, sends them commands and reads replies.
+
+A command is a few integers on a socket, the same for all. Tensors go by collectives. So a rank that is idle waits at
+its socket, without a time limit, and one that has ended is noticed because its socket is closed.
+"""
+
+import ctypes
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+from weakref import finalize
+
+from phase0_request import entry
+
+WORKER = "phase2_prefill_decode.parallel.worker"
+LOST = 3  # the exit status of a rank that another one has left alone: that is not what has failed first
+PATIENCE = 2.0  # seconds in which the cause of a failed collective shows
+PR_SET_PDEATHSIG = 1
+SIZE = 8  # bytes of a message's length
+
+
+class RankError(BaseException):
+    """A rank has died, hangs or has failed. No request is at fault, and no further step can be computed: only what
+    ends the engine catches it."""
+
+
+class Ranks:
+    """The processes of ranks 1 to size - 1."""
+
+    def __init__(self, settings: Mapping[str, Any], size: int) -> None:
+        """Start them. Each loads its part of the model."""
+        self.size = size
+        self._sockets: list[socket.socket] = []
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self.close = finalize(self, end, self._sockets, self._processes)  # kills them; may be called again
+        for rank in range(1, size):
+            ours, theirs = socket.socketpair()
+            self._sockets.append(ours)
+            self._start(theirs)
+            send(ours, json.dumps({**settings, "rank": rank, "size": size}).encode())
+
+    def _start(self, theirs: socket.socket) -> None:
+        """Start a process with its end of a socket pair."""
+        with theirs:
+            command = [sys.executable, "-m", WORKER, str(theirs.fileno()), str(os.getpid())]
+            self._processes.append(
+                subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=entry.environment())
+            )
+
+    @property
+    def pids(self) -> list[int]:
+        return [process.pid for process in self._processes]
+
+    def filenos(self) -> list[int]:
+        """Descriptors that are readable when a rank has ended: then `check` says how."""
+        return [end.fileno() for end in self._sockets]
+
+    def command(self, numbers: Sequence[int]) -> None:
+        """Send a command to all ranks."""
+        message = array("q", numbers).tobytes()
+        with self.together():
+            for end in self._sockets:
+                send(end, message)
+
+    def replies(self) -> list[Any]:
+        """Wait for a reply of each rank. A rank that ends instead raises RankError, whichever it is."""
+        replies: dict[int, Any] = {}
+        with selectors.DefaultSelector() as selector:
+            for rank, end in enumerate(self._sockets, 1):
+                selector.register(end, selectors.EVENT_READ, rank)
+            while selector.get_map():
+                for key, _ in selector.select():
+                    message = receive(self._sockets[key.data - 1])
+                    reply = None if message is None else json.loads(message)
+                    if message is None or (isinstance(reply, dict) and "error" in reply):
+                        raise self._failure(reply and {key.data: reply["error"]})
+                    replies[key.data] = reply
+                    selector.unregister(key.fileobj)
+        return [replies[rank] for rank in sorted(replies)]
+
+    def check(self) -> None:
+        """RankError, for a rank that nobody waits for has something to say: its end."""
+        raise self._failure()
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What all ranks do at once. If it fails here, the others are somewhere in the middle: no step can follow."""
+        try:
+            yield
+        except Exception as error:
+            raise self._failure(error=error) from error
+
+    def _failure(self, said: Mapping[int, str] | None = None, error: Exception | None = None) -> RankError:
+        """What has gone wrong, in words. It ends all ranks."""
+        causes = {rank: f"has failed: {text}" for rank, text in (said or {}).items()}
+        deadline = time.monotonic() + PATIENCE
+        while not causes and time.monotonic() < deadline:
+            time.sleep(0.01)
+            for rank, (end, process) in enumerate(zip(self._sockets, self._processes, strict=False), 1):
+                if process.poll() not in (None, LOST):
+                    causes[rank] = last_words(end) or status(process)
+        silent = [str(rank) for rank, process in enumerate(self._processes, 1) if process.poll() is None]
+        self.close()
+        if causes:
+            rank, cause = min(causes.items())
+            return RankError(f"rank {rank} of {self.size} {cause}")
+        if silent:
+            why = "" if error is None else f" ({type(error).__name__}: {str(error).splitlines()[0]})"
+            return RankError(f"rank {' and '.join(silent)} of {self.size} did not take part in a step in time{why}")
+        return RankError(f"the ranks have lost each other: {error}")
+
+
+def end(sockets: list[socket.socket], processes: "list[subprocess.Popen[bytes]]") -> None:
+    for process in processes:
+        process.kill()
+    for each in sockets:
+        each.close()
+    for process in processes:
+        process.wait()
+
+
+def last_words(end: socket.socket) -> str | None:
+    """What a rank that has ended sent about its failure."""
+    end.setblocking(False)
+    try:
+        while (message := receive(end)) is not None:
+            if isinstance(reply := json.loads(message), dict) and "error" in reply:
+                return f"has failed: {reply['error']}"
+    except BlockingIOError:
+        pass
+    return None
+
+
+def status(process: "subprocess.Popen[bytes]") -> str:
+    code = process.returncode
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"has ended with status {code}"
+
+
+# Messages, on both ends.
+
+
+def send(end: socket.socket, message: bytes) -> None:
+    end.sendall(len(message).to_bytes(SIZE, "big") + message)
+
+
+def receive(end: socket.socket) -> bytes | None:
+    """The next message. None if the other end is closed."""
+    size = _exactly(end, SIZE)
+    return None if size is None else _exactly(end, int.from_bytes(size, "big"))
+
+
+def _exactly(end: socket.socket, count: int) -> bytes | None:
+    data = bytearray()
+    while len(data) < count:
+        try:
+            more = end.recv(count - len(data))
+        except ConnectionError:
+            return None
+        if not more:
+            return None
+        data += more
+    return bytes(data)
+
+
+def die_with(parent: int) -> bool:
+    """Have the kernel kill this process when its parent dies. False if that has happened already."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    return os.getppid() == parent

@@ -1,0 +1,131 @@
+"""The process of another rank: it loads its part of the model, then computes what rank 0 commands, until that ends."""
+
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from phase1_kv_pool.layout import KVLayout
+from phase1_kv_pool.memory import free_bytes
+from phase1_kv_pool.pool import KVPool
+from phase2_prefill_decode.decoder import Record
+from phase2_prefill_decode.loading.config import ModelConfig
+from phase2_prefill_decode.loading.weights import load_weights
+from phase2_prefill_decode.parallel.group import Group, LostError
+from phase2_prefill_decode.parallel.layers import ParallelDecoder
+from phase2_prefill_decode.parallel.leader import DTYPES, FREE, HIDDEN, LOGITS, RECORD, REPLAY, received
+from phase2_prefill_decode.parallel.ranks import LOST, die_with, receive, send
+from phase2_prefill_decode.parallel.shard import Shard
+from phase2_prefill_decode.step.graphs import cuda_recorder
+
+log = logging.getLogger(__name__)
+
+
+class Worker:
+    """A rank's decoder, its KV pool, and the hidden states of the last step."""
+
+    def __init__(self, decoder: ParallelDecoder, end: socket.socket) -> None:
+        self.decoder = decoder
+        self.end = end
+        self.layers = decoder.layers
+        self.pool: KVPool | None = None
+        self.recorded: list[Callable[[], Any]] = []
+        self.record: Record | None = None
+
+    # region follow
+    def follow(self) -> bool:
+        """Do what rank 0 commands next. False once it has ended."""
+        message = receive(self.end)
+        if message is not None:
+            self._run(*array("q", message))
+        return message is not None
+
+    def _run(self, command: int, *numbers: int) -> None:
+        decoder = self.decoder
+        if command == FREE:
+            self.pool, self.record = None, None
+            self.recorded.clear()
+            send(self.end, json.dumps(free_bytes(decoder.device)).encode())
+        if command == HIDDEN:
+            pages, page_size, dtype, layers, *sizes = numbers
+            pool = self._pool(decoder.config.kv_layout(page_size, DTYPES[dtype]), pages)
+            step = received(sizes, decoder.device, decoder.group.broadcast)
+            decoder.layers = self.layers[:layers]  # a profile of a CPU takes one
+            self.hidden = decoder.hidden(step, pool.layers)
+        if command == LOGITS:
+            start, count = numbers
+            decoder.lm_head(self.hidden[start : start + count])
+        if command == RECORD:
+            self.record = record = self.record or cuda_recorder()
+            self.recorded.append(record(self._step))
+        if command == REPLAY:
+            (number,) = numbers
+            self.recorded[number]()
+
+    def _step(self) -> Any:
+        """One step that is recorded: its layers, then its logits."""
+        self.follow()
+        self.follow()
+
+    # endregion
+
+    def _pool(self, layout: KVLayout, pages: int) -> KVPool:
+        """A pool as rank 0 has it. What another engine has left in one of the same shape is never read."""
+        pool = self.pool
+        if pool is None or (pool.layout, pool.num_pages) != (layout, pages):
+            self.pool = pool = None  # first: there may be no memory for two
+            pool = self.pool = KVPool(layout, pages, self.decoder.device)
+        return pool
+
+
+def loaded(settings: dict[str, Any], end: socket.socket) -> Worker:
+    """Load the part of a rank."""
+    torch.set_num_threads(settings["threads"])
+    rank, directory = settings["rank"], settings["directory"]
+    device = torch.device("cpu") if settings["device"] == "cpu" else torch.device("cuda", rank)
+    shard = Shard(ModelConfig.from_pretrained(directory, settings["dtype"]), rank, settings["size"])
+    weights = load_weights(directory, shard.config, device, **settings["weights"], layer_by_layer=True, shard=shard)
+    decoder = ParallelDecoder(shard, weights, Group(rank, shard.size))
+    decoder.compile_kernels(settings["kv_cache_dtype"])
+    return Worker(decoder, end)
+
+
+def follow(end: socket.socket) -> None:
+    """Load, meet the other ranks, and do what rank 0 commands until it has ended."""
+    settings = json.loads(receive(end) or b"{}")
+    worker = loaded(settings, end)
+    send(end, json.dumps({"loaded": True}).encode())
+    worker.decoder.group.connect(settings["file"], settings["timeout"], worker.decoder.device)
+    send(end, json.dumps({"connected": True}).encode())
+    with torch.inference_mode():
+        while worker.follow():
+            pass
+
+
+def main() -> int:
+    """Run the process. Signals are for the process that started it: this one ends with it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    descriptor, parent = map(int, sys.argv[1:])
+    end, code = socket.socket(fileno=descriptor), 0
+    if die_with(parent):
+        try:
+            follow(end)
+        except LostError:
+            code = LOST
+        except Exception as error:
+            log.exception("rank failed")
+            send(end, json.dumps({"error": f"{type(error).__name__}: {error}"}).encode())
+            code = 1
+    os._exit(code)  # does not wait for threads of libraries
+
+
+if __name__ == "__main__":
+    main()

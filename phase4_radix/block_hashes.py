@@ -1,0 +1,49 @@
+"""Names for cached pages that every process gives alike, so that a router knows what each engine has cached.
+
+Page numbers mean something in one engine only. A block, which is what vLLM calls a page with its content, is named by a
+hash of its tokens and of all that stands before them. Python's own `hash` would differ from process to process.
+"""
+
+from collections.abc import Sequence
+from hashlib import blake2b
+
+from phase4_radix.radix_tree import page_keys
+
+ROOT_HASH = 0  # before the first block
+HASH_BYTES = 8
+
+
+# region exercise 4.6
+def block_hashes(tokens: Sequence[int], page_size: int, salt: str = "", parent: int | None = None) -> list[int]:
+    """Hash the whole pages of `tokens`: 64 bits of each, from the hash of the block before it and its own tokens. The
+    first block of a prefix takes the salt as well, so no block of another salt has the same hash. With the hash of a
+    `parent`, the tokens are those behind that block."""
+    hashes: list[int] = []
+    previous = ROOT_HASH if parent is None else parent
+    for key in page_keys(tokens, page_size, salt if parent is None else ""):
+        digest = blake2b(previous.to_bytes(HASH_BYTES, "little") + key, digest_size=HASH_BYTES).digest()
+        previous = int.from_bytes(digest, "little")
+        hashes.append(previous)
+    return hashes
+
+
+class BlockHashes:
+    """The hashes of all pages in a prefix cache. It is an observer of the cache (`PrefixCache.observers`)."""
+
+    def __init__(self, page_size: int) -> None:
+        self.page_size = page_size
+        self.by_page: dict[int, int] = {}
+
+    def stored(self, parent: int | None, pages: Sequence[int], tokens: Sequence[int], salt: str) -> list[int]:
+        """Hash pages that are new in the cache, behind the page `parent`. Returns their hashes."""
+        before = None if parent is None else self.by_page[parent]
+        hashes = block_hashes(tokens, self.page_size, salt, before)
+        self.by_page.update(zip(pages, hashes, strict=True))
+        return hashes
+
+    def removed(self, pages: Sequence[int]) -> list[int]:
+        """Forget pages that have left the cache. Returns their hashes."""
+        return [self.by_page.pop(page) for page in pages]
+
+
+# endregion

@@ -1,0 +1,1 @@
+"""Many replicas of the engine behind one address, run by Ray Serve."""

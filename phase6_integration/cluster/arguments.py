@@ -1,0 +1,32 @@
+"""The arguments of an application in a configuration file: the flags of `nanoserve serve`, with underscores."""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from phase0_request.checks import ConfigError
+from phase6_integration.api.settings import ServerSettings
+from phase6_integration.cli.serve_command import add_flags, server_settings
+from phase6_integration.engine.flags import Parser, did_you_mean, values_of
+from phase6_integration.engine.options import EngineOptions
+
+LISTENER = ("host", "port", "uds", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs", "root_path")
+
+
+def settings_of(args: Mapping[str, Any]) -> tuple[EngineOptions, ServerSettings]:
+    """Check the arguments. ConfigError names the first that is wrong."""
+    parser = Parser()
+    add_flags(parser)
+    known = {action.dest for action in parser._actions}
+    for name in args:
+        if name in LISTENER:
+            raise ConfigError(f"{name}: Ray Serve listens, so that is set in http_options of the file")
+        if name == "kv_events_config":
+            raise ConfigError(f"{name}: each replica has its own, which its router reads")
+        if name not in known:
+            raise ConfigError(f"there is no argument {name!r}{did_you_mean(name, known)}")
+    given = {
+        name: [value] if name == "served_model_name" and isinstance(value, str) else value
+        for name, value in args.items()
+    }
+    return EngineOptions(**values_of(EngineOptions, given)), server_settings(given, os.environ)

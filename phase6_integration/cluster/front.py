@@ -1,0 +1,193 @@
+"""Front: the OpenAI server as a Ray Serve ingress. Its engine is all replicas together.
+
+The application, and what AsyncEngine does with tokens, are those of `nanoserve serve`: only the client is another one,
+which sends each completion to a replica instead of to a process of its own.
+"""
+
+import asyncio
+import logging
+import time
+import uuid
+from array import array
+from collections.abc import Collection
+from contextvars import Context
+from dataclasses import fields, replace
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+from ray import serve
+from ray.exceptions import RayActorError
+from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentHandle
+
+from phase0_request.request import FinishReason
+from phase4_radix.block_hashes import block_hashes
+from phase6_integration.api.settings import ServerSettings
+from phase6_integration.app import create_app
+from phase6_integration.engine.generation_config import sampling_defaults
+from phase6_integration.engine.options import EngineOptions
+from phase6_integration.engine.stats import Gauges
+from phase6_integration.process.async_engine import AsyncEngine
+from phase6_integration.process.engine_client import EngineClient
+from phase6_integration.process.health import Health, UnavailableError
+from phase6_integration.process.messages import EngineRequest, Finish, Ready, ToEngine, Update
+
+FRONT = uuid.uuid4().hex  # the name of this process in reports of replicas
+ATTEMPTS = 3  # replicas that may die of one request before it is given up
+LOST = (RayActorError, RayServeException)  # of a replica that is gone
+encode = msgspec.msgpack.Encoder().encode
+decode_update = msgspec.msgpack.Decoder(Update).decode
+log = logging.getLogger("nanoserve")
+
+
+class ReplicasClient(EngineClient):
+    """Stands in for the process of an engine: each completion is a call of a replica that streams its updates."""
+
+    def __init__(self, engine: "ClusterEngine", replicas: DeploymentHandle) -> None:
+        super().__init__(
+            engine.options, "", on_message=engine.handle, on_failure=lambda *_: None, has_work=lambda: False
+        )
+        self._engine = engine
+        self._replicas = replicas
+        self._calls: dict[str, asyncio.Task[None]] = {}  # by the id of the completion
+        self._gauges: dict[int, Gauges] = {}  # the last ones of each replica
+        self._loading: asyncio.Task[None] | None = None
+        self._page_size = engine.options.page_size
+
+    async def start(self) -> None:
+        self._loading = asyncio.create_task(self._load())
+
+    async def _load(self) -> None:
+        """Wait for the first replica."""
+        while True:
+            try:
+                ready = msgspec.msgpack.decode(await self._replicas.ready.remote(), type=Ready)
+                break
+            except LOST as error:
+                log.warning("a replica was lost before it was ready: %s", error)
+        self._page_size = ready.page_size
+        self._engine.handle(ready)
+
+    def send(self, message: ToEngine) -> None:
+        match message:
+            case EngineRequest():
+                for number in message.numbers:  # in contexts of their own: Ray would give all calls one id
+                    call = asyncio.create_task(self._complete(message, number), context=Context())
+                    self._calls[message.name(number)] = call
+            case Finish(id=id):
+                if (running := self._calls.get(id)) is not None:
+                    running.cancel()
+
+    async def stop(self) -> None:
+        for call in [*self._calls.values()]:
+            call.cancel()
+        if self._loading is not None:
+            self._loading.cancel()
+
+    # A completion.
+
+    async def _complete(self, request: EngineRequest, number: int) -> None:
+        """Have one completion generated, and end it in every case."""
+        id, reason, error = request.name(number), FinishReason.ERROR, None
+        left = None if request.timeout is None else request.arrival + request.timeout - time.monotonic()
+        try:
+            async with asyncio.timeout(left):
+                await self._attempt(request, number)
+        except asyncio.CancelledError:
+            reason = FinishReason.ABORT
+        except TimeoutError:
+            reason = FinishReason.TIMEOUT
+        except UnavailableError as lost:
+            log.warning("request %s: %s", id, lost.reason)
+            error = lost
+        except Exception:
+            log.exception("request %s failed", id)
+        finally:
+            del self._calls[id]
+            self._engine.end(id, reason, error)
+
+    async def _attempt(self, request: EngineRequest, number: int) -> None:
+        """Call a replica. If it is lost before the first token, call another."""
+        completion, id = request.completion(number), request.name(number)
+        prompt, salt = completion.prompt_tokens, request.cache_salt
+        pages = array("Q", block_hashes(prompt, self._page_size, salt)).tobytes()
+        message = EngineRequest(
+            f"{FRONT}.{id}", [prompt], completion.params, [completion.params.max_tokens], 1,
+            request.priority, salt, request.timeout, request.tenant,
+        )  # fmt: skip
+        for _ in range(ATTEMPTS):
+            call = self._replicas.options(stream=True).generate.remote(FRONT, encode(message), pages)
+            begun = False
+            try:
+                async for replica, body in call:
+                    update = self._translate(decode_update(body), id)
+                    begun = begun or any(progress.token is not None for progress in update.progress)
+                    self._gauges[replica] = update.gauges
+                    self._engine.handle(msgspec.structs.replace(update, gauges=total(self._gauges.values())))
+                    if update.progress[-1].finish_reason is not None:
+                        return
+            except LOST as error:
+                log.warning("request %s: its replica is lost: %s", id, type(error).__name__)
+            finally:
+                call.cancel()  # no effect if it has ended
+            self._gauges.clear()
+            if begun:
+                raise UnavailableError(Health.LOST, "its replica was lost after the first token")
+        raise UnavailableError(Health.LOST, f"{ATTEMPTS} replicas were lost before the first token")
+
+    def _translate(self, update: Update, id: str) -> Update:
+        """An update with the id that this process knows, and in its time: the replica's clock is another machine's."""
+        now = time.monotonic()
+        progress = [
+            msgspec.structs.replace(each, id=id, admitted=each.admitted and now - (update.at - each.admitted))
+            for each in update.progress
+        ]
+        return msgspec.structs.replace(update, at=now, progress=progress)
+
+
+def total(gauges: Collection[Gauges]) -> Gauges:
+    """The gauges of all replicas together."""
+    columns: dict[str, Any] = {each.name: [getattr(one, each.name) for one in gauges] for each in fields(Gauges)}
+    accepted = tuple(map(sum, zip_longest(*columns.pop("accepted_tokens"), fillvalue=0)))
+    return Gauges(accepted_tokens=accepted, **{name: sum(column) for name, column in columns.items()})
+
+
+class ClusterEngine(AsyncEngine):
+    """An AsyncEngine whose completions are generated by replicas."""
+
+    def __init__(self, options: EngineOptions, replicas: DeploymentHandle) -> None:
+        super().__init__(options)
+        self._replicas = replicas
+
+    async def _start_process(self) -> None:
+        self._client = ReplicasClient(self, self._replicas)
+        await self._client.start()
+
+    def end(self, id: str, reason: FinishReason, error: UnavailableError | None = None) -> None:
+        """End a completion, if it has not ended."""
+        if id in self._live:
+            self._end(id, reason, time.monotonic(), error)
+
+
+@serve.ingress()
+class Front:
+    """The ingress deployment."""
+
+    async def __init__(  # type: ignore[misc]
+        self, options: EngineOptions, settings: ServerSettings, replicas: DeploymentHandle
+    ) -> None:
+        """Start at once. Until the first replica is ready, answers are 503."""
+        self.engine = ClusterEngine(options, replicas)
+        defaults = sampling_defaults(
+            settings.generation_config, Path(self.engine.options.model), settings.override_generation_config
+        )
+        self.settings = replace(settings, sampling_defaults=defaults)
+        await self.engine.start()
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        app = create_app(self.engine, self.settings)
+        app.state.server.tokenizers.start()
+        return app

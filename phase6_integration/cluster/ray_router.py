@@ -1,0 +1,66 @@
+"""PrefixRouter: the routing table as a request router of Ray Serve. One lives in each process that has a handle.
+
+Ray pickles this module by value, with its globals: state does not belong here.
+"""
+
+import asyncio
+from array import array
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
+
+from phase6_integration.cluster.digest import Report
+from phase6_integration.cluster.routing import RoutingPolicy, RoutingTable
+
+
+class PrefixRouter(RequestRouter):
+    """Sends a request to the replica that has most of its prompt cached, unless that one is too busy."""
+
+    def initialize_state(self, **policy: Any) -> None:
+        self.table = RoutingTable(RoutingPolicy(**policy))
+
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        """The replicas have changed, or have reported."""
+        super().update_replicas(replicas)
+        self.table.keep(replica.replica_id.unique_id for replica in replicas)
+        for replica in replicas:
+            if (report := (replica.routing_stats or {}).get("report")) is not None:
+                self.table.report(replica.replica_id.unique_id, msgspec.msgpack.decode(report, type=Report))
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        """Ranks of one replica each. The request counts from now on: others may be routed before it is sent."""
+        replicas = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
+        front, pages = prompt_of(pending_request)
+        self.table.front = front or self.table.front
+        order = self.table.choose(pages, [*replicas])
+        if order and pending_request is not None:
+            id = pending_request.metadata.internal_request_id
+            self.table.send(order[0], id, pages)
+            pending_request.future.add_done_callback(partial(self._routed, id))
+        return [[replicas[name]] for name in order]
+
+    def _routed(self, id: str, future: asyncio.Future[Any]) -> None:
+        if future.cancelled():
+            self.table.finish(id)
+
+    def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
+        """A replica has accepted the request, which need not be the first choice."""
+        if replica_id.unique_id in self.table.replicas:
+            id = pending_request.metadata.internal_request_id
+            self.table.send(replica_id.unique_id, id, prompt_of(pending_request)[1])
+
+    def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
+        self.table.finish(internal_request_id)
+
+
+def prompt_of(request: PendingRequest | None) -> tuple[str, Sequence[int]]:
+    """The name of this front, and the hashes of the pages of the prompt. Only calls of `generate` have them."""
+    if request is None or request.metadata.call_method != "generate":
+        return "", ()
+    front, _, pages = request.args
+    return front, array("Q", pages)

@@ -1,0 +1,158 @@
+"""Replica: an engine process as a Ray actor. Requests and updates are the messages that an engine process reads and
+sends.
+
+If the engine fails, the actor ends with it, and Ray Serve starts another: there is nothing in it to be saved.
+"""
+
+import asyncio
+import logging
+import os
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from phase0_request.request import FinishReason
+from phase6_integration.cluster.digest import Digest
+from phase6_integration.engine.hub import located
+from phase6_integration.engine.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch
+from phase6_integration.engine.options import EngineOptions
+from phase6_integration.engine.stats import Gauges
+from phase6_integration.process.engine_client import EngineClient
+from phase6_integration.process.health import Health
+from phase6_integration.process.messages import EngineRequest, Finish, Logged, Progress, Ready, Update
+
+ENGINE = "phase6_integration.wings.structured.isolated_grammars:isolating_engine"
+ENGINE_FAILED = 70  # exit status of the actor
+encode = msgspec.msgpack.Encoder().encode
+log = logging.getLogger("nanoserve")
+
+
+class Call:
+    """One request of a front, from its arrival to its last token: what is not sent back yet."""
+
+    def __init__(self) -> None:
+        self.progress: list[Progress] = []
+        self.at = 0.0  # the end of the last step
+        self.arrived = asyncio.Event()
+
+
+class Replica:
+    """The deployment. Its methods run on one event loop."""
+
+    async def __init__(self, options: EngineOptions) -> None:  # type: ignore[misc]
+        """Load the model. Ray Serve sends requests only after this."""
+        self._calls: dict[str, Call] = {}
+        self._fronts: Counter[str] = Counter()  # unfinished requests by the front that sent them
+        self._gauges = Gauges()
+        self._digest = Digest()
+        self._ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
+        options, _ = located(options)
+        self._directory = tempfile.TemporaryDirectory(prefix="nanoserve-")
+        events = f"ipc://{self._directory.name}/kv_events"
+        self._following = asyncio.create_task(self._follow(events))
+        self._client = EngineClient(
+            replace(options, kv_events_config={"endpoint": events}),
+            ENGINE,
+            on_message=self._receive,
+            on_failure=self._failed,
+            has_work=lambda: bool(self._calls),
+        )
+        await self._client.start()
+        self._info = await self._ready
+
+    # Called by fronts.
+
+    async def ready(self) -> bytes:
+        """What the engine said when it was loaded."""
+        return encode(self._info)
+
+    async def generate(self, front: str, message: bytes, pages: bytes) -> AsyncIterator[tuple[int, bytes]]:
+        """Generate one completion. Yields the updates about it, each with the number of this process. `pages` are
+        hashes of the prompt, for the router. A front that cancels the call aborts the request."""
+        request = msgspec.msgpack.decode(message, type=EngineRequest)
+        (number,) = request.numbers
+        id = request.name(number)
+        call = self._calls[id] = Call()
+        self._fronts[front] += 1
+        reason: FinishReason | None = None
+        self._client.watchdog.work_begins()
+        self._client.send(msgspec.structs.replace(request, arrival=time.monotonic()))  # on the clock of this machine
+        try:
+            while reason is None:
+                await call.arrived.wait()
+                call.arrived.clear()
+                progress, call.progress = call.progress, []
+                reason = progress[-1].finish_reason
+                yield os.getpid(), encode(Update(call.at, 0.0, 0, 0, progress, self._gauges))
+        finally:
+            del self._calls[id]
+            self._fronts[front] -= 1
+            if reason is None:
+                self._client.send(Finish(id, FinishReason.ABORT))
+
+    # Called by Ray Serve.
+
+    async def record_routing_stats(self) -> dict[str, bytes]:
+        """What routers learn, each few tenths of a second."""
+        return {"report": encode(self._digest.report(dict(+self._fronts)))}
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """What the autoscaling policy learns."""
+        return {"waiting": self._gauges.waiting, "pages_used": self._gauges.usage}
+
+    async def __del__(self) -> None:
+        """The end, once all requests have ended or the grace period is over."""
+        self._following.cancel()
+        await self._client.stop()
+        self._directory.cleanup()
+
+    # What the engine has cached.
+
+    async def _follow(self, endpoint: str) -> None:
+        """Keep the digest equal to the engine's prefix cache. If events are missing, it begins anew: a router may know
+        too little, and not too much."""
+        with zmq.asyncio.Context() as context, context.socket(zmq.SUB) as socket:
+            socket.set_hwm(0)
+            socket.connect(endpoint)
+            socket.subscribe(b"")
+            expected = 0
+            while True:
+                _, number, body = await socket.recv_multipart()
+                if int.from_bytes(number, "big") != expected:
+                    self._digest.clear()
+                expected = int.from_bytes(number, "big") + 1
+                for event in msgspec.msgpack.decode(body, type=EventBatch).events:
+                    match event:
+                        case BlockStored():
+                            self._digest.stored(event.block_hashes)
+                        case BlockRemoved():
+                            self._digest.removed(event.block_hashes)
+                        case AllBlocksCleared():
+                            self._digest.clear()
+
+    # Called by the engine's client.
+
+    def _receive(self, message: Ready | Update | Logged) -> None:
+        match message:
+            case Ready():
+                self._ready.set_result(message)
+            case Update():
+                self._gauges = message.gauges
+                for progress in message.progress:
+                    if (call := self._calls.get(progress.id)) is not None:
+                        call.progress.append(progress)
+                        call.at = message.at
+                        call.arrived.set()
+
+    def _failed(self, health: Health, reason: str) -> None:
+        log.error("the engine is %s: %s", health.value, reason)
+        if not self._ready.done():
+            self._ready.set_exception(RuntimeError(f"the engine is {health.value}: {reason}"))
+            return
+        os._exit(ENGINE_FAILED)

@@ -1,0 +1,38 @@
+"""The ranks of a model as threads of this process, with the same sockets, commands and collectives."""
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phase2_prefill_decode.loading.model import Model
+from phase2_prefill_decode.parallel import leader, worker
+from phase2_prefill_decode.parallel.ranks import Ranks
+
+
+class RanksInThreads(Ranks):
+    """Each thread ends when its socket is closed."""
+
+    def _start(self, theirs: socket.socket) -> None:
+        def follow() -> None:
+            with theirs:
+                worker.follow(theirs)
+
+        threading.Thread(target=follow, daemon=True).start()
+
+
+@contextlib.contextmanager
+def split(directory: Path, ranks: int, **options: Any) -> Iterator[Model]:
+    """A model in float32 over some ranks."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(leader, "Ranks", RanksInThreads)
+        model = Model.load(directory, device="cpu", **{"dtype": "float32", **options}, tensor_parallel_size=ranks)
+    assert model.decoder.ranks is not None
+    try:
+        yield model
+    finally:
+        model.decoder.ranks.close()

@@ -1,0 +1,167 @@
+"""A model over several ranks: what each holds, and the tokens of all together."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from phase0_request.checks import ConfigError
+from phase0_request.core import EngineCore
+from phase0_request.params import SamplingParams
+from phase1_kv_pool.cache import PagedCache
+from phase1_kv_pool.pool import KVPool
+from phase2_prefill_decode.engine import Engine, static
+from phase2_prefill_decode.loading.checkpoint import Checkpoint
+from phase2_prefill_decode.loading.config import ModelConfig
+from phase2_prefill_decode.loading.model import Model
+from phase2_prefill_decode.parallel import worker
+from phase2_prefill_decode.parallel.shard import Shard, ShardedCheckpoint
+from phase2_prefill_decode.sampling.sampler import Sampler
+from phase2_prefill_decode.scheduler import StaticScheduler
+from phase2_prefill_decode.step.device_state import DeviceState
+from phase2_prefill_decode.step.runner import ModelRunner
+from phase3_chunked_prefill.budget import TokenBudget
+from phase4_radix.prefix_cache import PrefixCache
+from phase5_continuous.engine import continuous
+from tests.phase2_prefill_decode.models import FAMILIES, VARIANTS, saved, variant
+from tests.phase2_prefill_decode.ranks_in_threads import split
+from tests.phase2_prefill_decode.test_identity import follows, prompts
+
+GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+FEW = *FAMILIES, "qwen3-tied", "llama-one-kv-head", "llama-biases"
+
+
+def slow(name: str, ranks: int) -> Any:
+    return pytest.param(name, ranks, marks=pytest.mark.slow)
+
+
+def tensors_of(directory: Path, config: ModelConfig, rank: int, size: int) -> dict[str, Tensor]:
+    checkpoint = Checkpoint(directory)
+    part = ShardedCheckpoint(checkpoint, checkpoint.stored, Shard(config, rank, size))
+    found = {name: torch.cat([*map(torch.as_tensor, part.chunks(name))]) for name in part.stored}
+    assert {name: tuple(tensor.shape) for name, tensor in found.items()} == {n: s.shape for n, s in part.stored.items()}
+    return found
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("name", ["llama-biases", "qwen3", "llama-one-kv-head", "llama-no-gqa"])
+def test_the_parts_of_all_ranks_are_the_checkpoint(name: str, size: int, tmp_path: Path) -> None:
+    """Side by side: rows of what a rank computes alone, columns of what is summed, and the same norms on each."""
+    oracle = variant(name)
+    directory = saved(oracle, tmp_path)
+    config, whole = ModelConfig.from_pretrained(directory), load_file(directory / "model.safetensors")
+    parts = [tensors_of(directory, config, rank, size) for rank in range(size)]
+    for tensor_name, tensor in whole.items():
+        each = [part[tensor_name] for part in parts]
+        module, kind = tensor_name.split(".")[-2:]
+        if module in ("o_proj", "down_proj") and kind == "weight":
+            assert torch.equal(torch.cat(each, 1), tensor)
+        elif module in ("k_proj", "v_proj"):  # several ranks may hold one head
+            copies = max(size // config.num_key_value_heads, 1)
+            assert all(torch.equal(each[rank], each[rank - rank % copies]) for rank in range(size))
+            assert torch.equal(torch.cat(each[::copies]), tensor)
+        elif "norm" in module or (kind == "bias" and module in ("o_proj", "down_proj")):
+            assert all(torch.equal(part, tensor) for part in each)
+        else:
+            assert torch.equal(torch.cat(each), tensor)
+            assert max(map(len, each)) - min(map(len, each)) <= 1
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks"),
+    [
+        (name, ranks) if (ranks == 2 and name in FEW) or name == "qwen3-one-kv-head" else slow(name, ranks)
+        for name in VARIANTS
+        for ranks in (2, 4)
+    ],
+)
+def test_greedy_has_the_tokens_of_one_rank_and_of_transformers(name: str, ranks: int, tmp_path: Path) -> None:
+    oracle = variant(name)
+    directory = saved(oracle, tmp_path)
+    given = prompts(oracle.config.vocab_size)
+    alone = static(Model.load(directory, device="cpu", dtype="float32")).generate(given, GREEDY)
+    with split(directory, ranks) as model:
+        answers = static(model).generate(given, GREEDY)
+    for prompt, answer, other in zip(given, answers, alone, strict=True):
+        assert follows(oracle, prompt, answer.output_tokens)
+        assert answer.output_tokens == other.output_tokens
+
+
+def test_all_that_an_engine_does_it_does_with_two_ranks(tmp_path: Path) -> None:
+    """Shared prefixes, preemption, chunks, steps ahead, penalties, seeds and log-probabilities, at once."""
+    directory = saved(variant("qwen3-biases"), tmp_path)
+    prefix, *given = prompts(300, [37, 1, 9, 40, 64, 90, 17])
+    params = [
+        GREEDY,
+        SamplingParams(temperature=0, max_tokens=30, ignore_eos=True, repetition_penalty=1.3, logit_bias={5: 2.0}),
+        SamplingParams(temperature=1, seed=3, max_tokens=30, ignore_eos=True, presence_penalty=0.5),
+        SamplingParams(temperature=0, max_tokens=20, ignore_eos=True, logprobs=3, prompt_logprobs=2),
+        SamplingParams(temperature=0.8, seed=4, top_p=0.9, max_tokens=40, ignore_eos=True),
+        SamplingParams(temperature=0, max_tokens=25, ignore_eos=True, allowed_token_ids=(7, 8, 9, 10)),
+    ]
+
+    def answers(model: Model) -> list[Any]:
+        found: list[Any] = []
+        for ahead in (0, 1):
+            cache = PrefixCache(24, 8)
+            engine = continuous(model, TokenBudget(16, 48), cache=cache, ahead=ahead, max_running=4, seed=0)
+            for _ in range(2):  # the second time the prompts are cached
+                found += engine.generate([prefix + prompt for prompt in given], params)
+            assert engine.core.scheduler.running_set.num_preemptions > 0
+        return found
+
+    alone = answers(Model.load(directory, device="cpu", dtype="float32"))
+    with split(directory, 2) as model:
+        together = answers(model)
+    for one, other in zip(alone, together, strict=True):
+        assert one.output_tokens == other.output_tokens
+        for ours, theirs in zip(one.logprobs, other.logprobs, strict=True):
+            assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-4)
+        scores = [[token.logprob for token in made.request.prompt_logprobs] for made in (one, other)]
+        assert scores[0] == pytest.approx(scores[1], abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "config", "said"),
+    [
+        (3, {}, "tensor_parallel_size must divide the model's num_attention_heads, 4; got 3"),
+        (4, {"intermediate_size": 90}, "tensor_parallel_size must divide the model's intermediate_size, 90; got 4"),
+        (
+            2,
+            {"num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 16},
+            "tensor_parallel_size must divide the model's num_key_value_heads, 3, or be a multiple of it; got 2",
+        ),
+    ],
+)
+def test_a_model_that_cannot_be_split_is_refused(ranks: int, config: dict[str, int], said: str) -> None:
+    sizes: dict[str, Any] = {
+        "vocab_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "hidden_size": 64,
+    } | config
+    with pytest.raises(ConfigError, match=said):
+        ModelConfig(**sizes).split(ranks)
+
+
+def test_recorded_steps_run_on_all_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is recorded here is a function that computes the step again: CUDA graphs need several GPUs."""
+    monkeypatch.setattr(worker, "cuda_recorder", lambda: replays_itself)
+    oracle = variant("qwen3")
+    with split(saved(oracle, tmp_path), 2) as model:
+        cache, state = PagedCache(32, 16), DeviceState(torch.device("cpu"), 8, 8)
+        scheduler = StaticScheduler(cache, model.eos_ids, batch_size=4)
+        pool = KVPool(model.config.kv_layout(16), 32, "cpu")
+        runner = ModelRunner(model.decoder, pool, cache, Sampler.of(model, 0), state)
+        runner.record([1, 2, 4], 128, replays_itself)
+        given = prompts(300, [3, 17, 30])
+        answers = Engine(model, EngineCore(scheduler, runner)).generate(given, GREEDY)
+    assert all(follows(oracle, p, answer.output_tokens) for p, answer in zip(given, answers, strict=True))
+
+
+def replays_itself(run: Any) -> Any:
+    run()
+    return run
