@@ -177,7 +177,7 @@ def ladder(figure: Any, result: dict[str, Any]) -> None:
 
 
 ROUTED = {"random": GREY, "least_loaded": GREEN, "approximate_tree": RED, "digests": BLUE}
-ROUTED_TRACES = {"conversations": "Conversations", "tenants": "Tenants of different size", "shared_prompts": "Shared prompts"}
+ROUTED_TRACES = {"conversations": "Conversations", "tenants": "Tenants", "shared_prompts": "Shared prompts"}
 
 
 def routing(figure: Any, result: dict[str, Any]) -> None:

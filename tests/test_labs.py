@@ -22,6 +22,7 @@ from phase2_prefill_decode.lab.shapes import SHAPES
 from phase4_radix.lab import replay
 from phase5_continuous.lab import fairness
 from phase5_continuous.lab.simulator import Setting
+from phase6_integration.lab import routing
 from tests.phase2_prefill_decode.tiny import TINY
 
 CHAPTERS = Path(__file__).parent.parent / "chapters"
@@ -127,6 +128,20 @@ BENCHMARKS: dict[str, tuple[str, list[str], dict[str, object]]] = {
         ["--rounds", "1", "--drafter", str(BUNDLED)],
         {"BATCHES": (1,), "DEEPER": 2},
     ),
+    "routing.json": (
+        "phase6_integration.lab.routing",
+        ["--replicas", "3", "-n", "300"],
+        {
+            "SMALL": routing.Size(2, 20, 8.0, 2048),
+            "LOADS": {name: (rates[-1],) for name, rates in routing.LOADS.items()},
+            "PERIODS": (0.5,),
+            "POOLS": (8192,),
+            "FRONTS": (4,),
+            "FEWER": 2,
+            "SECONDS": 2,
+        },
+    ),
+    "apart.json": ("phase6_integration.lab.apart", ["-n", "3"], {"PROMPTS": (16, 40), "ANSWER": 4, "CHUNKS": (16,)}),
     "phase6_overlap.json": ("phase6_integration.lab.overlap", ["--batches", "256", "--steps", "6"], {"CONTEXT": 32}),
 }
 

@@ -60,14 +60,14 @@ KINDS = {
     "nothing_shared": Kind(question=512),
 }
 LOADS = {  # requests a second of each replica
-    "conversations": (5, 10, 15, 20, 25),
-    "shared_prompts": (10, 30, 50, 70, 90),
-    "tenants": (5, 10, 15, 20, 25),
+    "conversations": (8, 12, 16, 20, 24),
+    "shared_prompts": (20, 40, 60, 80, 100),
+    "tenants": (8, 12, 16, 20, 24),
     "nothing_shared": (10, 20, 30, 40, 50),
 }
 BUSY = 20.0  # of the other runs
 PERIODS, POOLS, FRONTS = (0.0, 0.5, 2.0, 10.0, 60.0), (8192, 16_384, 24_576, 49_152), (1, 4, 16)
-FEWER, SECONDS = 100, 240  # replicas, and how long requests arrive, in all but the large run
+FEWER, SECONDS = 50, 240  # replicas, and how long requests arrive, in all but the large run
 
 
 class Size(NamedTuple):

@@ -15,7 +15,7 @@ POLICY = RoutingPolicy()
 
 
 def test_the_compiled_router_has_the_defaults_of_the_real_one() -> None:
-    assert (fleet.WEIGHT, fleet.SLACK, fleet.IMBALANCE) == (POLICY.load_weight, POLICY.slack, POLICY.imbalance)
+    assert (POLICY.load_weight, POLICY.slack, POLICY.imbalance) == (fleet.WEIGHT, fleet.SLACK, fleet.IMBALANCE)
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 10)), min_size=1, max_size=8), st.integers(0, 1 << 30))
