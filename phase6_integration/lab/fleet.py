@@ -38,10 +38,12 @@ def row(**names: str) -> np.dtype[np.void]:
 REQUEST = row(
     f8="time", i4="conversation prefix prompt answer left chunk hit expected pages entry next", f4="ttft tpot"
 )
-REPLICA = row(i8="free running decoding context steps entries")  # context: the keys that its decodes read
+REPLICA = row(i8="free running decoding context steps entries vacant")  # context: the keys that its decodes read
 ENTRY = row(i4="tokens seen locks")  # seen: in the last report
-CONVERSATION = row(i4="sent said router", f8="until")  # of its last request, and how long that is expected to be cached
-PREFIX = row(i4="seen sent", f8="until")  # the same of a prefix on one replica
+CONVERSATION = row(
+    i4="replica entry sent said router", f8="until"
+)  # of its last request, and how long that is expected to be cached
+PREFIX = row(i4="entry seen sent", f8="until")  # the same of a prefix on one replica
 
 
 class Fleet(NamedTuple):
@@ -69,7 +71,7 @@ def fleet(requests: np.ndarray, replicas: int, pages: int, shared: int, prefixes
     for at in range(size - 1, 0, -1):
         turn[at] = turn[2 * at]
     state, talks = np.zeros(replicas, REPLICA), np.zeros(requests["conversation"].max() + 1, CONVERSATION)
-    state["free"], talks["sent"], talks["router"] = pages, NONE, NONE
+    state["free"], talks["replica"], talks["sent"], talks["router"] = pages, NONE, NONE, NONE
     return Fleet(
         requests, state, np.zeros((replicas, slots), ENTRY), np.full((replicas, slots), NONE, np.int32),
         np.full((replicas, slots), np.inf), talks, np.zeros((max(prefixes, 1), replicas), PREFIX), shared,
@@ -106,6 +108,13 @@ def make(seed, rate, users, chances, shared, question, answer, turns, requests):
 
 @compiled()
 def find(f, r, name):
+    """The entry of this name, or -1. The index of a conversation has only the newest of its entries."""
+    if name < NONE:
+        e = f.prefixes[-2 - name, r].entry
+        return e if f.names[r, e] == name else NONE
+    conversation = f.conversations[name]
+    if conversation.replica == r or conversation.replica == NONE:
+        return conversation.entry if f.names[r, conversation.entry] == name else NONE
     for e in range(f.replicas[r].entries):
         if f.names[r, e] == name:
             return e
@@ -115,13 +124,17 @@ def find(f, r, name):
 @compiled()
 def hold(f, r, name):
     """Lock the entry of this name, a new one if there is none."""
-    e = find(f, r, name)
+    e, replica = find(f, r, name), f.replicas[r]
     if e == NONE:
-        e = find(f, r, NONE)
-        if e == NONE:
-            e = f.replicas[r].entries
-            f.replicas[r].entries += 1
+        e = replica.vacant
+        while e < replica.entries and f.names[r, e] != NONE:
+            e += 1
+        replica.vacant, replica.entries = e + 1, max(replica.entries, e + 1)
         f.names[r, e], f.entries[r, e].tokens, f.entries[r, e].seen = name, 0, 0
+    if name < NONE:
+        f.prefixes[-2 - name, r].entry = e
+    else:
+        f.conversations[name].replica, f.conversations[name].entry = r, e
     f.entries[r, e].locks += 1
     f.used[r, e] = np.inf
     return e
@@ -156,13 +169,15 @@ def evict(f, r, count):
 @compiled()
 def report(f, r):
     """Tell the router what the cache has. An entry that is empty is free."""
-    for e in range(f.replicas[r].entries):
+    for e in range(f.replicas[r].entries - 1, -1, -1):
         entry, name = f.entries[r, e], f.names[r, e]
         entry.seen = entry.tokens
         if name < NONE:
             f.prefixes[-2 - name, r].seen = entry.tokens
         if entry.tokens == 0 and entry.locks == 0:
             f.names[r, e] = NONE
+        if f.names[r, e] == NONE:
+            f.replicas[r].vacant = e
 
 
 # A replica
@@ -329,9 +344,9 @@ def choose(f, way, i, router, hits):
     if way == APPROXIMATE:
         return guess(f, q, router)
     conversation, shared = f.conversations[q.conversation], f.shared if q.prefix != NONE else 0
-    hits[:] = 0
-    if shared:
-        for r in range(len(hits)):
+    for r in range(len(hits)):
+        hits[r] = 0
+        if shared:
             prefix = f.prefixes[q.prefix, r]
             hits[r] = shared if prefix.until > q.time else prefix.seen
     r = conversation.sent

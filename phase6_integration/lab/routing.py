@@ -7,7 +7,8 @@ simulator with the engine's own scheduler, cache and `rank`, and by the compiled
 
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from itertools import product
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from rich.console import Console
 from rich.progress import track
 
 from phase0_request.lab.report import at_least_one, finish, parser, section
+from phase2_prefill_decode.threads import cores
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.lab.simulator import Setting, Simulation
 from phase5_continuous.lab.stats import SLO, Stats
@@ -29,6 +31,7 @@ PAGES = 24_576  # of 16 tokens: the memory that an H100 has beside the weights o
 PERIOD = 0.5  # seconds between two reports
 GOAL = SLO()
 ROUTERS = fleet.ROUTERS
+LARGE = ROUTERS[2:]  # in the large run
 FIRST, QUESTIONS = 2, 1_000_000  # tokens that no two prefixes, and no two questions, begin with
 
 
@@ -67,7 +70,7 @@ LOADS = {  # requests a second of each replica
 }
 BUSY = 20.0  # of the other runs
 PERIODS, POOLS, FRONTS = (0.0, 0.5, 2.0, 10.0, 60.0), (8192, 16_384, 24_576, 49_152), (1, 4, 16)
-FEWER, SECONDS = 50, 240  # replicas, and how long requests arrive, in all but the large run
+FEWER, SECONDS = 32, 200  # replicas, and how long requests arrive, in all but the large run
 
 
 class Size(NamedTuple):
@@ -183,14 +186,18 @@ def calibrate() -> dict[str, dict[str, Any]]:
     return rows
 
 
-def compared(name: str, rate: float, replicas: int, requests: int, pages: int = PAGES) -> dict[str, dict[str, Any]]:
-    """All routers on one trace, with the seconds that each simulation took."""
-    rows = {}
-    for router in ROUTERS:
+def compared(
+    name: str, rate: float, replicas: int, requests: int, routers: Sequence[str] = ROUTERS
+) -> dict[str, dict[str, Any]]:
+    """Routers on one trace, with the seconds that each simulation took. The compiled loops run side by side."""
+
+    def timed(router: str) -> dict[str, Any]:
         began = time.perf_counter()
-        figures = asdict(run(KINDS[name], router, replicas, requests, rate, pages))
-        rows[router.replace(" ", "_")] = {**figures, "took_seconds": time.perf_counter() - began}
-    return rows
+        figures = asdict(run(KINDS[name], router, replicas, requests, rate))
+        return {**figures, "took_seconds": time.perf_counter() - began}
+
+    with ThreadPoolExecutor(cores()) as pool:
+        return dict(zip((router.replace(" ", "_") for router in routers), pool.map(timed, routers), strict=True))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -201,7 +208,7 @@ def main(arguments: list[str] | None = None) -> int:
     figures: dict[str, Any] = {"requests": options.requests, "replicas": options.replicas, "small": calibrate()}
     for key, both in figures["small"].items():
         section(console, f"Simulated twice: {key}", both, 2)
-    figures["large"] = compared("conversations", BUSY, options.replicas, options.requests)
+    figures["large"] = compared("conversations", BUSY, options.replicas, options.requests, LARGE)
     title = f"{options.replicas:,} replicas, {options.requests:,} requests in conversations, {BUSY:g} a second of each"
     section(console, title, figures["large"], 2)
     loads: dict[str, dict[str, Any]] = {}
