@@ -4,8 +4,8 @@
 #                system: the torch that PYTHON has, with ranges instead of pins for the rest
 # What the server needs is pinned in .ci/serve.txt, what the course and the tests need too in .ci/constraints.txt, and
 # what builds the book in .ci/book.txt. The clients of `make clients` and their pins are in .ci/clients.in and
-# .ci/clients.txt, those of `make cluster` in .ci/cluster.in and .ci/cluster.txt. `make pins` keeps those of the clients
-# while they fit. Delete the file to raise them.
+# .ci/clients.txt, those of `make cluster` and `make routers` in .ci/cluster.in and .ci/routers.in. `make pins` keeps the
+# pins of the clients and the routers while they fit. Delete the file to raise them.
 # pip checks the hash of every file that it installs, but for torch and the CUDA libraries it brings: each index builds
 # its own. TORCH=system has no pins.
 PYTHON      ?= python3
@@ -20,6 +20,7 @@ COMPILE     := $(BIN)/uv pip compile --no-config --quiet --universal --python-ve
 
 CLIENTS     := $(VENV)/clients
 CLUSTER     := $(VENV)/cluster
+ROUTERS     := $(VENV)/routers
 NPM         := $(shell command -v npm)
 
 PARALLEL    := -n auto --dist loadfile --no-loadscope-reorder
@@ -35,7 +36,7 @@ $(error $(VENV) has TORCH=$(INSTALLED): run `make clean` before TORCH=$(TORCH))
 endif
 endif
 
-.PHONY: help serve install test test-avx2 test-all clients cluster lint types gates house book resolve pins notebooks clean
+.PHONY: help serve install test test-avx2 test-all clients cluster routers lint types gates house book resolve pins notebooks clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -64,6 +65,13 @@ clients: $(CLIENTS)/.done ## LangChain, LiteLLM, the AI SDK and others against a
 
 cluster: $(CLUSTER)/.done ## replicas by Ray Serve on this machine: deployed, killed and updated
 	@$(CLUSTER)/bin/python -m pytest -q -c tests/cluster/pytest.ini tests/cluster
+
+routers: $(ROUTERS)/.done ## what stands in front of servers: nginx and HAProxy, Dynamo, and Kubernetes' schemas
+	@for proxy in nginx haproxy; do PATH=$$PATH:/usr/sbin command -v $$proxy > /dev/null || \
+	  { echo "$$proxy is not installed: apt-get install nginx-light haproxy"; exit 1; }; done
+	@PATH=$$PATH:/usr/sbin $(BIN)/python -m pytest -q -o python_files='with_*.py' tests/routers/with_proxies.py
+	@NANOSERVE=$(BIN)/nanoserve $(ROUTERS)/bin/python -m pytest -q -c tests/clients/pytest.ini \
+	  tests/routers/with_dynamo.py tests/routers/with_kubernetes.py
 
 lint: $(VENV)/.dev ## ruff: rules and format; codespell: spelling
 	@$(BIN)/ruff check && $(BIN)/ruff format --check
@@ -94,6 +102,7 @@ pins: $(VENV)/.dev ## raise the pins to the newest versions that go with the pin
 	@echo hatchling | $(COMPILE) --upgrade --constraint .ci/constraints.txt --output-file .ci/serve.txt pyproject.toml -
 	@$(COMPILE) --output-file .ci/clients.txt .ci/clients.in
 	@$(COMPILE) --upgrade --constraint .ci/constraints.txt --output-file .ci/cluster.txt .ci/cluster.in
+	@$(COMPILE) --output-file .ci/routers.txt .ci/routers.in
 
 notebooks: $(VENV)/.dev ## execute the notebooks and keep their outputs
 	@$(BIN)/python -m chapters notebooks --execute
@@ -124,6 +133,12 @@ endif
 $(VENV)/.book: $(VENV)/.dev .ci/book.txt
 	@echo "Adding what the book is built with."
 	@$(PIP) --require-hashes --no-deps --requirement .ci/book.txt
+	@touch $@
+
+$(ROUTERS)/.done: $(VENV)/.dev .ci/routers.txt
+	@echo "Installing Dynamo's runtime and Kubernetes' schemas (320 MB), in an environment of their own."
+	@"$(PYTHON)" -m venv $(ROUTERS)
+	@$(ROUTERS)/bin/python -m pip --disable-pip-version-check install --require-hashes --no-deps --requirement .ci/routers.txt
 	@touch $@
 
 $(CLIENTS)/.done: $(VENV)/.serve .ci/clients.txt tests/clients/node/package-lock.json

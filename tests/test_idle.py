@@ -42,7 +42,7 @@ def idle_tests(source: str) -> list[str]:
     return [one.name for one in (*tests, *machines) if not can_fail(one, helpers)]
 
 
-CLIENTS = sorted((ROOT / "tests/clients").glob("with_*.py"))
+CLIENTS = sorted((ROOT / "tests").glob("*/with_*.py"))
 TEST_FILES = [*(p for p in sorted((ROOT / "tests").rglob("test_*.py")) if p != Path(__file__)), *CLIENTS]
 
 

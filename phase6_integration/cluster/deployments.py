@@ -9,12 +9,13 @@ from typing import Any
 
 from ray import serve
 from ray.serve import Application
-from ray.serve.config import RequestRouterConfig
+from ray.serve.config import AutoscalingContext, RequestRouterConfig
 
 from phase6_integration.cluster.arguments import settings_of
 
 IMPORT_PATH = "phase6_integration.cluster.deployments:application"
 ROUTER = "phase6_integration.cluster.ray_router:PrefixRouter"
+PAGES = 0.8  # the share of a pool that requests should use at most
 REPORTS = 0.5  # seconds between two reports of a replica
 
 
@@ -40,3 +41,10 @@ def application(args: Mapping[str, Any]) -> Application:
         graceful_shutdown_timeout_s=settings.shutdown_timeout,
     )
     return fronts.bind(options, settings, replicas.bind(options))
+
+
+def by_queue_and_pages(context: AutoscalingContext) -> tuple[float, dict[str, Any]]:
+    """A policy for `autoscaling_config`: the replicas for `target_ongoing_requests` each, and for pools that are no
+    fuller than PAGES. Ray Serve applies its delays and bounds to the number."""
+    shares = (context.aggregated_metrics or {}).get("pages_used", {}).values()
+    return max(context.total_num_requests / context.config.get_target_ongoing_requests(), sum(shares) / PAGES), {}

@@ -2,7 +2,9 @@
 
 A PUB socket sends a message for each step that changed the cache, in three frames: topic, number of the message in 8
 bytes (big-endian), and a batch of events in msgpack. A subscriber that has missed numbers asks a ROUTER socket for
-them: it sends the first number that it wants, and gets the messages from there on, and last one with number -1.
+them: it sends the first number that it wants, and gets the messages from there on, and last one with number -1. The
+first number is the time, so an engine that starts again goes on with higher ones: subscribers see a gap, ask for what
+is in it, and are told that the cache is empty. Numbers that began at 0 again would look like old ones.
 
 Sending never waits. ZeroMQ keeps up to `hwm` messages for a slow subscriber and then drops its next ones, and it sees
 that numbers are missing. The newest `buffer_steps` messages can be asked for.
@@ -23,7 +25,7 @@ from phase6_integration.engine.options import KVEventsConfig
 
 MEDIUM = "GPU"  # in vLLM's words the memory that steps read, here also that of a CPU
 NUMBER_BYTES = 8
-END = (-1).to_bytes(NUMBER_BYTES, "big", signed=True), b""  # behind the last message that was asked for
+END = b"", (-1).to_bytes(NUMBER_BYTES, "big", signed=True), b""  # behind the last message that was asked for
 
 
 # region events
@@ -69,8 +71,11 @@ class KVEventPublisher:
     def __init__(self, cache: PrefixCache, config: KVEventsConfig) -> None:
         self._hashes = BlockHashes(cache.page_size)
         self._encoder = msgspec.msgpack.Encoder()
-        self._topic, self._number = config.topic.encode(), 0
-        self._sent: deque[tuple[bytes, bytes]] = deque(maxlen=config.buffer_steps)  # number and batch
+        self._topic, self._number = (
+            config.topic.encode(),
+            time.time_ns() // 1000,
+        )  # in microseconds, less than a step takes
+        self._sent: deque[tuple[bytes, bytes, bytes]] = deque(maxlen=config.buffer_steps)
         self._lock = threading.Lock()  # of `_sent`
         self._context = zmq.Context()
         self._socket = self._open(zmq.PUB, config.endpoint, config.hwm)
@@ -117,12 +122,12 @@ class KVEventPublisher:
         if not self._events:
             return
         batch = self._encoder.encode(EventBatch(time.time(), self._events))
-        message = self._number.to_bytes(NUMBER_BYTES, "big"), batch
+        message = self._topic, self._number.to_bytes(NUMBER_BYTES, "big"), batch
         self._number += 1
         self._events = []
         with self._lock:
             self._sent.append(message)
-        self._socket.send_multipart((self._topic, *message))
+        self._socket.send_multipart(message)
 
     def close(self) -> None:
         """Close the sockets. What is not sent is dropped."""
@@ -139,7 +144,7 @@ class KVEventPublisher:
                         continue
                     first = request[1]
                     with self._lock:
-                        sent = [message for message in self._sent if message[0] >= first]
+                        sent = [message for message in self._sent if message[1] >= first]
                     for message in (*sent, END):
                         socket.send_multipart((client, b"", *message))
                 except zmq.ContextTerminated:

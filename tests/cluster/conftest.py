@@ -43,7 +43,9 @@ class Deployed:
 
     def replicas(self) -> set[int]:
         """The process ids of its replicas."""
-        return {int(path.parent.name) for path in Path("/proc").glob("[0-9]*/cmdline") if title(path) == REPLICA}
+        return {
+            int(path.parent.name) for path in Path("/proc").glob("[0-9]*/cmdline") if title(path).startswith(REPLICA)
+        }
 
     def engine_seconds(self) -> list[float]:
         """The processor time of each engine process."""

@@ -13,7 +13,7 @@ Message = tuple[int, float, list[dict[str, Any]], int]  # number, time, events, 
 class Subscriber:
     def __init__(self, directory: Path, topic: str = "") -> None:
         """Hear of an engine whose sockets are files in this directory."""
-        self.context = zmq.Context()
+        self.context, self.topic = zmq.Context(), topic.encode()
         self.live, self.missed = self.context.socket(zmq.SUB), self.context.socket(zmq.DEALER)
         for socket, name in ((self.live, "events"), (self.missed, "replay")):
             socket.linger, socket.rcvtimeo = 0, PATIENCE
@@ -36,11 +36,12 @@ class Subscriber:
         self.missed.send_multipart((b"", first.to_bytes(8, "big")))
         messages: list[Message] = []
         while True:
-            empty, number, batch = self.missed.recv_multipart()
+            empty, topic, number, batch = self.missed.recv_multipart()
             assert empty == b""
             if number == b"\xff" * 8:
-                assert batch == b""
+                assert (topic, batch) == (b"", b"")
                 return messages
+            assert topic.startswith(self.topic)
             messages.append((int.from_bytes(number, "big"), *msgspec.msgpack.decode(batch)))
 
 

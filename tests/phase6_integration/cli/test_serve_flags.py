@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.cli.common import engine_options
@@ -14,7 +15,8 @@ from phase6_integration.cli.serve_command import add_flags, server_settings
 from phase6_integration.engine.flags import Parser
 from phase6_integration.engine.options import EngineOptions
 
-REFERENCE = Path(__file__).parents[3] / "chapters/reference.md"
+ROOT = Path(__file__).parents[3]
+REFERENCE = ROOT / "chapters/reference.md"
 
 
 CONTRACT = """host port dtype device max-model-len max-num-seqs max-num-batched-tokens block-size page-size
@@ -38,6 +40,14 @@ def parsed(*arguments: str) -> dict[str, Any]:
 
 def test_the_flags_of_the_contract_exist() -> None:
     assert {f"--{name}" for name in CONTRACT.split()} - parser().flags.keys() == set()
+
+
+def test_the_manifest_for_kubernetes_gives_flags_that_exist() -> None:
+    deployment = next(yaml.safe_load_all((ROOT / "phase6_integration/deploy/kubernetes.yaml").read_text()))
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    given = parsed(*container["args"])
+    assert engine_options(given).kv_events is not None
+    assert server_settings(given, {}).shutdown_timeout == 60
 
 
 def test_flags_set_the_fields_that_they_name() -> None:
