@@ -23,6 +23,7 @@ from phase4_radix.lab import replay
 from phase5_continuous.lab import fairness
 from phase5_continuous.lab.simulator import Setting
 from phase6_integration.lab import routing
+from tests.phase2_prefill_decode.ranks_in_threads import RanksInThreads
 from tests.phase2_prefill_decode.tiny import TINY
 
 CHAPTERS = Path(__file__).parent.parent / "chapters"
@@ -134,14 +135,19 @@ BENCHMARKS: dict[str, tuple[str, list[str], dict[str, object]]] = {
         {
             "SMALL": routing.Size(2, 20, 8.0, 2048),
             "LOADS": {name: (rates[-1],) for name, rates in routing.LOADS.items()},
-            "PERIODS": (0.5,),
+            "PERIODS": (0.0,),
             "POOLS": (8192,),
             "FRONTS": (4,),
             "FEWER": 2,
             "SECONDS": 2,
         },
     ),
-    "apart.json": ("phase6_integration.lab.apart", ["-n", "3"], {"PROMPTS": (16, 40), "ANSWER": 4, "CHUNKS": (16,)}),
+    "kv_events.json": ("phase6_integration.lab.event_cost", [], {"RUNNING": 256, "STEPS": 2, "ROUNDS": 1}),
+    "tensor_parallel.json": (
+        "phase6_integration.lab.tensor_parallel",
+        [],
+        {"STEPS": 1, "phase2_prefill_decode.parallel.leader.Ranks": RanksInThreads},
+    ),
     "phase6_overlap.json": ("phase6_integration.lab.overlap", ["--batches", "256", "--steps", "6"], {"CONTEXT": 32}),
 }
 

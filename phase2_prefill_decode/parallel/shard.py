@@ -1,4 +1,4 @@
-"""Shard: the part of a model that one rank holds. A rank reads no more than this from the checkpoint.
+"""Shard: the part of a model that one rank holds. A rank copies no more than this from the checkpoint.
 
 q_proj, gate_proj, up_proj   some rows: whole heads, or some of the MLP's inner numbers ("column parallel")
 k_proj, v_proj               the rows of its KV heads; with more ranks than KV heads, several hold the same one
@@ -66,8 +66,8 @@ class Shard:
 
 
 class ShardedCheckpoint:
-    """A checkpoint that looks as if it held only one rank's part. What a rank does not hold is not read: chunks are
-    mappings of files."""
+    """A checkpoint that looks as if it held only one rank's part. The rows of other ranks are not read: a chunk is a
+    mapping of the file."""
 
     def __init__(self, source: Source, stored: dict[str, Stored], shard: Shard) -> None:
         self._source = source

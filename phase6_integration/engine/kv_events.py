@@ -101,7 +101,6 @@ class KVEventPublisher:
 
     # Called by the cache.
 
-    # region observer
     def stored(self, parent: int | None, pages: Sequence[int], tokens: Sequence[int], salt: str) -> None:
         before = None if parent is None else self._hashes.by_page[parent]
         hashes = self._hashes.stored(parent, pages, tokens, salt)
@@ -114,8 +113,6 @@ class KVEventPublisher:
 
     def removed(self, pages: Sequence[int]) -> None:
         self._events.append(BlockRemoved(self._hashes.removed(pages), MEDIUM))
-
-    # endregion
 
     def flush(self) -> None:
         """Publish the events since the last call, if there are any."""

@@ -33,7 +33,7 @@ from phase2_prefill_decode.lab.cost import CostModel
 from phase2_prefill_decode.lab.roofline import named
 from phase2_prefill_decode.sampling.sampler import Sampler
 from phase2_prefill_decode.step.device_state import DeviceState
-from phase2_prefill_decode.step.graphs import Replay
+from phase2_prefill_decode.step.graphs import Record, Replay
 from phase2_prefill_decode.step.packed import PackedStep, StepTensors
 from phase2_prefill_decode.step.runner import ModelRunner
 from phase3_chunked_prefill.budget import TokenBudget
@@ -115,6 +115,9 @@ class NoDecoder:
 
     def rope(self, positions: int) -> None:
         """It has no tables."""
+
+    def on_all_ranks(self, record: Record) -> Record:
+        return record
 
     def hidden(self, step: StepTensors, layers: Sequence[KVLayer]) -> Tensor:
         return self(step, layers)

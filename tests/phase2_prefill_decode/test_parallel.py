@@ -1,5 +1,6 @@
 """A model over several ranks: what each holds, and the tokens of all together."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,15 @@ from torch import Tensor
 from phase0_request.checks import ConfigError
 from phase0_request.core import EngineCore
 from phase0_request.params import SamplingParams
+from phase0_request.tokenizer import BUNDLED
 from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.engine import Engine, static
 from phase2_prefill_decode.loading.checkpoint import Checkpoint
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.model import Model
+from phase2_prefill_decode.loading.quantized.layout import SCHEMES
+from phase2_prefill_decode.loading.quantized.quantize import quantize
 from phase2_prefill_decode.parallel import worker
 from phase2_prefill_decode.parallel.shard import Shard, ShardedCheckpoint
 from phase2_prefill_decode.sampling.sampler import Sampler
@@ -26,6 +30,7 @@ from phase2_prefill_decode.step.runner import ModelRunner
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.engine import continuous
+from phase6_integration.engine.machine_checks import ANSWER, QUESTION
 from tests.phase2_prefill_decode.models import FAMILIES, VARIANTS, saved, variant
 from tests.phase2_prefill_decode.ranks_in_threads import split
 from tests.phase2_prefill_decode.test_identity import follows, prompts
@@ -91,7 +96,8 @@ def test_greedy_has_the_tokens_of_one_rank_and_of_transformers(name: str, ranks:
 
 
 def test_all_that_an_engine_does_it_does_with_two_ranks(tmp_path: Path) -> None:
-    """Shared prefixes, preemption, chunks, steps ahead, penalties, seeds and log-probabilities, at once."""
+    """Shared prefixes, preemption, chunks, steps ahead, drafts, penalties, seeds and log-probabilities, at once. A
+    draft model is not split: it runs on rank 0."""
     directory = saved(variant("qwen3-biases"), tmp_path)
     prefix, *given = prompts(300, [37, 1, 9, 40, 64, 90, 17])
     params = [
@@ -105,9 +111,11 @@ def test_all_that_an_engine_does_it_does_with_two_ranks(tmp_path: Path) -> None:
 
     def answers(model: Model) -> list[Any]:
         found: list[Any] = []
-        for ahead in (0, 1):
-            cache = PrefixCache(24, 8)
-            engine = continuous(model, TokenBudget(16, 48), cache=cache, ahead=ahead, max_running=4, seed=0)
+        drafts = {"method": "draft_model", "model": str(directory), "num_speculative_tokens": 3}
+        for ahead, speculation in ((0, None), (1, None), (0, drafts)):
+            cache, budget = PrefixCache(24, 8), TokenBudget(16, 48)
+            how = {"cache": cache, "ahead": ahead, "speculative_config": speculation, "max_running": 4, "seed": 0}
+            engine = continuous(model, budget, **how)
             for _ in range(2):  # the second time the prompts are cached
                 found += engine.generate([prefix + prompt for prompt in given], params)
             assert engine.core.scheduler.running_set.num_preemptions > 0
@@ -145,6 +153,32 @@ def test_a_model_that_cannot_be_split_is_refused(ranks: int, config: dict[str, i
     } | config
     with pytest.raises(ConfigError, match=said):
         ModelConfig(**sizes).split(ranks)
+
+
+@pytest.mark.parametrize("kind", [*SCHEMES, "zeros", "offsets"])
+def test_a_part_of_a_quantized_weight_is_that_part_of_its_numbers(kind: str) -> None:
+    draw = torch.Generator().manual_seed(0)
+    weight = quantize(torch.randn(24, 128, generator=draw), kind if kind in SCHEMES else "int4")
+    groups = torch.randint(0, 16, weight.scales.shape, generator=draw).to(weight.scales.dtype)
+    weight = replace(weight, **{kind: groups} if kind not in SCHEMES else {})
+    whole = weight.dequantize()
+    for rows, columns in ((slice(8, 16), slice(None)), (slice(None), slice(64, 128)), (slice(3, 9), slice(0, 64))):
+        assert torch.equal(weight.part(rows, columns).dequantize(), whole[rows, columns])
+    if weight.group < 128:
+        with pytest.raises(ValueError, match=f"columns 0 to 2 cut a group of {weight.group}"):
+            weight.part(slice(None), slice(0, 2))
+    with pytest.raises(ValueError, match="its inputs have an order of their own"):
+        replace(weight, order=torch.randperm(128)).part(slice(None), slice(0, 64))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_matrices_that_are_quantized_when_they_are_loaded_are_split(scheme: str) -> None:
+    params = SamplingParams(temperature=0, max_tokens=40)
+    with split(BUNDLED, 2, quantization=scheme) as model:
+        assert model.tokenizer is not None
+        prompt = model.tokenizer.chat([{"role": "user", "content": QUESTION}])
+        (answer,) = static(model).generate([prompt], params)
+    assert answer.text == ANSWER
 
 
 def test_recorded_steps_run_on_all_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,10 @@
 """What attention on a CPU does in registers: scores of keys, sums of values, and weights; and blocks of rows written as
 columns, for a packed weight.
 
-A head of a key is read as lines of 64 bytes, and a line becomes operands, as in `microkernel`: with words of two
-bfloat16, one operand has the second number of each word, and one the first. A query is laid out in the same order. So a
-score is 16 sums, each one chain over the lines, which are added up at the end: lane with lane, pair with pair. Sums of
-values stay in that order until the last of them is written.
+A head of a key is read as lines of 16 words. A word is a number, or a pair of bfloat16, and then a line becomes two
+operands as in `microkernel`: one with the second number of each pair, and one with the first. A query is laid out in
+the same order. So a score is 16 sums, each one chain over the lines, which are added up at the end: lane with lane,
+pair with pair. Sums of values stay in that order until the last of them is written.
 
 LLVM does not generate this from loops, so it is written in LLVM vectors. They are longer than most processors'
 registers: LLVM splits them to fit. What is added to what, and in which order, does not depend on the tile.
@@ -18,18 +18,20 @@ from numba.extending import intrinsic
 
 from phase2_prefill_decode.kernels.cpu.intrinsics import POLYNOMIAL
 from phase2_prefill_decode.kernels.cpu.microkernel import (
+    BF16,
     BYTES,
     F16,
     F32,
     FLOAT8,
     HALVES,
-    INPUTS,
     INT,
+    INT8,
     INTS,
     LANES,
     LINE,
     NUMBER,
     NUMBERS,
+    OCTETS,
     WIDE,
     at,
     call,
@@ -47,7 +49,7 @@ TOGETHER = 8 if WIDE else 2  # keys of a tile of scores whose sums are in regist
 WIDTH = 4  # vectors of a tile of sums
 MANY = (8, 2) if WIDE else (6, 1)  # rows and vectors of a tile of sums for many rows
 STEP = 4  # bytes of a number
-ORDERS = {1: (0,), 2: (1, 0), 4: (3, 1, 2, 0)}  # of the numbers of a word: that of its operands
+WORD = {BF16: 4, F32: 4, F16: 2, INT8: 1, FLOAT8: 1}  # bytes
 
 
 def format_of(like):
@@ -55,8 +57,9 @@ def format_of(like):
     return FLOAT8 if like == types.uint8 else like
 
 
-def line_bytes(kind):
-    return LANES * (2 if kind == F16 else 4)
+def numbers_of(kind):
+    """The numbers of a word."""
+    return 2 if kind == BF16 else 1
 
 
 def place_of(builder, side, key):
@@ -68,12 +71,20 @@ def place_of(builder, side, key):
 
 def line_at(builder, kind, place, number):
     """The place of a line of a key or a value."""
-    distance = builder.mul(number, BYTES(line_bytes(kind)))
-    return at(builder, builder.add(place, distance), 0, HALVES if kind == F16 else INTS)
+    line = {2: HALVES, 1: OCTETS}.get(WORD[kind], INTS)
+    return at(builder, builder.add(place, builder.mul(number, BYTES(LANES * WORD[kind]))), 0, line)
 
 
-def load_line(builder, kind, place, number):
-    return builder.load(line_at(builder, kind, place, number), align=1)
+def operands_of(builder, kind, left_kind, place, number):
+    """What a line becomes. Of a float8, exponent and mantissa are those of a float16 that is 2 ** -8 as large."""
+    line = builder.load(line_at(builder, kind, place, number), align=1)
+    if kind == INT8:
+        return [builder.sitofp(builder.sext(line, INTS), NUMBERS)]
+    if kind == FLOAT8:
+        shorts = ir.VectorType(ir.IntType(16), LANES)
+        bits = builder.and_(builder.shl(builder.sext(line, shorts), many(shorts, 7)), many(shorts, 0xBFFF))
+        return [builder.fpext(builder.bitcast(bits, HALVES), NUMBERS)]
+    return [operand for _, operand in operands(builder, kind, left_kind, line)]
 
 
 def constant(numbers):
@@ -95,6 +106,7 @@ def add_scores(context, rows, like, left_like, q, down, side, ahead, first, line
     `ahead` has those of keys to fetch, or is None."""
     height, kind = rows.literal_value, format_of(like)
     together = min(TOGETHER * FEW // height, LANES)
+    near = LINE // (LANES * WORD[kind])  # lines in one of the cache
 
     def generate(context, builder, signature, args):
         q, down, side, ahead, first, lines, scores = args[3:]
@@ -105,20 +117,23 @@ def add_scores(context, rows, like, left_like, q, down, side, ahead, first, line
             places = [place_of(builder, side, number) for number in some]
             wanted = [] if signature.args[6] == types.none else [place_of(builder, ahead, number) for number in some]
 
-            def add_line(step, sums, places=places, wanted=wanted):
+            def add_lines(step, sums, places=places, wanted=wanted):
+                step = builder.mul(step, BYTES(near))
                 for place in wanted:
                     fetch(builder, line_at(builder, kind, place, step))
-                found = [operands(builder, kind, left_like, load_line(builder, kind, place, step)) for place in places]
-                words = list(zip(*found, strict=True))
-                for word, line in enumerate(words):
-                    for row in range(height):
-                        place = builder.add(own[row], builder.mul(step, BYTES(len(words) * LINE)))
-                        number = builder.load(at(builder, place, word * LINE, INTS), align=STEP)
-                        for i, (_, weights) in enumerate(line, row * together):
-                            sums[i] = dot(builder, sums[i], weights, number)
+                for i in range(near):
+                    line = builder.add(step, BYTES(i))
+                    found = [operands_of(builder, kind, left_like, place, line) for place in places]
+                    for word, operand in enumerate(zip(*found, strict=True)):
+                        for row in range(height):
+                            words = builder.add(own[row], builder.mul(line, BYTES(len(found[0]) * LINE)))
+                            number = builder.load(at(builder, words, word * LINE, INTS), align=STEP)
+                            for key, weights in enumerate(operand, row * together):
+                                sums[key] = dot(builder, sums[key], weights, number)
                 return sums
 
-            sums = looped(builder, lines, [many(NUMBERS, 0.0)] * (height * together), add_line)
+            count = builder.udiv(lines, BYTES(near))
+            sums = looped(builder, count, [many(NUMBERS, 0.0)] * (height * together), add_lines)
             for row in range(height):
                 parts[row].append(folded(builder, sums[row * together : (row + 1) * together], 1))
         for row in range(height):
@@ -148,33 +163,37 @@ def add_values(context, rows, vectors, like, weights, side, ahead, count, first,
     """Add values, each times a weight, to some vectors of the sums of some rows, from the vector `first` on. Rows of
     weights are KEYS numbers apart, those of sums `down` bytes; the rest is as for keys."""
     height, width, kind = rows.literal_value, vectors.literal_value, format_of(like)
+    some = width if WIDE or kind == BF16 else min(width, 2)  # vectors whose sums are in registers at once
 
-    def generate(context, builder, signature, args):
-        weights, side, ahead, count, first, sums, down = args[3:]
-        sums = builder.add(sums, builder.mul(first, BYTES(LINE)))
-        tile = [(builder.add(sums, builder.mul(down, BYTES(row))), v) for row in range(height) for v in range(width)]
-        places = [at(builder, row, v * LINE, NUMBERS) for row, v in tile]
-        first_line = builder.udiv(first, BYTES(INPUTS[kind]))
+    def add_some(builder, weights, side, ahead, count, first, sums, down):
+        tile = [(builder.add(sums, builder.mul(down, BYTES(row))), v) for row in range(height) for v in range(some)]
+        places = [at(builder, builder.add(row, builder.mul(first, BYTES(LINE))), v * LINE, NUMBERS) for row, v in tile]
+        first_line = builder.udiv(first, BYTES(numbers_of(kind)))
 
         def add_value(key, totals):
             place, found = place_of(builder, side, key), []
-            wanted = None if signature.args[5] == types.none else place_of(builder, ahead, key)
-            for i in range(width // INPUTS[kind]):
-                number = builder.add(first_line, BYTES(i))
-                if wanted is not None:
-                    fetch(builder, line_at(builder, kind, wanted, number))
-                line = load_line(builder, kind, place, number)
-                found += [vector for _, vector in operands(builder, kind, F32, line)]
+            wanted = None if ahead is None else place_of(builder, ahead, key)
+            for i in range(some // numbers_of(kind)):
+                line = builder.add(first_line, BYTES(i))
+                if wanted is not None and i * LANES * WORD[kind] % LINE == 0:
+                    fetch(builder, line_at(builder, kind, wanted, line))
+                found += operands_of(builder, kind, F32, place, line)
             own = builder.add(weights, builder.mul(key, BYTES(STEP)))
             for row in range(height):
                 weight = repeated(builder, builder.load(at(builder, own, row * KEYS * STEP, INT)))
-                for i, vector in enumerate(found, row * width):
+                for i, vector in enumerate(found, row * some):
                     totals[i] = dot(builder, totals[i], vector, weight)
             return totals
 
         totals = looped(builder, count, [builder.load(place, align=STEP) for place in places], add_value)
         for place, total in zip(places, totals, strict=True):
             builder.store(total, place, align=STEP)
+
+    def generate(context, builder, signature, args):
+        weights, side, ahead, count, first, sums, down = args[3:]
+        ahead = None if signature.args[5] == types.none else ahead
+        for v in range(0, width, some):
+            add_some(builder, weights, side, ahead, count, builder.add(first, BYTES(v)), sums, down)
         return context.get_dummy_value()
 
     return types.void(rows, vectors, like, types.int64, side, ahead, *[types.int64] * 4), generate
@@ -192,9 +211,7 @@ def unpack(context, like, left_like, source, target, lines):
         source, target, lines = args[2:]
 
         def write(step, _):
-            found = [
-                operand for _, operand in operands(builder, kind, left_like, load_line(builder, kind, source, step))
-            ]
+            found = operands_of(builder, kind, left_like, source, step)
             place = builder.add(target, builder.mul(step, BYTES(len(found) * LINE)))
             for i, operand in enumerate(found):
                 operand = builder.bitcast(operand, INTS)
@@ -212,12 +229,12 @@ def _permuting(back):
 
     @intrinsic
     def permute(context, like, left_like, line):
-        count, together = INPUTS[format_of(like)], 32 // left_like.bitwidth
+        count, together = numbers_of(format_of(like)), 32 // left_like.bitwidth
         lanes = []
         for place in range(count * LANES):
             word, half = divmod(place, together)
             operand = word // LANES * together + together - 1 - half
-            lanes.append(word % LANES * count + ORDERS[count][operand])
+            lanes.append(word % LANES * count + count - 1 - operand)
         if back:
             lanes = [lanes.index(place) for place in range(len(lanes))]
 

@@ -66,7 +66,7 @@ class _BFloat(ir.Type):  # type: ignore[misc]  # llvmlite is not typed
 BYTES, INT, NUMBER, NOTHING = ir.IntType(64), ir.IntType(32), ir.FloatType(), ir.VoidType()
 INTS, NUMBERS, HALVES = (ir.VectorType(kind, LANES) for kind in (INT, NUMBER, ir.HalfType()))
 SHORTS, BFLOATS = (ir.VectorType(kind, 2 * LANES) for kind in (ir.IntType(16), _BFloat()))
-TABLE = ir.VectorType(ir.IntType(8), 64)
+TABLE, OCTETS = (ir.VectorType(ir.IntType(8), count) for count in (64, LANES))
 FLOATS8 = torch.arange(128, dtype=torch.uint8).view(torch.float8_e4m3fn).bfloat16().view(torch.uint8).view(2, 64, 2)
 TABLES = [[TABLE(half[:, byte].tolist()) for half in FLOATS8] for byte in (0, 1)]  # of low bytes, and of high ones
 
@@ -122,10 +122,8 @@ def looped(builder, count, begun, body):
 # region operands
 def operands(builder, kind, left_kind, line):
     """What the words of a line become: operands, each with the number of the row's word that it is multiplied with.
-    Integers stay unsigned, but beside float32: keys and values are signed."""
-    if kind == INT8 and left_kind == F32:
-        yield from floats_of_int8(builder, line)
-    elif kind == INT6:  # stored as INT8 is
+    Integers stay unsigned."""
+    if kind == INT6:  # stored as INT8 is
         yield 0, builder.sub(builder.bitcast(line, TABLE), many(TABLE, ADDED[INT8] - ADDED[INT6]))
     elif kind in ADDED:
         shorts = builder.bitcast(line, SHORTS)
@@ -146,13 +144,6 @@ def operands(builder, kind, left_kind, line):
 
 
 # endregion
-
-
-def floats_of_int8(builder, line):
-    """Each number of a word times 2 ** 24."""
-    for word in (3, 1, 2, 0):
-        shifted = builder.shl(line, many(INTS, 24 - 8 * word))
-        yield word, builder.sitofp(builder.and_(shifted, many(INTS, 0xFF000000)), NUMBERS)
 
 
 def floats_of_float8(builder, line):

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numba.extending import overload
 
-from phase2_prefill_decode.kernels.cpu.intrinsics import NO_TENSOR, array, compiled, exp2, narrow, widen
+from phase2_prefill_decode.kernels.cpu.intrinsics import NO_TENSOR, TAGS, array, compiled, exp2, narrow, widen
 from phase2_prefill_decode.kernels.cpu.matmul import (
     FEW,
     KEYS,
@@ -28,11 +28,12 @@ from phase2_prefill_decode.kernels.cpu.matmul import (
     arrange,
     format_of,
     highest,
+    numbers_of,
     restore,
     unpack,
     weigh,
 )
-from phase2_prefill_decode.kernels.cpu.microkernel import INPUTS, INT8, LANES
+from phase2_prefill_decode.kernels.cpu.microkernel import FLOAT8, LANES
 from phase2_prefill_decode.kernels.cpu.rows import left_tag
 
 SPLIT = 512  # keys: a multiple of KEYS
@@ -57,7 +58,7 @@ SHARED = 8  # rows of a head from which on its keys and values are unpacked once
 
 def query_tag(dtype: torch.dtype, cached: torch.dtype) -> Any:
     """The tag of what queries of a dtype are multiplied in, with keys in another."""
-    return np.float32(0) if cached == torch.int8 else left_tag(dtype, cached)
+    return left_tag(dtype, cached) if cached in TAGS else np.float32(0)
 
 
 @compiled()
@@ -90,13 +91,13 @@ def unit(like):
 
 @overload(per_line)
 def _per_line(like):
-    count = LANES * INPUTS[format_of(like)]
+    count = LANES * numbers_of(format_of(like))
     return lambda like: count
 
 
 @overload(unit)
 def _unit(like):
-    number = np.float32(2.0**-24 if like == INT8 else 1)
+    number = np.float32(2.0**8 if format_of(like) == FLOAT8 else 1)
     return lambda like: number
 
 
