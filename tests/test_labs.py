@@ -22,7 +22,7 @@ from phase2_prefill_decode.lab.shapes import SHAPES
 from phase4_radix.lab import replay
 from phase5_continuous.lab import fairness
 from phase5_continuous.lab.simulator import Setting
-from phase6_integration.lab import routing
+from phase6_integration.lab.scale import routers
 from tests.phase2_prefill_decode.ranks_in_threads import RanksInThreads
 from tests.phase2_prefill_decode.tiny import TINY
 
@@ -130,11 +130,11 @@ BENCHMARKS: dict[str, tuple[str, list[str], dict[str, object]]] = {
         {"BATCHES": (1,), "DEEPER": 2},
     ),
     "routing.json": (
-        "phase6_integration.lab.routing",
+        "phase6_integration.lab.scale.routers",
         ["--replicas", "3", "-n", "300"],
         {
-            "SMALL": routing.Size(2, 20, 8.0, 2048),
-            "LOADS": {name: (rates[-1],) for name, rates in routing.LOADS.items()},
+            "SMALL": routers.Size(2, 20, 8.0, 2048),
+            "LOADS": {name: (rates[-1],) for name, rates in routers.LOADS.items()},
             "PERIODS": (0.0,),
             "POOLS": (8192,),
             "FRONTS": (4,),

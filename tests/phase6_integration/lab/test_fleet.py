@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phase6_integration.cluster.routing import RoutingPolicy, rank
-from phase6_integration.lab import fleet, routing
+from phase6_integration.lab.scale import fleet, routers
 
 POLICY = RoutingPolicy()
 
@@ -39,9 +39,9 @@ def cost(r: int, loads: list[int], hits: list[int]) -> float:
 
 @pytest.mark.parametrize("router", ["least loaded", "digests"])
 def test_a_small_fleet_is_the_same_with_the_schedulers_of_the_engine(router: str) -> None:
-    kind, size = replace(routing.KINDS["tenants"], question=64, answer=16), routing.Size(2, 400, 8.0, 2048)
-    compiled = routing.run(kind, router, *size, period=0.0, skipped=0.0)
-    full = routing.with_schedulers(kind.rows(size.requests, size.rate * size.replicas), kind.shared, router, *size[::3])
+    kind, size = replace(routers.KINDS["tenants"], question=64, answer=16), routers.Size(2, 400, 8.0, 2048)
+    compiled = routers.run(kind, router, *size, period=0.0, skipped=0.0)
+    full = routers.with_schedulers(kind.rows(size.requests, size.rate * size.replicas), kind.shared, router, *size[::3])
     assert compiled.hit_rate == pytest.approx(full["hit_rate"], abs=0.03)
     assert compiled.ttft_p50_ms == pytest.approx(full["ttft_p50_ms"], rel=0.1)
     assert compiled.ttft_p99_ms == pytest.approx(full["ttft_p99_ms"], rel=0.2)

@@ -1,4 +1,4 @@
-"""`python -m phase6_integration.lab routing`: routers for a thousand replicas, compared in simulation.
+"""`python -m phase6_integration.lab scale.routers`: routers for a thousand replicas, compared in simulation.
 
 Five routers serve the same traces: at random, in turn, the least loaded replica, an approximate tree of the texts that
 were sent to each replica, and digests of what each has cached. First a few replicas are simulated twice, by phase 5's
@@ -25,7 +25,7 @@ from phase5_continuous.lab.stats import SLO, Stats
 from phase5_continuous.lab.traces import EOS, PAUSE, WORD, Arrival
 from phase5_continuous.lab.traces import request as request_of
 from phase6_integration.cluster.routing import RoutingPolicy, rank
-from phase6_integration.lab import fleet
+from phase6_integration.lab.scale import fleet
 
 PAGES = 24_576  # of 16 tokens: the memory that an H100 has beside the weights of an 8B model in bfloat16
 PERIOD = 0.5  # seconds between two reports
@@ -201,7 +201,7 @@ def compared(
 
 
 def main(arguments: list[str] | None = None) -> int:
-    p = parser("phase6_integration.lab routing", __doc__)
+    p = parser("phase6_integration.lab scale.routers", __doc__)
     p.add_argument("--replicas", type=at_least_one, default=1000, help="of the large run (%(default)s)")
     p.add_argument("-n", "--requests", type=at_least_one, default=10_000_000, help="of the large run (%(default)s)")
     options, console = p.parse_args(arguments), Console(highlight=False)

@@ -1,4 +1,4 @@
-"""`python -m phase6_integration.lab apart`: prefill and decode in two processes, beside chunked prefill in one.
+"""`python -m phase6_integration.lab scale.apart`: prefill and decode in two processes, beside chunked prefill in one.
 
 The pages of both processes are in shared memory, and each process may allocate a part of them. One computes prompts,
 and hands over each with its first token and the list of its pages. The other continues there, in pages of its own, and
@@ -217,7 +217,7 @@ def figures(served: Sequence[Served]) -> dict[str, float]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    p = parser("phase6_integration.lab apart", __doc__)
+    p = parser("phase6_integration.lab scale.apart", __doc__)
     p.add_argument("-n", "--requests", type=at_least_one, default=100, help="(%(default)s)")
     options, console = p.parse_args(arguments), Console(highlight=False)
     ways: dict[str, Callable[[Sequence[Arrival]], list[Served]]] = {
