@@ -3,8 +3,8 @@
 
 A step takes the time that the cost model of phase 2 predicts, as in phase 5's simulator. Unlike there, a request is a
 row of numbers, and decodes are counted instead of visited. A cache has entries of two kinds: a shared prefix, and what
-a conversation has behind it. The pages of a whole answer are taken at admission, so nothing is preempted. `scale.routers`
-measures how far the two simulators are apart.
+a conversation has behind it. The pages of a whole answer are taken at admission, so nothing is preempted.
+`scale.routers` measures how far the two simulators are apart.
 
 There may be several routers, and each request comes to any of them. They know the load of all replicas, but only the
 texts that they sent themselves. Of a conversation, they look at the replica that it was last sent to.
