@@ -22,7 +22,6 @@ from phase2_prefill_decode.lab.shapes import SHAPES
 from phase4_radix.lab import replay
 from phase5_continuous.lab import fairness
 from phase5_continuous.lab.simulator import Setting
-from phase6_integration.lab.scale import routers
 from tests.phase2_prefill_decode.ranks_in_threads import RanksInThreads
 from tests.phase2_prefill_decode.tiny import TINY
 
@@ -128,19 +127,6 @@ BENCHMARKS: dict[str, tuple[str, list[str], dict[str, object]]] = {
         "phase5_continuous.lab.speculation",
         ["--rounds", "1", "--drafter", str(BUNDLED)],
         {"BATCHES": (1,), "DEEPER": 2},
-    ),
-    "routing.json": (
-        "phase6_integration.lab.scale.routers",
-        ["--replicas", "3", "-n", "300"],
-        {
-            "SMALL": routers.Size(2, 20, 8.0, 2048),
-            "LOADS": {name: (rates[-1],) for name, rates in routers.LOADS.items()},
-            "PERIODS": (0.0,),
-            "POOLS": (8192,),
-            "FRONTS": (4,),
-            "FEWER": 2,
-            "SECONDS": 2,
-        },
     ),
     "kv_events.json": ("phase6_integration.lab.event_cost", [], {"RUNNING": 256, "STEPS": 2, "ROUNDS": 1}),
     "tensor_parallel.json": (

@@ -114,11 +114,13 @@ def core_of(model: Model, pool: KVPool, cache: PagedCache, budget: TokenBudget) 
     return EngineCore(scheduler, ModelRunner(model.decoder, pool, cache, Sampler.of(model, 0)))
 
 
-def steps(core: Core, arrivals: Sequence[Arrival], tokens: int, idle: Callable[[], None]) -> Iterator[Step]:
-    """Submit requests when they arrive, and run to the end."""
+def steps(
+    core: Core, arrivals: Sequence[Arrival], tokens: int, reserve: Callable[[Arrival], bool], idle: Callable[[], None]
+) -> Iterator[Step]:
+    """Submit requests when they have arrived and fit, and run to the end."""
     start, left = time.perf_counter(), [*enumerate(arrivals)][::-1]
     while left or core.has_work:
-        while left and start + left[-1][1].seconds <= time.perf_counter():
+        while left and start + left[-1][1].seconds <= time.perf_counter() and reserve(left[-1][1]):
             number, arrival = left.pop()
             core.submit(request(number, arrival.prompt, tokens, start + arrival.seconds))
         if core.has_work and (step := core.step()) is not None:
@@ -134,7 +136,7 @@ def together(arrivals: Sequence[Arrival], chunk: int) -> list[Served]:
     model, pages = Model.random(SHAPES[SHAPE], device="cpu"), PREFILL_PAGES + DECODE_PAGES
     pool, cache = KVPool(model.config.kv_layout(PAGE_SIZE), pages), PagedCache(pages, PAGE_SIZE)
     core, ended = core_of(model, pool, cache, TokenBudget(chunk, chunk + RUNNING)), dict[int, Served]()
-    for step in steps(core, arrivals, ANSWER, lambda: None):
+    for step in steps(core, arrivals, ANSWER, lambda _: True, lambda: None):
         for event in step.events:
             if event.finish_reason is not None:
                 of = event.request
@@ -160,14 +162,25 @@ def apart(arrivals: Sequence[Arrival]) -> list[Served]:
         dict[int, Served](),
     )
 
+    held = 0  # pages of prompts that wait, are computed, or are read by the other process
+
+    def reserve(arrival: Arrival) -> bool:
+        nonlocal held
+        pages = -(-len(arrival.prompt) // PAGE_SIZE)
+        fits = held + pages <= PREFILL_PAGES
+        held += pages * fits
+        return fits
+
     def receive() -> None:
+        nonlocal held
         while pipe.poll():
             number, pages, times, tokens = pipe.recv()
             cache.allocator.release(pages)
+            held -= len(pages)
             first = begun[number]
             ended[number] = Served(first.arrival, first.times + times, first.tokens + tokens)
 
-    for step in steps(core, arrivals, 1, receive):
+    for step in steps(core, arrivals, 1, reserve, receive):
         for event in step.events:
             number, of = int(event.request.id), event.request
             begun[number] = Served(of.arrival, [*of.times.tokens], [*of.output_tokens])
