@@ -257,6 +257,7 @@ def weight_at(kind, address):
     return kind, inputs, blocks, bias, offsets, group, span, part
 
 
+# region block
 @compiled()
 def multiply_block(weight, block, left, sums):
     """The products of rows, as `lay_out` writes them, with a block of a weight."""
@@ -277,7 +278,6 @@ def multiply_block(weight, block, left, sums):
         add_rows(number, number, sums, place, stride, offsets + block * size, parts, size)
 
 
-# region exercise 2.33
 @compiled()
 def add_rows(kind, left_like, sums, left, down, weight, steps, ahead):
     """Add the products of a part, tile by tile: the largest first."""
