@@ -196,9 +196,9 @@ def test_the_largest_integers_do_not_overflow(number: int, stored: torch.dtype, 
     torch.testing.assert_close(Linear(weight)(rows).double(), wanted, rtol=1e-6, atol=0)
 
 
-@numba.njit  # type: ignore[untyped-decorator]
+@numba.njit
 def in_integers(x: np.ndarray, numbers: np.ndarray) -> tuple[float, int]:
-    return quantize(x, numbers)  # type: ignore[no-any-return]
+    return quantize(x, numbers)
 
 
 def test_a_row_is_rounded_to_the_nearest_integers() -> None:
