@@ -81,6 +81,7 @@ class KVEventsConfig:
     """The keys of `--kv-events-config`, which are those of vLLM."""
 
     enable_kv_cache_events: bool = option(True, "", check=check_bool)
+    publisher: str = option("zmq", "", check=partial(check_choice, allowed=("zmq",)))
     endpoint: str = option("tcp://127.0.0.1:5557", "", check=_endpoint)
     replay_endpoint: str | None = option(None, "", check=_endpoint)
     topic: str = option("", "", check=text("a string", "(?s).*"))

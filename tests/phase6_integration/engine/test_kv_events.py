@@ -72,7 +72,7 @@ def test_events_are_in_vllms_format(tmp_path: Path) -> None:
 
 def test_a_subscriber_that_comes_late_asks_for_what_it_missed(tmp_path: Path) -> None:
     """Numbers have no holes. A request that is none gets no answer, and does not end the service."""
-    cache, events = publisher(tmp_path, topic="kv@pod@model", pages=64)
+    cache, events = publisher(tmp_path, topic="kv@pod@model", pages=4096)
     events.flush()  # nothing has happened
     with Subscriber(tmp_path, "kv@") as subscriber:
         subscriber.missed.send_multipart((b"", b"what?"))
@@ -138,8 +138,9 @@ def test_a_restarted_engine_begins_again_with_an_empty_cache(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"max_queue_size": 5}, "of the keys enable_kv_cache_events, endpoint, .*, got 'max_queue_size'"),
+        ({"max_queue_size": 5}, "of the keys enable_kv_cache_events, publisher, .*, got 'max_queue_size'"),
         ({"endpoint": "5557"}, "endpoint"),
+        ({"publisher": "null"}, "publisher must be one of zmq"),
         ({"buffer_steps": 0}, "kv_events_config: buffer_steps must be an integer from 1"),
         ({"endpoint": "ipc:///no/such/directory/events"}, "ipc:///no/such/directory/events cannot be opened"),
     ],
@@ -153,6 +154,10 @@ def test_events_need_a_prefix_cache_and_pyzmq(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(ConfigError, match="prefix caching"):
         EngineOptions(kv_events_config={}, enable_prefix_caching=False)
     assert EngineOptions(kv_events_config={"enable_kv_cache_events": False}).kv_events is None
+    of_vllm = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": "tcp://*:5557", "topic": "kv@pod@model"}
+    assert EngineOptions(kv_events_config=of_vllm).kv_events == KVEventsConfig(
+        endpoint="tcp://*:5557", topic="kv@pod@model"
+    )
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'nano-serving\[cluster\]'"):
         EngineOptions(kv_events_config={})
