@@ -27,7 +27,6 @@ class Group:
     def connect(self, file: str, seconds: float, device: torch.device) -> None:
         """Meet the other ranks, which know the same file. A collective fails after some seconds without them."""
         if device.type == "cuda":
-            torch.cuda.set_device(device)
             kind = c10d.ProcessGroupNCCL
             options = kind.Options()
         else:

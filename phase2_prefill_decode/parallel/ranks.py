@@ -39,6 +39,7 @@ class Ranks:
     def __init__(self, settings: Mapping[str, Any], size: int) -> None:
         """Start them. Each loads its part of the model."""
         self.size = size
+        self._over: str | None = None  # why no step can follow
         self._sockets: list[socket.socket] = []
         self._processes: list[subprocess.Popen[bytes]] = []
         self.close = finalize(self, end, self._sockets, self._processes)  # kills them; may be called again
@@ -94,10 +95,16 @@ class Ranks:
     @contextmanager
     def together(self) -> Iterator[None]:
         """What all ranks do at once. If it fails here, the others are somewhere in the middle: no step can follow."""
+        if self._over is not None:
+            raise RankError(self._over)
         try:
             yield
         except Exception as error:
             raise self._failure(error=error) from error
+        except BaseException as error:  # an interrupt
+            self._over = self._over or f"the ranks have ended in the middle of a step, by {type(error).__name__}"
+            self.close()
+            raise
 
     def _failure(self, said: Mapping[int, str] | None = None, error: Exception | None = None) -> RankError:
         """What has gone wrong, in words. It ends all ranks."""
@@ -112,11 +119,13 @@ class Ranks:
         self.close()
         if causes:
             rank, cause = min(causes.items())
-            return RankError(f"rank {rank} of {self.size} {cause}")
-        if silent:
-            why = "" if error is None else f" ({type(error).__name__}: {str(error).splitlines()[0]})"
-            return RankError(f"rank {' and '.join(silent)} of {self.size} did not take part in a step in time{why}")
-        return RankError(f"the ranks have lost each other: {error}")
+            self._over = f"rank {rank} of {self.size} {cause}"
+        elif silent:
+            why = "" if error is None else f" ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
+            self._over = f"rank {' and '.join(silent)} of {self.size} did not take part in a step in time{why}"
+        else:
+            self._over = f"the ranks have lost each other: {error}"
+        return RankError(self._over)
 
 
 def end(sockets: list[socket.socket], processes: "list[subprocess.Popen[bytes]]") -> None:

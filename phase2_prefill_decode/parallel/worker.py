@@ -90,9 +90,12 @@ def loaded(settings: dict[str, Any], end: socket.socket) -> Worker:
     torch.set_num_threads(settings["threads"])
     rank, directory = settings["rank"], settings["directory"]
     device = torch.device("cpu") if settings["device"] == "cpu" else torch.device("cuda", rank)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     shard = Shard(ModelConfig.from_pretrained(directory, settings["dtype"]), rank, settings["size"])
     weights = load_weights(directory, shard.config, device, **settings["weights"], layer_by_layer=True, shard=shard)
     decoder = ParallelDecoder(shard, weights, Group(rank, shard.size))
+    receive(end)  # rank 0 has compiled the kernels
     decoder.compile_kernels(settings["kv_cache_dtype"])
     return Worker(decoder, end)
 
