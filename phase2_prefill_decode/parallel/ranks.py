@@ -43,6 +43,7 @@ class Ranks:
     def __init__(self, settings: Mapping[str, Any], size: int) -> None:
         """Start them. Each loads its part of the model."""
         self.size = size
+        self._over: str | None = None  # why no step can follow
         self._sockets: list[socket.socket] = []
         self._processes: list[subprocess.Popen[bytes]] = []
         self.close = finalize(self, end, self._sockets, self._processes)  # kills them; may be called again
@@ -70,8 +71,6 @@ class Ranks:
 
     def command(self, numbers: Sequence[int]) -> None:
         """Send a command to all ranks."""
-        if not self.close.alive:
-            raise RankError("its ranks have ended: they were closed, or a step was interrupted")
         message = array("q", numbers).tobytes()
         with self.together():
             for end in self._sockets:
@@ -100,16 +99,19 @@ class Ranks:
     @contextmanager
     def together(self) -> Iterator[None]:
         """What all ranks do at once. If it ends early here, the others are in the middle of it: no step can follow."""
+        if self._over is not None:
+            raise RankError(self._over)
         try:
             yield
         except (LostError, OSError) as error:
             raise self._failure(error=error) from error
-        except Exception as error:
+        except BaseException as error:
+            if self._over is None:
+                self._over = f"rank 0 of {self.size} has left a step in the middle: {type(error).__name__}: {error}"
             self.close()
-            raise RankError(f"rank 0 of {self.size} has failed: {type(error).__name__}: {error}") from error
-        except BaseException:  # Ctrl-C
-            self.close()
-            raise
+            if isinstance(error, Exception):
+                raise RankError(self._over) from error
+            raise  # Ctrl-C
 
     def _failure(self, said: Mapping[int, str] | None = None, error: Exception | None = None) -> RankError:
         """What has gone wrong, in words. It ends all ranks."""
@@ -124,11 +126,13 @@ class Ranks:
         self.close()
         if causes:
             rank, cause = min(causes.items())
-            return RankError(f"rank {rank} of {self.size} {cause}")
-        if silent:
-            why = "" if error is None else f" ({type(error).__name__}: {str(error).splitlines()[0]})"
-            return RankError(f"rank {' and '.join(silent)} of {self.size} did not take part in a step in time{why}")
-        return RankError(f"the ranks have lost each other: {error}")
+            self._over = f"rank {rank} of {self.size} {cause}"
+        elif silent:
+            why = "" if error is None else f" ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
+            self._over = f"rank {' and '.join(silent)} of {self.size} did not take part in a step in time{why}"
+        else:
+            self._over = f"the ranks have lost each other: {error}"
+        return RankError(self._over)
 
 
 def end(sockets: list[socket.socket], processes: "list[subprocess.Popen[bytes]]") -> None:

@@ -95,6 +95,7 @@ def loaded(settings: dict[str, Any], end: socket.socket) -> Worker:
     shard = Shard(ModelConfig.from_pretrained(directory, settings["dtype"]), rank, settings["size"])
     weights = load_weights(directory, shard.config, device, **settings["weights"], layer_by_layer=True, shard=shard)
     decoder = ParallelDecoder(shard, weights, Group(rank, shard.size))
+    receive(end)  # rank 0 has compiled the kernels
     decoder.compile_kernels(settings["kv_cache_dtype"])
     return Worker(decoder, end)
 

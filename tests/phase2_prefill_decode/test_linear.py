@@ -9,6 +9,7 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+import numba
 import numpy as np
 import pytest
 import torch
@@ -21,6 +22,7 @@ from phase2_prefill_decode.kernels.cpu import openmp
 from phase2_prefill_decode.kernels.cpu.blocks import Blocks, put_rows
 from phase2_prefill_decode.kernels.cpu.microkernel import SET
 from phase2_prefill_decode.kernels.cpu.product import ROWS, PackedWeight
+from phase2_prefill_decode.kernels.cpu.rows import quantize
 from phase2_prefill_decode.linear import Linear
 from phase2_prefill_decode.loading.quantized.weight import QuantizedWeight
 from tests.phase2_prefill_decode.quantized.checkpoints import in_8_bits
@@ -192,6 +194,18 @@ def test_the_largest_integers_do_not_overflow(number: int, stored: torch.dtype, 
     rows = torch.tensor([[1.0], [-1.0], [3e38]]).expand(3, width) / torch.tensor([[1.0], [1.0], [1e5]])
     wanted = rows.double() @ weight.dequantize().double().T
     torch.testing.assert_close(Linear(weight)(rows).double(), wanted, rtol=1e-6, atol=0)
+
+
+@numba.njit
+def in_integers(x: np.ndarray, numbers: np.ndarray) -> tuple[float, int]:
+    return quantize(x, numbers)
+
+
+def test_a_row_is_rounded_to_the_nearest_integers() -> None:
+    x, numbers = np.array([0.5, -3.0, 1.0, 0.011, -0.012, 0.0], np.float32), np.zeros(6, np.int8)
+    scale, total = in_integers(x, numbers)
+    assert numbers.tolist() == np.rint(x / (3 / 127)).tolist() == [21, -127, 42, 0, -1, 0]
+    assert (scale, total) == (np.float32(3) / np.float32(127), -65)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
