@@ -10,8 +10,8 @@ from phase6_integration.engine.flags import Parser
 
 def add_flags(parser: Parser) -> None:
     parser.usage = "nanoserve deploy FILE [flags]"
-    parser.add_argument("file", metavar="FILE", help="a configuration file of Ray Serve, in YAML")
-    parser.add_argument("--check", action="store_true", help="check the file and start nothing")
+    parser.add_argument("file", metavar="FILE", help="a configuration file of Ray Serve, in YAML (needed)")
+    parser.add_argument("--check", action="store_true", help="check the file and start nothing (off)")
 
 
 def run(given: argparse.Namespace, parser: Parser) -> int:

@@ -41,7 +41,7 @@ def test_help_of_a_command_is_what_its_own_flag_shows(capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["srve"], "no such command: srve (did you mean serve?); they are serve, chat,"),
+        (["srve"], "no such command: srve (did you mean serve?); they are serve, deploy,"),
         (["help", "serv"], "(did you mean serve?)"),
         (["xyz", "--port", "1"], "no such command: xyz; they are"),
         (["--verison"], "no such flag: --verison (did you mean --version?)"),
