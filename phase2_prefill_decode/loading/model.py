@@ -59,6 +59,8 @@ class Model:
         tokenizer = load_tokenizer(directory, config) if Tokenizer.is_in(directory) else None
         how: dict[str, Any] = {"scheme": quantization, "quantize_embeddings": quantize_embeddings, "progress": progress}
         if ranks > 1:
+            if attend is not None:
+                raise ValueError("attend is for a model on one rank; the others cannot be given a function")
             leader = lead(directory, config, place, ranks, kv_cache_dtype, collective_timeout, **how)
             return cls(leader.config, leader, tokenizer)
         decoder = Decoder(config, load_weights(directory, config, place, layer_by_layer=True, **how), attend=attend)

@@ -10,12 +10,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from phase2_prefill_decode.parallel.ranks import LostError
+
 LOOPBACK = "127.0.0.1"
 c10d: Any = dist  # its types do not know what of it a backend has
-
-
-class LostError(RuntimeError):
-    """A collective has failed: another rank has ended, or did not come in time."""
 
 
 class Group:
@@ -27,7 +25,6 @@ class Group:
     def connect(self, file: str, seconds: float, device: torch.device) -> None:
         """Meet the other ranks, which know the same file. A collective fails after some seconds without them."""
         if device.type == "cuda":
-            torch.cuda.set_device(device)
             kind = c10d.ProcessGroupNCCL
             options = kind.Options()
         else:
@@ -35,7 +32,11 @@ class Group:
             options = kind._Options()
             options._devices = [kind.create_device(hostname=LOOPBACK)]
         options._timeout = timedelta(seconds=seconds)
-        self._group = kind(c10d.FileStore(file, self.size), self.rank, self.size, options)
+        try:
+            self._group = kind(c10d.FileStore(file, self.size), self.rank, self.size, options)
+        except RuntimeError as error:
+            raise LostError(str(error)) from error
+        self.all_reduce(torch.zeros(1, device=device))  # NCCL connects, by the file, in the first one
 
     def all_reduce(self, part: Tensor) -> Tensor:
         """The sum over all ranks, in place: each has the same bits."""

@@ -155,6 +155,7 @@ def lead(
             )
             leader = Leader(shard, weights, group, ranks)
             leader.compile_kernels(kv_cache_dtype, progress=progress)
+            ranks.command([])  # the kernels are compiled, once for all
             ranks.replies()
             with ranks.together():
                 group.connect(file, timeout, device)

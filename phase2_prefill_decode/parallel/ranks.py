@@ -28,6 +28,10 @@ PR_SET_PDEATHSIG = 1
 SIZE = 8  # bytes of a message's length
 
 
+class LostError(RuntimeError):
+    """A collective has failed: another rank has ended, or did not come in time."""
+
+
 class RankError(BaseException):
     """A rank has died, hangs or has failed. No request is at fault, and no further step can be computed: only what
     ends the engine catches it."""
@@ -39,6 +43,7 @@ class Ranks:
     def __init__(self, settings: Mapping[str, Any], size: int) -> None:
         """Start them. Each loads its part of the model."""
         self.size = size
+        self._over: str | None = None  # why no step can follow
         self._sockets: list[socket.socket] = []
         self._processes: list[subprocess.Popen[bytes]] = []
         self.close = finalize(self, end, self._sockets, self._processes)  # kills them; may be called again
@@ -93,11 +98,20 @@ class Ranks:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """What all ranks do at once. If it fails here, the others are somewhere in the middle: no step can follow."""
+        """What all ranks do at once. If it ends early here, the others are in the middle of it: no step can follow."""
+        if self._over is not None:
+            raise RankError(self._over)
         try:
             yield
-        except Exception as error:
+        except (LostError, OSError) as error:
             raise self._failure(error=error) from error
+        except BaseException as error:
+            if self._over is None:
+                self._over = f"rank 0 of {self.size} has left a step in the middle: {type(error).__name__}: {error}"
+            self.close()
+            if isinstance(error, Exception):
+                raise RankError(self._over) from error
+            raise  # Ctrl-C
 
     def _failure(self, said: Mapping[int, str] | None = None, error: Exception | None = None) -> RankError:
         """What has gone wrong, in words. It ends all ranks."""
@@ -112,11 +126,13 @@ class Ranks:
         self.close()
         if causes:
             rank, cause = min(causes.items())
-            return RankError(f"rank {rank} of {self.size} {cause}")
-        if silent:
-            why = "" if error is None else f" ({type(error).__name__}: {str(error).splitlines()[0]})"
-            return RankError(f"rank {' and '.join(silent)} of {self.size} did not take part in a step in time{why}")
-        return RankError(f"the ranks have lost each other: {error}")
+            self._over = f"rank {rank} of {self.size} {cause}"
+        elif silent:
+            why = "" if error is None else f" ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
+            self._over = f"rank {' and '.join(silent)} of {self.size} did not take part in a step in time{why}"
+        else:
+            self._over = f"the ranks have lost each other: {error}"
+        return RankError(self._over)
 
 
 def end(sockets: list[socket.socket], processes: "list[subprocess.Popen[bytes]]") -> None:

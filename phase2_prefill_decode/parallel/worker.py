@@ -18,10 +18,10 @@ from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.decoder import Record
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.weights import load_weights
-from phase2_prefill_decode.parallel.group import Group, LostError
+from phase2_prefill_decode.parallel.group import Group
 from phase2_prefill_decode.parallel.layers import ParallelDecoder
 from phase2_prefill_decode.parallel.leader import DTYPES, FREE, HIDDEN, LOGITS, RECORD, REPLAY, received
-from phase2_prefill_decode.parallel.ranks import LOST, die_with, receive, send
+from phase2_prefill_decode.parallel.ranks import LOST, LostError, die_with, receive, send
 from phase2_prefill_decode.parallel.shard import Shard
 from phase2_prefill_decode.step.graphs import cuda_recorder
 
@@ -90,9 +90,12 @@ def loaded(settings: dict[str, Any], end: socket.socket) -> Worker:
     torch.set_num_threads(settings["threads"])
     rank, directory = settings["rank"], settings["directory"]
     device = torch.device("cpu") if settings["device"] == "cpu" else torch.device("cuda", rank)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # which kernels are compiled and launched on
     shard = Shard(ModelConfig.from_pretrained(directory, settings["dtype"]), rank, settings["size"])
     weights = load_weights(directory, shard.config, device, **settings["weights"], layer_by_layer=True, shard=shard)
     decoder = ParallelDecoder(shard, weights, Group(rank, shard.size))
+    receive(end)  # rank 0 has compiled the kernels
     decoder.compile_kernels(settings["kv_cache_dtype"])
     return Worker(decoder, end)
 

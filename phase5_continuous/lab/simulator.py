@@ -115,7 +115,7 @@ class Simulation:
     def step(self) -> Step | None:
         """Submit the requests that have arrived, and run a step. None if there is none: skip to the next arrival."""
         while self._next is not None and self._next.time <= self.clock.now:
-            self._submit(self._next)
+            self.submit(self._next)
             self._next = next(self._arrivals, None)
         step = self.core.step()
         if step is None:
@@ -139,7 +139,8 @@ class Simulation:
     def preemptions(self) -> int:
         return self.scheduler.running_set.num_preemptions if isinstance(self.scheduler, Scheduler) else 0
 
-    def _submit(self, arrival: Arrival) -> None:
+    def submit(self, arrival: Arrival) -> None:
+        """Let a request arrive now. It joins the next step."""
         new = request(self._came, arrival, self.setting.max_tokens)
         self._came += 1
         self.stats.arrive(arrival.time)

@@ -11,6 +11,13 @@ from phase6_integration.engine.flags import Parser, did_you_mean, values_of
 from phase6_integration.engine.options import EngineOptions
 
 LISTENER = ("host", "port", "uds", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs", "root_path")
+ELSEWHERE = {  # flags of a server that are no arguments here, and why
+    **dict.fromkeys(LISTENER, "Ray Serve listens, so that is set in http_options of the file"),
+    "send_timeout": "Ray Serve listens, and waits for slow readers without a limit",
+    **dict.fromkeys(("log_level", "log_format"), "Ray Serve writes the logs: logging_config of the file"),
+    "kv_events_config": "each replica has its own, which its router reads",
+    "max_engine_restarts": "Ray Serve replaces a replica whose engine has failed",
+}
 
 
 def settings_of(args: Mapping[str, Any]) -> tuple[EngineOptions, ServerSettings]:
@@ -19,10 +26,8 @@ def settings_of(args: Mapping[str, Any]) -> tuple[EngineOptions, ServerSettings]
     add_flags(parser)
     known = {action.dest for action in parser._actions}
     for name in args:
-        if name in LISTENER:
-            raise ConfigError(f"{name}: Ray Serve listens, so that is set in http_options of the file")
-        if name == "kv_events_config":
-            raise ConfigError(f"{name}: each replica has its own, which its router reads")
+        if name in ELSEWHERE:
+            raise ConfigError(f"{name}: {ELSEWHERE[name]}")
         if name not in known:
             raise ConfigError(f"there is no argument {name!r}{did_you_mean(name, known)}")
     given = {

@@ -69,15 +69,17 @@ def _until_signal(file: Path, received: list[int]) -> int:
     client = serve_start(http_options=config.http_options.model_dump(), proxy_location=config.proxy_location)
     client.deploy_apps(config)
     said: dict[str, str] = {}
+    ran = set[str]()
     while True:
         for name, app in serve.status().applications.items():
             if said.get(name) != app.status:
                 said[name] = app.status
                 words = app.message if app.status is FAILED else ""
                 if app.status is RUNNING:
+                    ran.add(name)
                     words = f"http://{config.http_options.host}:{config.http_options.port}"
                 say(f"{name} is {app.status.value.lower()}{words and ': '}{words}")
-            if app.status is FAILED:
+            if app.status is FAILED and name not in ran:  # of one that ran, the replicas of before an update still do
                 return 1
         while received:
             number = received.pop(0)

@@ -28,7 +28,8 @@ def application(args: Mapping[str, Any]) -> Application:
     replicas = serve.deployment(
         Replica,
         name="Replica",
-        max_ongoing_requests=2 * (options.max_num_seqs or 64),  # more wait in fronts, for whichever is free first
+        # More wait in fronts, for whichever is free first.
+        max_ongoing_requests=2 * options.running(on_gpu=options.device != "cpu"),
         request_router_config=RequestRouterConfig(request_router_class=ROUTER, request_routing_stats_period_s=REPORTS),
         health_check_period_s=2,
         graceful_shutdown_timeout_s=settings.shutdown_timeout,

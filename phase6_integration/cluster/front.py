@@ -79,7 +79,9 @@ class ReplicasClient(EngineClient):
                     self._calls[message.name(number)] = call
             case Finish(id=id):
                 if (running := self._calls.get(id)) is not None:
-                    running.cancel()
+                    asyncio.get_running_loop().call_soon(
+                        running.cancel
+                    )  # once it has begun: only then it ends in order
 
     async def stop(self) -> None:
         for call in [*self._calls.values()]:
@@ -114,11 +116,11 @@ class ReplicasClient(EngineClient):
         completion, id = request.completion(number), request.name(number)
         prompt, salt = completion.prompt_tokens, request.cache_salt
         pages = array("Q", block_hashes(prompt, self._page_size, salt)).tobytes()
-        message = EngineRequest(
-            f"{FRONT}.{id}", [prompt], completion.params, [completion.params.max_tokens], 1,
-            request.priority, salt, request.timeout, request.tenant,
-        )  # fmt: skip
-        for _ in range(ATTEMPTS):
+        for attempt in range(ATTEMPTS):
+            message = EngineRequest(
+                f"{FRONT}.{attempt}.{id}", [prompt], completion.params, [completion.params.max_tokens], 1,
+                request.priority, salt, request.timeout, request.tenant,
+            )  # fmt: skip
             call = self._replicas.options(stream=True).generate.remote(FRONT, encode(message), pages)
             begun = False
             try:

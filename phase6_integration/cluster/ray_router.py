@@ -41,21 +41,21 @@ class PrefixRouter(RequestRouter):
         if order and pending_request is not None:
             id = pending_request.metadata.internal_request_id
             self.table.send(order[0], id, pages)
-            pending_request.future.add_done_callback(partial(self._routed, id))
+            pending_request.future.add_done_callback(partial(self._chosen, id, pages))
         return [[replicas[name]] for name in order]
 
-    def _routed(self, id: str, future: asyncio.Future[Any]) -> None:
+    def _chosen(self, id: str, pages: Sequence[int], future: asyncio.Future[RunningReplica]) -> None:
+        """A request is about to be sent to a replica, which need not be the first choice. `on_request_routed` would be
+        too late: a short request may have ended before Ray calls it."""
         if future.cancelled():
             self.table.finish(id)
-
-    def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
-        """A replica has accepted the request, which need not be the first choice."""
-        if replica_id.unique_id in self.table.replicas:
-            id = pending_request.metadata.internal_request_id
-            self.table.send(replica_id.unique_id, id, prompt_of(pending_request)[1])
+        elif (name := future.result().replica_id.unique_id) in self.table.replicas:
+            self.table.send(name, id, pages)
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
-        self.table.finish(internal_request_id)
+        """A replica has ended a request or refused it: then it may be at another one already."""
+        if (view := self.table.replicas.get(replica_id.unique_id)) is not None:
+            view.finish(internal_request_id)
 
 
 def prompt_of(request: PendingRequest | None) -> tuple[str, Sequence[int]]:

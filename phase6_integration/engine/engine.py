@@ -37,7 +37,10 @@ class NanoServingEngine:
         **options: Any,
     ) -> None:
         """From a model in memory. `options` are those of EngineOptions."""
-        self._open(EngineOptions(**options), Model(config, Decoder(config, weights), tokenizer))
+        given = EngineOptions(**options)
+        if given.tensor_parallel_size > 1:
+            raise ValueError("tensor_parallel_size is for a model in files: each rank reads its own part")
+        self._open(given, Model(config, Decoder(config, weights), tokenizer))
 
     @classmethod
     def from_pretrained(cls, model: str | Path = BUNDLED, **options: Any) -> "NanoServingEngine":

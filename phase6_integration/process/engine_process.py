@@ -5,7 +5,6 @@ turns at the interpreter lock; and a step that hangs inside a library could not 
 """
 
 import contextlib
-import ctypes
 import logging
 import os
 import signal
@@ -17,7 +16,7 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 
 from phase0_request.core import EngineCore, Step
 from phase0_request.request import FinishReason, Request
-from phase2_prefill_decode.parallel.ranks import RankError, Ranks
+from phase2_prefill_decode.parallel.ranks import RankError, Ranks, die_with
 from phase5_continuous.scheduler import Scheduler
 from phase6_integration.engine.gc_freeze import gc_freeze
 from phase6_integration.engine.isolation import BrokenError
@@ -39,7 +38,6 @@ from phase6_integration.process.messages import (
 )
 
 log = logging.getLogger(__name__)
-PR_SET_PDEATHSIG = 1
 DEADLINES = 0.5  # seconds after which the deadlines of requests are looked at, if all wait for their grammars
 
 
@@ -236,10 +234,8 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     descriptor, parent = map(int, sys.argv[1:])
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it died before the call
-            return 0
+    if not die_with(parent):
+        return 0
     channel = Channel(socket.socket(fileno=descriptor))
     logging.basicConfig(level=logging.WARNING, handlers=[ChannelHandler(channel)])
     logging.getLogger("phase2_prefill_decode").setLevel(logging.INFO)  # how far the kernels are compiled

@@ -1,5 +1,6 @@
 """Configuration files, and what they name."""
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,9 @@ from typing import Any
 import pytest
 import yaml
 from conftest import configuration
+from ray.serve.schema import ApplicationStatus
 
+from phase6_integration.cluster import deploy
 from phase6_integration.cluster.deployments import by_queue_and_pages
 
 
@@ -45,3 +48,28 @@ def test_replicas_suffice_for_the_requests_and_for_their_pages(
     metrics = {"pages_used": dict(enumerate(pages_used))}
     context = SimpleNamespace(total_num_requests=requests, aggregated_metrics=metrics, config=config)
     assert by_queue_and_pages(context) == (pytest.approx(replicas), {})
+
+
+def test_an_update_that_fails_does_not_stop_what_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Only an application that never ran ends the command."""
+    file = tmp_path / "cluster.yaml"
+    file.write_text(yaml.safe_dump(configuration(2, 8000)))
+    received: list[int] = []
+
+    def ends(*states: ApplicationStatus) -> int:
+        """The exit status when an application goes through some states, and a signal comes behind them."""
+        left = [*states]
+
+        def status() -> Any:
+            app = SimpleNamespace(status=left.pop(0), message="")
+            received.extend([] if left else [signal.SIGTERM])
+            return SimpleNamespace(applications={"nanoserve": app})
+
+        monkeypatch.setattr(deploy.serve, "status", status)
+        return deploy._until_signal(file, received)
+
+    monkeypatch.setattr(deploy, "serve_start", lambda **_: SimpleNamespace(deploy_apps=lambda config: None))
+    monkeypatch.setattr(deploy, "TICK", 0)
+    assert ends(ApplicationStatus.DEPLOYING, ApplicationStatus.DEPLOY_FAILED) == 1
+    received.clear()
+    assert ends(ApplicationStatus.RUNNING, ApplicationStatus.DEPLOYING, ApplicationStatus.DEPLOY_FAILED) == 0

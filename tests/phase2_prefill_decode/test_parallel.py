@@ -1,5 +1,6 @@
 """A model over several ranks: what each holds, and the tokens of all together."""
 
+import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from phase2_prefill_decode.loading.model import Model
 from phase2_prefill_decode.loading.quantized.layout import SCHEMES
 from phase2_prefill_decode.loading.quantized.quantize import quantize
 from phase2_prefill_decode.parallel import worker
+from phase2_prefill_decode.parallel.ranks import RankError, Ranks
 from phase2_prefill_decode.parallel.shard import Shard, ShardedCheckpoint
 from phase2_prefill_decode.sampling.sampler import Sampler
 from phase2_prefill_decode.scheduler import StaticScheduler
@@ -199,3 +201,28 @@ def test_recorded_steps_run_on_all_ranks(tmp_path: Path, monkeypatch: pytest.Mon
 def replays_itself(run: Any) -> Any:
     run()
     return run
+
+
+class Idle(Ranks):
+    """Ranks of which nobody listens."""
+
+    def _start(self, theirs: socket.socket) -> None:
+        self.theirs = theirs
+
+
+@pytest.mark.parametrize(
+    ("error", "raised", "said"),
+    [
+        (KeyboardInterrupt(), KeyboardInterrupt, None),
+        (MemoryError(), RankError, "rank 0 of 2 has left a step .* Memory"),
+    ],
+)
+def test_after_a_step_that_ended_early_on_rank_0_none_is_sent(
+    error: BaseException, raised: type[BaseException], said: str | None
+) -> None:
+    """The other ranks are in the middle of it: another one would meet them there, and wait."""
+    ranks = Idle({}, 2)
+    with ranks.theirs, pytest.raises(raised, match=said), ranks.together():
+        raise error
+    with pytest.raises(RankError, match=f"rank 0 of 2 has left a step in the middle: {type(error).__name__}"):
+        ranks.command([0])

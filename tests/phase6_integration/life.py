@@ -174,7 +174,7 @@ def gone(pid: int) -> bool:
     """Whether a process has ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # or it ended between the opening and the reading
         return True
 
 

@@ -22,6 +22,9 @@ def test_arguments_are_the_flags_of_serve_in_the_types_of_yaml() -> None:
         ({"kv_cache_pages": "64 pages"}, "kv_cache_pages must be an integer"),
         ({"max_num_seqs": 0}, "max_num_seqs must be an integer from 1"),
         ({"port": 8000}, "port: Ray Serve listens, so that is set in http_options"),
+        ({"log_format": "json"}, "log_format: Ray Serve writes the logs"),
+        ({"max_engine_restarts": 3}, "max_engine_restarts: Ray Serve replaces a replica"),
+        ({"send_timeout": 3}, "send_timeout: Ray Serve listens"),
         ({"api_key_file": "there is none"}, "there is none"),
     ],
 )

@@ -188,6 +188,9 @@ def test_the_pool_is_sized_to_free_memory_and_limits_the_context(monkeypatch: py
         ({"enable_chunked_prefill": False, "max_num_batched_tokens": 64}, "at least max_model_len"),
         ({"max_model_len": 4096}, "max_model_len must be at most 2048"),
         ({"model": "/no/such/model"}, "there is no directory /no/such/model"),
+        ({"tensor_parallel_size": 0}, "tensor_parallel_size must be an integer from 1 to 64, got 0"),
+        ({"tensor_parallel_size": 3}, "tensor_parallel_size must divide the model's num_attention_heads, 4; got 3"),
+        ({"tensor_parallel_size": 2, "device": "cuda:1"}, "takes the first GPUs: device must be cuda or cpu"),
     ],
 )
 def test_invalid_options_are_refused_by_name(options: dict[str, Any], words: str) -> None:

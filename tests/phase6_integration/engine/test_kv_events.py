@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib.util
+import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,7 @@ def test_events_are_in_vllms_format(tmp_path: Path) -> None:
 
 def test_a_subscriber_that_comes_late_asks_for_what_it_missed(tmp_path: Path) -> None:
     """Numbers have no holes. A request that is none gets no answer, and does not end the service."""
-    cache, events = publisher(tmp_path, topic="kv@pod@model", pages=64)
+    cache, events = publisher(tmp_path, topic="kv@pod@model", pages=4096)
     events.flush()  # nothing has happened
     with Subscriber(tmp_path, "kv@") as subscriber:
         subscriber.missed.send_multipart((b"", b"what?"))
@@ -138,7 +139,7 @@ def test_a_restarted_engine_begins_again_with_an_empty_cache(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"max_queue_size": 5}, "of the keys enable_kv_cache_events, endpoint, .*, got 'max_queue_size'"),
+        ({"max_queue_size": 5}, "of the keys enable_kv_cache_events, publisher, .*, got 'max_queue_size'"),
         ({"endpoint": "5557"}, "endpoint"),
         ({"publisher": "null"}, "publisher must be one of zmq"),
         ({"buffer_steps": 0}, "kv_events_config: buffer_steps must be an integer from 1"),
@@ -148,6 +149,14 @@ def test_a_restarted_engine_begins_again_with_an_empty_cache(tmp_path: Path) -> 
 def test_a_wrong_configuration_is_refused(given: dict[str, Any], told: str) -> None:
     with pytest.raises(ValueError, match=told):
         KVEventPublisher(PrefixCache(4, SIZE), KVEventsConfig.of(given))
+
+
+@pytest.mark.parametrize("host", ["*", "0.0.0.0", "127.0.0.1"])
+def test_an_address_of_this_machine_is_bound_so_it_must_be_free(host: str) -> None:
+    with socket.create_server(("0.0.0.0", 0)) as taken:
+        config = KVEventsConfig(endpoint=f"tcp://{host}:{taken.getsockname()[1]}")
+        with pytest.raises(ConfigError, match="cannot be opened"):
+            KVEventPublisher(PrefixCache(4, SIZE), config)
 
 
 def test_events_need_a_prefix_cache_and_pyzmq(monkeypatch: pytest.MonkeyPatch) -> None:

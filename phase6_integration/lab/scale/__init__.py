@@ -1,0 +1,1 @@
+"""Many replicas, and an engine in two parts: simulated and measured."""
