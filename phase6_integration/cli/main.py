@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import version
 
+from phase2_prefill_decode.parallel.ranks import RankError
 from phase6_integration.engine.flags import Parser, did_you_mean
 
 # Each module has add_flags(parser) and run(given, parser) -> exit code. Only the chosen one is imported.
@@ -45,6 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command.refuse(unknown)
     try:
         return int(module.run(given, command))
+    except RankError as error:
+        print(f"{command.prog}: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print(f"{command.prog}: stopped", file=sys.stderr)
         return 130

@@ -71,10 +71,8 @@ class KVEventPublisher:
     def __init__(self, cache: PrefixCache, config: KVEventsConfig) -> None:
         self._hashes = BlockHashes(cache.page_size)
         self._encoder = msgspec.msgpack.Encoder()
-        self._topic, self._number = (
-            config.topic.encode(),
-            time.time_ns() // 1000,
-        )  # in microseconds, less than a step takes
+        self._topic = config.topic.encode()
+        self._number = time.time_ns() // 1000  # in microseconds, less than a step takes
         self._sent: deque[tuple[bytes, bytes, bytes]] = deque(maxlen=config.buffer_steps)
         self._lock = threading.Lock()  # of `_sent`
         self._context = zmq.Context()
@@ -87,11 +85,12 @@ class KVEventPublisher:
         cache.observers.append(self)
 
     def _open(self, kind: int, endpoint: str, hwm: int) -> zmq.Socket[bytes]:
-        """Bind a socket to an address of this machine (`*`, `::`, loopback, a file); connect it to any other one."""
+        """Bind a socket to an address of this machine (a wildcard, loopback, a file); connect it to any other one."""
         socket = self._context.socket(kind)
         socket.set_hwm(hwm)
         socket.linger = 0
-        here = kind == zmq.ROUTER or any(part in endpoint for part in ("*", "::", "//127.", "//localhost:", "ipc://"))
+        own = "*", "::", "//127.", "//0.0.0.0:", "//localhost:", "ipc://"
+        here = kind == zmq.ROUTER or any(part in endpoint for part in own)
         try:
             socket.bind(endpoint) if here else socket.connect(endpoint)
         except zmq.ZMQError as error:

@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from chapters.tiny_chat.corpus import read
+from phase2_prefill_decode.parallel.ranks import RankError
+from phase6_integration.cli import generate_command
 from phase6_integration.cli.main import main
 
 GENERATE = [sys.executable, "-m", "phase6_integration.cli", "generate"]
@@ -17,6 +19,17 @@ QUESTIONS = ("What is a KV cache?", "What is a token?", "What is the Sun?")
 
 def run(*options: str, typed: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run([*GENERATE, *options], input=typed, capture_output=True, text=True, timeout=120)
+
+
+def test_a_rank_that_is_lost_is_an_error_in_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def complete(*_: object) -> None:
+        raise RankError("rank 1 of 2 was killed by SIGKILL")
+
+    monkeypatch.setattr(generate_command, "complete", complete)
+    assert main(["generate", "Hello"]) == 1
+    assert capsys.readouterr().err == "nanoserve generate: rank 1 of 2 was killed by SIGKILL\n"
 
 
 def test_a_local_model_answers_prompts_in_order(

@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib.util
+import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,14 @@ def test_a_restarted_engine_begins_again_with_an_empty_cache(tmp_path: Path) -> 
 def test_a_wrong_configuration_is_refused(given: dict[str, Any], told: str) -> None:
     with pytest.raises(ValueError, match=told):
         KVEventPublisher(PrefixCache(4, SIZE), KVEventsConfig.of(given))
+
+
+@pytest.mark.parametrize("host", ["*", "0.0.0.0", "127.0.0.1"])
+def test_an_address_of_this_machine_is_bound_so_it_must_be_free(host: str) -> None:
+    with socket.create_server(("0.0.0.0", 0)) as taken:
+        config = KVEventsConfig(endpoint=f"tcp://{host}:{taken.getsockname()[1]}")
+        with pytest.raises(ConfigError, match="cannot be opened"):
+            KVEventPublisher(PrefixCache(4, SIZE), config)
 
 
 def test_events_need_a_prefix_cache_and_pyzmq(monkeypatch: pytest.MonkeyPatch) -> None:
