@@ -424,5 +424,7 @@ def serve(f, way, routers, period, seed, warm):
             f.sums[2] += f.load.max() / max(f.load.mean(), 1)
     generated = f.sums[0]
     while f.ends[f.turn[1]] < np.inf:
-        end_step(f, f.turn[1], period)
+        r = f.turn[1]
+        end_step(f, r, period)
+        report(f, r)  # which frees empty entries
     return generated
