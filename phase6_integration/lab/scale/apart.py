@@ -39,7 +39,7 @@ PREFILL_PAGES, DECODE_PAGES = 4096, 2048
 RUNNING = 64
 WHOLE = 1 << 16  # tokens: a chunk that cuts no prompt
 CHUNKS = (128, 512, WHOLE)
-PROMPTS, ANSWER = (128, 512), 192  # tokens: the shortest and the longest prompt, and every answer
+PROMPTS, ANSWER = (128, 512), 96  # tokens: the shortest and the longest prompt, and every answer
 SHARE = 0.7  # of the lower throughput: the rate at which requests arrive, when latency is measured
 Core = EngineCore[Scheduler, Any]
 
