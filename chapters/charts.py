@@ -176,6 +176,34 @@ def ladder(figure: Any, result: dict[str, Any]) -> None:
     axes.invert_yaxis()
 
 
+ROUTED = {"random": GREY, "least_loaded": GREEN, "approximate_tree": RED, "digests": BLUE}
+ROUTED_TRACES = {"conversations": "Conversations", "tenants": "Tenants", "shared_prompts": "Shared prompts"}
+
+
+def routing(figure: Any, result: dict[str, Any]) -> None:
+    """Hit rate and p99 TTFT of routers by load, on traces that share prefixes."""
+    rows = figure.subplots(2, len(ROUTED_TRACES), sharex="col", sharey="row")
+    for column, (trace, title) in enumerate(ROUTED_TRACES.items()):
+        rates = result["figures"]["loads"][trace]
+        loads = sorted(rates, key=_rate)
+        for (router, color), marker in zip(ROUTED.items(), "vsDo", strict=True):
+            points = [rates[load][router] for load in loads]
+            name, x = router.replace("_", " "), [_rate(load) for load in loads]
+            rows[0][column].plot(x, [100 * p["hit_rate"] for p in points], f"{marker}-", ms=4, color=color, label=name)
+            rows[1][column].plot(x, [p["ttft_p99_ms"] for p in points], f"{marker}-", ms=4, color=color)
+        rows[0][column].set(title=title, ylim=(0, 100))
+        rows[1][column].set(yscale="log", xlabel="requests/s of each replica")
+        rows[1][column].axhline(1000, color=GREY, linestyle="--", linewidth=1)
+    rows[0][0].set_ylabel("hit rate, %")
+    rows[1][0].set_ylabel("TTFT p99, ms")
+    rows[1][0].set_yticks(ticks := (10, 100, 1000, 10_000, 100_000), [f"{tick:,}" for tick in ticks])
+    figure.legend(*rows[0][0].get_legend_handles_labels(), frameon=False, ncols=4, loc="outside lower center")
+
+
+def _rate(name: str) -> float:
+    return float(name.removeprefix("rate_"))
+
+
 Chart = tuple[str, tuple[float, float], Callable[[Any, dict[str, Any]], None]]
 
 
@@ -233,6 +261,7 @@ CHARTS: dict[str, Chart] = {
     "prefix.svg": ("phase4.json", (8.8, 3.4), prefix),
     "ladder.svg": ("ladder.json", (6.8, 4.6), ladder),
     "peers.svg": ("peers.json", (8.8, 5.2), peers),
+    "routing.svg": ("routing.json", (8.8, 4.8), routing),
     "overlap.svg": ("phase6_overlap.json", (8.8, 3.2), overlap),
 }
 

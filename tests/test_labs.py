@@ -22,6 +22,7 @@ from phase2_prefill_decode.lab.shapes import SHAPES
 from phase4_radix.lab import replay
 from phase5_continuous.lab import fairness
 from phase5_continuous.lab.simulator import Setting
+from phase6_integration.lab.scale import apart, routers
 from tests.phase2_prefill_decode.ranks_in_threads import RanksInThreads
 from tests.phase2_prefill_decode.tiny import TINY
 
@@ -133,6 +134,24 @@ BENCHMARKS: dict[str, tuple[str, list[str], dict[str, object]]] = {
         "phase6_integration.lab.tensor_parallel",
         [],
         {"STEPS": 1, "phase2_prefill_decode.parallel.leader.Ranks": RanksInThreads},
+    ),
+    "routing.json": (
+        "phase6_integration.lab.scale.routers",
+        ["--replicas", "3", "-n", "300"],
+        {
+            "SMALL": routers.Size(2, 20, 8.0, 2048),
+            "LOADS": {name: (rates[-1],) for name, rates in routers.LOADS.items()},
+            "PERIODS": (0.0,),
+            "POOLS": (8192,),
+            "FRONTS": (4,),
+            "FEWER": 2,
+            "SECONDS": 2,
+        },
+    ),
+    "apart.json": (
+        "phase6_integration.lab.scale.apart",
+        ["-n", "3"],
+        {"PROMPTS": (16, 40), "ANSWER": 4, "CHUNKS": (16, apart.WHOLE)},
     ),
     "phase6_overlap.json": ("phase6_integration.lab.overlap", ["--batches", "256", "--steps", "6"], {"CONTEXT": 32}),
 }
