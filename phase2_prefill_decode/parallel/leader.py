@@ -56,7 +56,7 @@ class Leader(ParallelDecoder):
     # endregion
 
     def _announced(self, product: Product) -> Product:
-        """The logits of rows of the last hidden states: the other ranks have the same ones, and are told which."""
+        """Send the range of rows to the other ranks, which have the same hidden states, before computing logits."""
 
         def logits(rows: Tensor, out: Tensor | None = None) -> Tensor:
             self.ranks.command([LOGITS, rows.storage_offset() // rows.shape[1], len(rows)])

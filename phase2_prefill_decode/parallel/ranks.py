@@ -15,7 +15,7 @@ import sys
 import time
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 from weakref import finalize
 
@@ -93,7 +93,7 @@ class Ranks:
         return [replies[rank] for rank in sorted(replies)]
 
     def check(self) -> None:
-        """RankError, for a rank that nobody waits for has something to say: its end."""
+        """Raise RankError: a rank that owes no reply is readable, so it has ended."""
         raise self._failure()
 
     @contextmanager
@@ -147,12 +147,10 @@ def end(sockets: list[socket.socket], processes: "list[subprocess.Popen[bytes]]"
 def last_words(end: socket.socket) -> str | None:
     """What a rank that has ended sent about its failure."""
     end.setblocking(False)
-    try:
+    with suppress(BlockingIOError):  # it has sent nothing more
         while (message := receive(end)) is not None:
             if isinstance(reply := json.loads(message), dict) and "error" in reply:
                 return f"has failed: {reply['error']}"
-    except BlockingIOError:
-        pass
     return None
 
 

@@ -14,7 +14,7 @@ HISTORY = 8
 SNAPSHOT = 16
 
 
-class Report(msgspec.Struct, frozen=True):
+class ReplicaReport(msgspec.Struct, frozen=True):
     """What a replica tells routers about itself. Hashes are 64-bit integers in an array's bytes."""
 
     version: int  # of the digest; each report has the next one
@@ -45,7 +45,7 @@ class Digest:
     def clear(self) -> None:
         self.removed([*self.pages])
 
-    def report(self, load: dict[str, int]) -> Report:
+    def report(self, load: dict[str, int]) -> ReplicaReport:
         """The next report, with the changes since the one before."""
         added, removed = array("Q"), array("Q")
         for page, is_added in self._changed.items():
@@ -54,7 +54,7 @@ class Digest:
         self._history.append((added.tobytes(), removed.tobytes()))
         self.version += 1
         whole = array("Q", self.pages).tobytes() if self.version % SNAPSHOT == 0 else None
-        return Report(self.version, [*self._history], whole, load)
+        return ReplicaReport(self.version, [*self._history], whole, load)
 
 
 class DigestView:
@@ -64,7 +64,7 @@ class DigestView:
         self.pages: set[int] = set()
         self.version = 0
 
-    def apply(self, report: Report) -> bool:
+    def apply(self, report: ReplicaReport) -> bool:
         """Whether the view is now that of the report. If not, too many were missed, and it stays as it was."""
         missed = report.version - self.version
         if missed <= 0:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from phase6_integration.cluster.digest import Report
+from phase6_integration.cluster.digest import ReplicaReport
 from phase6_integration.cluster.routing import RoutingPolicy, RoutingTable
 
 
@@ -28,7 +28,7 @@ class PrefixRouter(RequestRouter):
         self.table.keep(replica.replica_id.unique_id for replica in replicas)
         for replica in replicas:
             if (report := (replica.routing_stats or {}).get("report")) is not None:
-                self.table.report(replica.replica_id.unique_id, msgspec.msgpack.decode(report, type=Report))
+                self.table.report(replica.replica_id.unique_id, msgspec.msgpack.decode(report, type=ReplicaReport))
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from phase6_integration.cluster.digest import DigestView, Report
+from phase6_integration.cluster.digest import DigestView, ReplicaReport
 
 LINGER = 2  # reports after the end of a request, by which its replica has told of its pages
 
@@ -31,8 +31,8 @@ def rank(
     `loads` its unfinished requests.
 
     The cost of a replica is the share of the prompt that it would compute, and its load beyond the least one relative
-    to the average. Replicas beyond the bound of imbalance come behind all others, by load alone, so a prefix that
-    everyone uses cannot overload one of them. Without any hit, the less loaded of two drawn replicas is the first."""
+    to the average. Replicas beyond the bound of imbalance come behind all others, by load alone, so a popular
+    prefix cannot overload one of them. Without any hit, the less loaded of two drawn replicas is the first."""
     numbers = range(len(loads))
     order = draw.sample(numbers, len(loads))  # equal ones take turns
     if not any(hits):
@@ -78,7 +78,7 @@ class ReplicaView:
         if (pages := self.sent.pop(id, None)) is not None:
             self._finished.append((LINGER, pages))
 
-    def apply(self, report: Report, front: str) -> None:
+    def apply(self, report: ReplicaReport, front: str) -> None:
         self.digest.apply(report)
         self.others = sum(count for name, count in report.load.items() if name != front)
         finished, self._finished = self._finished, []
@@ -105,7 +105,7 @@ class RoutingTable:
         """These are the replicas now. Of others nothing is kept."""
         self.replicas = {name: self.replicas.get(name) or ReplicaView() for name in names}
 
-    def report(self, name: str, report: Report) -> None:
+    def report(self, name: str, report: ReplicaReport) -> None:
         view = self.replicas[name]
         if report.version > view.digest.version:
             view.apply(report, self.front)

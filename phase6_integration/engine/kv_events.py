@@ -1,4 +1,4 @@
-"""KV events: an engine tells routers which blocks it has cached, in vLLM's format, over ZeroMQ.
+"""KV events: publishes which blocks the prefix cache holds, to routers, in vLLM's format, over ZeroMQ.
 
 A PUB socket sends a message for each step that changed the cache, in three frames: topic, number of the message in 8
 bytes (big-endian), and a batch of events in msgpack. A subscriber that has missed numbers asks a ROUTER socket for

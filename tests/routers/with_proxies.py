@@ -149,7 +149,8 @@ def test_a_client_that_hangs_up_ends_its_stream(through: Through) -> None:
             upstream.say(token)
             next(lines)
     client.close()
-    until(lambda: upstream.engine.dropped == [upstream.engine.submitted[0].id])
+    until(lambda: upstream.engine.dropped)
+    assert upstream.engine.dropped == [upstream.engine.submitted[0].id]
 
 
 @pytest.mark.parametrize("name", PROXIES)
@@ -160,7 +161,8 @@ def test_a_client_that_hangs_up_in_silence_ends_its_request(name: str, tmp_path:
         with trusting.wrap_socket(socket.create_connection(address)) as connection:
             connection.sendall(running.request(BODY | {"stream": False}))
             until(lambda: upstream.engine.submitted)
-        until(lambda: upstream.engine.dropped == [upstream.engine.submitted[0].id])
+        until(lambda: upstream.engine.dropped)
+        assert upstream.engine.dropped == [upstream.engine.submitted[0].id]
 
 
 def test_a_stream_that_is_slow_is_not_cut(through: Through) -> None:
