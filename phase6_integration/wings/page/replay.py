@@ -1,0 +1,82 @@
+"""A replay: one HTML file with the viewer and a record in it, or two records side by side. It opens from disk."""
+
+import base64
+import gzip
+import hashlib
+import html
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+VIEWER = Path(__file__).parent / "static" / "viewer"
+GZIP = b"\x1f\x8b"
+IMPORT = re.compile(r'^import \{ ([^}]+) \} from "\./([\w.]+)";$', re.MULTILINE)
+EXPORT = re.compile(r"^export (class|function|const) (.+)", re.MULTILINE)
+PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; script-src '{script_hash}'; style-src '{style_hash}'; img-src data:">
+<meta name="color-scheme" content="light dark">
+<title>{title}</title>
+<link rel="icon" href="data:,">
+<style>{style}</style>
+</head>
+<body>
+<main></main>
+{records}
+<script type="module">{script}</script>
+</body>
+</html>
+"""
+
+
+def replay(records: Sequence[tuple[str, bytes]]) -> str:
+    """The page that shows one record, or compares several: each a title and its JSON lines, gzipped or not."""
+    script = bundle("replay.js")
+    style = "body { margin: 0; }\n" + (VIEWER / "viewer.css").read_text("utf-8")
+    return PAGE.format(
+        title=html.escape(" and ".join(title for title, _ in records)),
+        script=script,
+        script_hash=_hash(script),
+        style=style,
+        style_hash=_hash(style),
+        records="\n".join(_record(title, record) for title, record in records),
+    )
+
+
+def bundle(start: str) -> str:
+    """The modules that `start` imports, and it, as one script: each is a function that returns what it exports."""
+    done: dict[str, str] = {}
+
+    def add(name: str) -> None:
+        source = (VIEWER / name).read_text("utf-8")
+        for _, other in IMPORT.findall(source):
+            if other not in done:
+                add(other)
+        names = [name for kind, rest in EXPORT.findall(source) for name in _declared(kind, rest)]
+        body = EXPORT.sub(lambda found: found[0].removeprefix("export "), IMPORT.sub(_from_module, source))
+        done[name] = f"modules[{name!r}] = (() => {{\n{body}\nreturn {{ {', '.join(names)} }};\n}})();\n"
+
+    add(start)
+    return "const modules = {};\n" + "".join(done.values())
+
+
+def _from_module(found: re.Match[str]) -> str:
+    return f"const {{ {found[1].replace(' as ', ': ')} }} = modules[{found[2]!r}];"
+
+
+def _declared(kind: str, rest: str) -> list[str]:
+    """The names that an exported declaration declares: `const A = 1, B = 2`, `function name(...)`, `class Name`."""
+    return re.findall(r"(?:^|, )(\w+) = ", rest) if kind == "const" else re.findall(r"^\w+", rest)
+
+
+def _record(title: str, record: bytes) -> str:
+    packed = record if record.startswith(GZIP) else gzip.compress(record, mtime=0)
+    text = base64.b64encode(packed).decode()
+    return f'<script type="application/gzip" data-title="{html.escape(title)}">{text}</script>'
+
+
+def _hash(content: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
