@@ -99,7 +99,7 @@ def test_every_pin_has_hashes_and_the_server_and_the_book_have_those_of_the_cour
     assert {line.partition(" ")[0] for line in server} <= versions
     for others in (server, book):
         assert all(hashes == every[line] for line, hashes in others.items() if line in every)
-    clients = pins("clients.txt") | pins("routers.txt")
+    clients = pins("clients.txt") | pins("routers.txt") | pins("browser.txt")
     assert all(hashes and all(one.startswith("sha256:") for one in hashes) for hashes in clients.values())
     assert not any("://" in line for line in every | server | book | clients), "no file names an index"
 
