@@ -7,36 +7,19 @@ import html
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from string import Template
 
 VIEWER = Path(__file__).parent / "static" / "viewer"
 GZIP = b"\x1f\x8b"
 IMPORT = re.compile(r'^import \{ ([^}]+) \} from "\./([\w.]+)";$', re.MULTILINE)
 EXPORT = re.compile(r"^export (class|function|const) (.+)", re.MULTILINE)
-PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; script-src '{script_hash}'; style-src '{style_hash}'; img-src data:">
-<meta name="color-scheme" content="light dark">
-<title>{title}</title>
-<link rel="icon" href="data:,">
-<style>{style}</style>
-</head>
-<body>
-<main></main>
-{records}
-<script type="module">{script}</script>
-</body>
-</html>
-"""
 
 
 def replay(records: Sequence[tuple[str, bytes]]) -> str:
     """The page that shows one record, or compares several: each a title and its JSON lines, gzipped or not."""
     script = bundle("replay.js")
     style = "body { margin: 0; }\n" + (VIEWER / "viewer.css").read_text("utf-8")
-    return PAGE.format(
+    return Template((VIEWER / "replay.html").read_text("utf-8")).substitute(
         title=html.escape(" and ".join(title for title, _ in records)),
         script=script,
         script_hash=_hash(script),
