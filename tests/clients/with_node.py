@@ -1,4 +1,4 @@
-"""Clients for Node: OpenAI's, Anthropic's and the AI SDK. Each exported function in `node` is a scenario, and a process."""
+"""Clients for Node: OpenAI's, Anthropic's and the AI SDK; a scenario is a function that `node` exports, run alone."""
 
 import os
 import re
