@@ -32,6 +32,9 @@ export class Pages {
     this.drawn = null;
   }
 
+  /** Where the cell of a page begins. */
+  corner(page) { return [GUTTER + (page % this.columns) * this.pitch, 1 + Math.floor(page / this.columns) * this.pitch]; }
+
   at(x, y) {
     const column = Math.floor((x - GUTTER) / this.pitch), row = Math.floor((y - 1) / this.pitch);
     const page = row * this.columns + column;
@@ -71,7 +74,7 @@ export class Pages {
 
   #cell(context, colours, page, { kind, first, second, users, full, dim, mark }) {
     const { pitch } = this, gap = pitch >= 12 ? 2 : 1, size = pitch - gap;
-    const x = GUTTER + (page % this.columns) * pitch, y = 1 + Math.floor(page / this.columns) * pitch;
+    const [x, y] = this.corner(page);
     context.clearRect(x, y, pitch, pitch);
     context.globalAlpha = dim ? 0.22 : 1;
     if (kind === FREE) fill(context, colours.free, x, y, size);

@@ -16,8 +16,9 @@ async function start(main) {
     records.push({ title: element.dataset.title, lines: await linesOf(element) });
   }
   if (records.length > 1) return new Compare(main, records);
-  const viewer = new Viewer(main, { title: records[0].title });
+  const viewer = new Viewer(main.appendChild(h("div")), { title: records[0].title });
   viewer.push(records[0].lines);
+  viewer.element.focus();
   return viewer;
 }
 

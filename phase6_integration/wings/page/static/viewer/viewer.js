@@ -118,11 +118,12 @@ export class Viewer {
       panel("tree", "tree", "Prefix tree", scroll(this.tree)),
       panel("time", "budget", "Batch over time", lanesLegend(), scroll(this.timeline)),
       panel("who", null, "Requests", this.details.element));
-    const keys = new Keys(this);
+    const keys = (this.keys = new Keys(this));
     this.top = h("header", { className: "v-top" },
       h("div", { className: "v-name" }, this.title ? h("h2", {}, this.title) : null, this.about, player ? null : keys.button),
       player ? null : this.player.element, this.said.element);
     this.element.classList.add("viewer");
+    this.element.tabIndex = -1; // a click anywhere in it gives it the keys
     this.element.append(this.top, this.body, keys.dialog, this.said.popover);
     this.#listen();
   }
