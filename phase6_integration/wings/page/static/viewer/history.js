@@ -17,6 +17,7 @@ export class History {
     this.kept = [{ at: 0, state: this.head.clone() }]; // the states before line `at`
     this.lanes = new Lanes();
     this.shown = null;
+    this.used = 0; // pages up to the highest that any line has named: pools are large, and filled from page 0 on
   }
 
   get end() { return this.base + this.lines.length; }
@@ -24,6 +25,9 @@ export class History {
   push(line) {
     if (this.end % SPACING === 0 && this.end > 0) this.kept.push({ at: this.end, state: this.head.clone() });
     this.head.apply(line);
+    for (const [name, , pages, swapped] of line.pages ?? []) {
+      if (name !== "free" && name !== "evict") for (const page of name === "swap" ? swapped : pages) this.used = Math.max(this.used, page + 1);
+    }
     this.lanes.add(line, this.end, this.head);
     this.facts.push(factsOf(line, this.head, this.facts.at(-1)));
     this.lines.push(line);

@@ -5,7 +5,7 @@
 import { fit, hueOf, tintOf, type } from "./dom.js";
 import { CACHED, FREE, PRIVATE, SHARED } from "./state.js";
 
-const MOST = 46, LEAST = 4; // pixels of a cell
+const MOST = 60, LEAST = 4; // pixels of a cell
 const GUTTER = 34; // for the number of each row's first page
 
 export class Pages {
@@ -21,7 +21,7 @@ export class Pages {
     for (let columns = 8; columns <= 512; columns += columns < 32 ? 4 : 8) {
       const wide = Math.floor((width - GUTTER) / columns);
       const pitch = Math.min(MOST, wide, Math.floor(height / Math.ceil(count / columns)));
-      if (pitch > best.pitch || (pitch === best.pitch && pitch === MOST)) best = { pitch, columns };
+      if (pitch > best.pitch) best = { pitch, columns };
     }
     if (best.pitch < LEAST) best = { pitch: LEAST, columns: Math.max(8, Math.floor((width - GUTTER) / LEAST / 8) * 8) };
     this.count = count;

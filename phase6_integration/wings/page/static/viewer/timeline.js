@@ -15,7 +15,7 @@ export class Timeline {
     this.rows = []; // what is drawn where, for the pointer
   }
 
-  draw({ history, at, state, colours, lit, width, room }) {
+  draw({ history, at, state, colours, lit, width, room, pages }) {
     const { axis } = this;
     const { unit } = colours;
     axis.place(history, at, width, unit);
@@ -35,7 +35,7 @@ export class Timeline {
     for (const row of rows.list) this.#lane(row, state, at, lit);
     this.budgetTop = this.top + lanes + GAP;
     this.#composition(history, state, lit);
-    drawSeries(context, { axis, history, colours, top: this.budgetTop + this.high + GAP, pages: state.header.num_pages });
+    drawSeries(context, { axis, history, colours, top: this.budgetTop + this.high + GAP, pages });
     this.#future(history, at);
     this.#cursor(at);
   }

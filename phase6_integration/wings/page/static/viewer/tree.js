@@ -240,5 +240,5 @@ function clip(context, text, room) {
     if (context.measureText(`${text.slice(0, middle)}…`).width <= room) low = middle;
     else high = middle - 1;
   }
-  return low ? `${text.slice(0, low)}…` : "";
+  return low > 3 ? `${text.slice(0, low)}…` : "";
 }
