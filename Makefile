@@ -4,8 +4,8 @@
 #                system: the torch that PYTHON has, with ranges instead of pins for the rest
 # What the server needs is pinned in .ci/serve.txt, what the course and the tests need too in .ci/constraints.txt, and
 # what builds the book in .ci/book.txt. The clients of `make clients` and their pins are in .ci/clients.in and
-# .ci/clients.txt, those of `make cluster` and `make routers` in .ci/cluster.in and .ci/routers.in. `make pins` keeps the
-# pins of the clients and the routers while they fit. Delete the file to raise them.
+# .ci/clients.txt, those of `make cluster`, `make routers` and `make test-browser` in .ci/cluster.in and so on. `make pins` keeps the
+# pins of the clients, the routers and the browser while they fit. Delete the file to raise them.
 # pip checks the hash of every file that it installs, but for torch and the CUDA libraries it brings: each index builds
 # its own. TORCH=system has no pins.
 PYTHON      ?= python3
@@ -21,6 +21,7 @@ COMPILE     := $(BIN)/uv pip compile --no-config --quiet --universal --python-ve
 CLIENTS     := $(VENV)/clients
 CLUSTER     := $(VENV)/cluster
 ROUTERS     := $(VENV)/routers
+BROWSER     := $(VENV)/browser
 NPM         := $(shell command -v npm)
 
 PARALLEL    := -n auto --dist loadfile --no-loadscope-reorder
@@ -36,7 +37,7 @@ $(error $(VENV) has TORCH=$(INSTALLED): run `make clean` before TORCH=$(TORCH))
 endif
 endif
 
-.PHONY: help serve install test test-avx2 test-all clients cluster routers lint types gates house book resolve pins notebooks clean
+.PHONY: help serve install test test-avx2 test-all test-browser clients cluster routers lint types gates house book resolve pins notebooks clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -73,6 +74,9 @@ routers: $(ROUTERS)/.done ## what stands in front of servers: nginx and HAProxy,
 	@NANOSERVE=$(BIN)/nanoserve $(ROUTERS)/bin/python -m pytest -q -c tests/clients/pytest.ini \
 	  tests/routers/with_dynamo.py tests/routers/with_kubernetes.py
 
+test-browser: $(BROWSER)/.done ## the page in headless Chromium (apt-get install chromium), needs no more than `make serve`
+	@$(BROWSER)/bin/python -m pytest -q -c tests/browser/pytest.ini --serve "$(BIN)/nanoserve serve" tests/browser
+
 lint: $(VENV)/.dev ## ruff: rules and format; codespell: spelling
 	@$(BIN)/ruff check && $(BIN)/ruff format --check
 	@$(BIN)/codespell
@@ -103,6 +107,7 @@ pins: $(VENV)/.dev ## raise the pins to the newest versions that go with the pin
 	@$(COMPILE) --output-file .ci/clients.txt .ci/clients.in
 	@$(COMPILE) --upgrade --constraint .ci/constraints.txt --output-file .ci/cluster.txt .ci/cluster.in
 	@$(COMPILE) --output-file .ci/routers.txt .ci/routers.in
+	@$(COMPILE) --output-file .ci/browser.txt .ci/browser.in
 
 notebooks: $(VENV)/.dev ## execute the notebooks and keep their outputs
 	@$(BIN)/python -m chapters notebooks --execute
@@ -139,6 +144,12 @@ $(ROUTERS)/.done: $(VENV)/.dev .ci/routers.txt
 	@echo "Installing Dynamo's runtime and Kubernetes' schemas (320 MB), in an environment of their own."
 	@"$(PYTHON)" -m venv $(ROUTERS)
 	@$(ROUTERS)/bin/python -m pip --disable-pip-version-check install --require-hashes --no-deps --requirement .ci/routers.txt
+	@touch $@
+
+$(BROWSER)/.done: $(VENV)/.serve .ci/browser.txt
+	@echo "Installing Playwright (200 MB), in an environment of its own."
+	@"$(PYTHON)" -m venv $(BROWSER)
+	@$(BROWSER)/bin/python -m pip --disable-pip-version-check install --require-hashes --no-deps --requirement .ci/browser.txt
 	@touch $@
 
 $(CLIENTS)/.done: $(VENV)/.serve .ci/clients.txt tests/clients/node/package-lock.json

@@ -67,7 +67,7 @@ def test_it_holds_the_engine_and_of_the_labs_what_the_commands_import(installed:
     held = {file.relative_to(installed).with_suffix("") for file in installed.rglob("*.py")}
     assert {".".join(file.parts).removesuffix(".__init__") for file in held} == needed
     data = {file.suffix for file in installed.glob("phase*/**/*") if file.is_file() and "tiny_chat" not in file.parts}
-    assert data <= {".py", ".pyi", ".typed", ".html", ".pyc"}
+    assert data <= {".py", ".pyi", ".typed", ".html", ".js", ".css", ".svg", ".pyc"}
     assert list(installed.glob("phase0_request/tiny_chat/model.safetensors"))
 
 
@@ -99,7 +99,7 @@ def test_every_pin_has_hashes_and_the_server_and_the_book_have_those_of_the_cour
     assert {line.partition(" ")[0] for line in server} <= versions
     for others in (server, book):
         assert all(hashes == every[line] for line, hashes in others.items() if line in every)
-    clients = pins("clients.txt") | pins("routers.txt")
+    clients = pins("clients.txt") | pins("routers.txt") | pins("browser.txt")
     assert all(hashes and all(one.startswith("sha256:") for one in hashes) for hashes in clients.values())
     assert not any("://" in line for line in every | server | book | clients), "no file names an index"
 

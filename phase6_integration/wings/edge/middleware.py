@@ -26,6 +26,7 @@ from phase6_integration.wings.edge.origins import check_host
 
 BY_ADDRESS = "address-"  # ids of clients without an API key begin with it
 PUBLIC = frozenset({"/", "/health", "/health/live", "/health/ready", "/ping", "/version"})  # routes without an API key
+PAGE = "/static/"  # its scripts and styles: neither do they need one
 _ABSOLUTE = re.compile(r"^https?://[^/]*", re.IGNORECASE)  # a request may name the server before the path
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 _CLOSE = {"connection": "close"}
@@ -87,7 +88,8 @@ class Edge(HttpMiddleware):
         """The name of the client. A RequestError without a valid API key, unless there are no keys or the route is
         public."""
         key = self.keys.find(scope["headers"])
-        if key is None and self.keys.digests and scope["path"] not in PUBLIC:
+        public = scope["path"] in PUBLIC or scope["path"].startswith(PAGE)
+        if key is None and self.keys.digests and not public:
             message = "a valid API key is needed: send it as `Authorization: Bearer <key>`"
             raise RequestError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
         kind, client = (BY_ADDRESS, _network(scope)) if key is None else (BY_KEY, key)

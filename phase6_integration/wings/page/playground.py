@@ -1,39 +1,45 @@
-"""The playground at /: one HTML page that chats with this server and shows its state.
+"""The page at /: chat with the model, and watch the engine. Plain files, read once at the start.
 
-The page loads nothing from elsewhere. Its Content-Security-Policy allows its own script and style, by their hashes, and
-connections to this server: model output could do no harm even if it were rendered as HTML.
+The page loads nothing from elsewhere. Its Content-Security-Policy allows scripts, styles and connections of this server
+only, and nothing inline: model output could do no harm even if it were rendered as HTML.
 """
 
-import base64
 import hashlib
-import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from fastapi import FastAPI, Response
+from fastapi import FastAPI, Request, Response
 
-FILE = Path(__file__).with_name("playground.html")
+FOLDER = Path(__file__).with_name("static")
+TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 POLICY = (
-    "default-src 'none'; script-src {script}; style-src {style}; img-src data:; "  # the icon, which is empty
-    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'"
 )
+HEADERS = {
+    "content-security-policy": POLICY,
+    "cache-control": "no-cache",  # asked for again each time, and answered by a 304 if it is the same
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+}
 
 
 def attach(app: FastAPI) -> None:
-    html = FILE.read_text("utf-8")
-    headers = {
-        "content-security-policy": POLICY.format(script=_hash(html, "script"), style=_hash(html, "style")),
-        "cache-control": "no-cache",
-        "referrer-policy": "no-referrer",
-        "x-content-type-options": "nosniff",
-    }
-
-    @app.get("/", include_in_schema=False)
-    async def playground() -> Response:
-        return Response(html, headers=headers, media_type="text/html")
+    for file in sorted(FOLDER.rglob("*")):
+        if file.suffix in TYPES:
+            path = file.relative_to(FOLDER).as_posix()
+            route = "/" if path == "index.html" else f"/static/{path}"
+            app.add_api_route(route, _sends(file.read_bytes(), TYPES[file.suffix]), include_in_schema=False)
 
 
-def _hash(html: str, tag: str) -> str:
-    """The CSP hash of the one element with this tag."""
-    (content,) = re.findall(f"<{tag}>(.*?)</{tag}>", html, re.DOTALL)
-    digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
-    return f"'sha256-{digest}'"
+def _sends(content: bytes, media_type: str) -> Callable[..., Any]:
+    tag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
+
+    async def send(request: Request) -> Response:
+        headers = {**HEADERS, "etag": tag}
+        if request.headers.get("if-none-match") == tag:
+            return Response(status_code=304, headers=headers)
+        return Response(content, headers=headers, media_type=media_type)
+
+    return send

@@ -1,8 +1,6 @@
-"""The playground: what a browser would hold it to. nothing from elsewhere, nothing inline, and what the server says."""
+"""The files of the page: what a browser is told about them, and what it must not find in them."""
 
 import asyncio
-import base64
-import hashlib
 import re
 from html.parser import HTMLParser
 
@@ -11,107 +9,84 @@ from httpx import Response
 
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.app import create_app
+from phase6_integration.wings.page.playground import FOLDER
 from tests.phase6_integration.fake_engine import FakeEngine, client
 
-
-class Page(HTMLParser):
-    """Elements with their attributes."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.html = html
-        self.feed(html)
-
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attributes)))
-
-    def text(self, tag: str) -> str:
-        (text,) = re.findall(f"<{tag}>(.*?)</{tag}>", self.html, re.DOTALL)
-        return str(text)
-
-    @property
-    def ids(self) -> list[str | None]:
-        return [attributes["id"] for _, attributes in self.elements if "id" in attributes]
-
-    def function(self, head: str) -> str:
-        """The body of a function of the script."""
-        (body,) = re.findall(rf"function {re.escape(head)} \{{\n(.*?)\n\}}", self.text("script"), re.DOTALL)
-        return str(body)
+FILES = {file.relative_to(FOLDER).as_posix(): file for file in FOLDER.rglob("*.*")}
+TYPES = {"html": "text/html; charset=utf-8", "js": "text/javascript; charset=utf-8", "css": "text/css; charset=utf-8"}
 
 
-def ask(method: str, path: str, **body: object) -> Response:
+def get(path: str, settings: ServerSettings | None = None, **headers: str) -> Response:
     async def send() -> Response:
-        async with client(FakeEngine(), ServerSettings()) as http:
-            response: Response = await http.request(method, path, **body)
+        async with client(FakeEngine(), settings) as http:
+            response: Response = await http.get(path, headers=headers)
             return response
 
     return asyncio.run(send())
 
 
-@pytest.fixture(scope="module")
-def answer() -> Response:
-    return ask("GET", "/")
+def test_every_file_is_served_without_a_key_and_no_document_lists_it() -> None:
+    settings = ServerSettings(api_keys=("sk-1",))
+    assert {"style.css", "main.js", "viewer/viewer.js"} < FILES.keys()
+    for name, file in FILES.items():
+        answer = get("/" if name == "index.html" else f"/static/{name}", settings)
+        assert (answer.status_code, answer.content) == (200, file.read_bytes()), name
+        assert answer.headers["content-type"] == TYPES.get(file.suffix[1:], "image/svg+xml"), name
+    assert [
+        path for path in create_app(FakeEngine(), settings).openapi()["paths"] if "static" in path or path == "/"
+    ] == []
 
 
-@pytest.fixture(scope="module")
-def page(answer: Response) -> Page:
-    return Page(answer.text)
+@pytest.mark.parametrize(
+    "path", ["/static/", "/static", "/static/none.js", "/static/../playground.py", "/static/%2e%2e/playground.py"]
+)
+def test_nothing_else_is_served_from_there(path: str) -> None:
+    assert get(path).status_code == 404
 
 
-def test_it_is_a_page_that_no_document_lists(answer: Response, page: Page) -> None:
-    assert (answer.status_code, answer.headers["content-type"]) == (200, "text/html; charset=utf-8")
-    assert answer.headers["x-content-type-options"] == "nosniff"
-    assert answer.headers["referrer-policy"] == "no-referrer"
-    assert len(page.ids) == len(set(page.ids))
-    assert "/" not in create_app(FakeEngine(), ServerSettings()).openapi()["paths"]
+def test_a_browser_asks_again_and_gets_what_has_changed_only() -> None:
+    first = get("/static/main.js")
+    assert first.headers["cache-control"] == "no-cache"
+    again = get("/static/main.js", **{"if-none-match": first.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+    assert get("/static/api.js", **{"if-none-match": first.headers["etag"]}).status_code == 200
 
 
-def test_the_policy_allows_this_script_and_style_and_no_other(answer: Response, page: Page) -> None:
-    policy = answer.headers["content-security-policy"]
-    allowed = {name: value for name, _, value in (part.partition(" ") for part in policy.split("; "))}
-    assert allowed["default-src"] == "'none'"
-    assert allowed["connect-src"] == "'self'"
-    assert {"base-uri", "form-action", "frame-ancestors"} <= {n for n, value in allowed.items() if value == "'none'"}
-    for tag in ("script", "style"):
-        digest = base64.b64encode(hashlib.sha256(page.text(tag).encode()).digest()).decode()
-        assert allowed[f"{tag}-src"] == f"'sha256-{digest}'"
-    assert "unsafe" not in policy
+def test_the_policy_allows_what_this_server_sends_and_nothing_inline() -> None:
+    headers = get("/").headers
+    allowed = dict(part.split(" ", 1) for part in headers["content-security-policy"].split("; "))
+    assert {name for name, value in allowed.items() if value == "'self'"} == {
+        f"{kind}-src" for kind in ("script", "style", "img", "connect")
+    }
+    assert {"default-src", "base-uri", "form-action", "frame-ancestors"} == {
+        name for name, value in allowed.items() if value == "'none'"
+    }
+    assert len(allowed) == 8
+    assert (headers["x-content-type-options"], headers["referrer-policy"]) == ("nosniff", "no-referrer")
 
 
-def test_nothing_comes_from_elsewhere_and_nothing_is_inline_that_the_policy_would_stop(page: Page) -> None:
-    script = page.text("script")
-    assert not re.search(r"https?:|//[a-z]|@import|url\(", re.sub(r"^\s*//.*|\s//\s.*", "", page.html, flags=re.M))
-    for tag, attributes in page.elements:
-        assert attributes.get("src") is None, tag
-        assert attributes.get("href") in (None, "data:,"), tag
-        assert not [name for name in attributes if name == "style" or name.startswith("on")], tag
-    assert sorted(re.findall(r'fetch\("([^"]*)"', script)) == ["stats", "v1/chat/completions"]
-    assert script.count("fetch(") == 2
-    assert 'setAttribute("style"' not in script
+def test_nothing_comes_from_elsewhere_and_no_text_becomes_markup() -> None:
+    markup = "innerHTML|outerHTML|insertAdjacentHTML|srcdoc|DOMParser|createContextualFragment"
+    dangerous = rf"{markup}|document\.write|\beval\b|new Function"
+    elsewhere = r"(?:from|import|fetch\(|src=|href=|url\()\s*[\"'`(]*(?:https?:)?//"
+    for name, file in FILES.items():
+        text = file.read_text("utf-8")
+        assert not re.search(dangerous, text), name
+        assert not re.search(elsewhere, text), name
 
 
-def test_what_a_model_says_is_text_and_a_key_is_kept_nowhere(page: Page) -> None:
-    script = page.text("script")
-    dangerous = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function|srcdoc|DOMParser"
-    assert not re.search(dangerous, script)
-    assert not re.search(r"localStorage|sessionStorage|indexedDB|document\.cookie", script)
-    assert "shown.appendData(piece)" in script
-    (key,) = [attributes for _, attributes in page.elements if attributes.get("id") == "key"]
-    assert (key["type"], key["autocomplete"]) == ("password", "off")
+class Ids(HTMLParser):
+    found: list[str | None]
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.found += [value for name, value in attributes if name == "id"]
 
 
-def test_every_element_the_script_asks_for_is_there(page: Page) -> None:
-    asked = set(re.findall(r'\$\("(\w+)"\)', page.text("script")))
+def test_every_element_that_a_script_asks_for_is_there_once() -> None:
+    parser = Ids()
+    parser.found = []
+    parser.feed(FILES["index.html"].read_text("utf-8"))
+    asked = {name for file in FOLDER.glob("*.js") for name in re.findall(r'\$\("([\w-]+)"\)', file.read_text("utf-8"))}
     assert len(asked) > 15
-    assert asked <= set(page.ids)
-
-
-def test_the_strip_reads_what_stats_says(page: Page) -> None:
-    """Every field that it names is one of the server's."""
-    stats, body = ask("GET", "/stats").json(), page.function("show(stats)")
-    assert set(re.findall(r"stats\.(\w+)", body)) == {"model", "health", "reason", "uptime_seconds"} < set(stats)
-    inner = set(re.findall(r"\b(requests|pages|prefix|tokens|speculation)\.(\w+)", body))
-    assert len(inner) == 11
-    for group, name in inner:
-        assert name in stats["prefix_cache" if group == "prefix" else group], (group, name)
+    assert asked <= set(parser.found)
+    assert len(parser.found) == len(set(parser.found))

@@ -1,0 +1,74 @@
+// The server: requests with the API key, server-sent events, and errors in its own words.
+
+export class Refused extends Error {
+  constructor(status, message, code) { super(message); this.status = status; this.code = code; }
+}
+
+let key = "";  // kept nowhere else
+const waiting = [];  // what a new key lets go on
+
+export const hasKey = () => key !== "";
+
+export function useKey(given) {
+  key = given;
+  for (const go of waiting.splice(0)) go();
+}
+
+/** Resolves once another key has been given. */
+export const anotherKey = () => new Promise((resolve) => waiting.push(resolve));
+
+/** Sends a request. Throws what the server refuses, and what keeps it from being reached. */
+export async function send(path, { body, ...options } = {}) {
+  const headers = key ? { Authorization: `Bearer ${key}` } : {};
+  if (body) Object.assign(options, { method: "POST", body: JSON.stringify(body) }), (headers["Content-Type"] = "application/json");
+  let response;
+  try {
+    response = await fetch(path, { cache: "no-store", ...options, headers });
+  } catch (error) {
+    throw options.signal?.aborted ? error : new Refused(0, "The server cannot be reached.");
+  }
+  if (response.ok) return response;
+  let error = { message: `The server answered ${response.status}.` };
+  try { error = (await response.json()).error ?? error; } catch { /* a proxy's page, say: the status is all there is */ }
+  throw new Refused(response.status, error.message, error.code);
+}
+
+/** The data of server-sent events, as they come: a list for each piece that arrives. */
+export async function* events(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  try {
+    for (let rest = ""; ;) {
+      const { value, done } = await reader.read();
+      if (done) return;
+      const lines = (rest + value).split("\n");
+      rest = lines.pop();
+      yield lines.filter((line) => line.startsWith("data:")).map((line) => line.slice(5).trim());
+    }
+  } finally {
+    reader.cancel().catch(() => {});  // whoever reads no further hangs up
+  }
+}
+
+/** Streams a chat. `heard` is called with each piece of each choice. Returns the usage and the finish reasons. */
+export async function chat(body, signal, heard = () => {}) {
+  const began = performance.now();
+  const response = await send("v1/chat/completions", { body: { ...body, stream: true, stream_options: { include_usage: true } }, signal });
+  const answer = { id: response.headers.get("x-request-id"), usage: null, reasons: [], began, first: 0, last: 0 };
+  for await (const batch of events(response)) {
+    for (const data of batch) {
+      if (data === "[DONE]") return answer;
+      const chunk = JSON.parse(data);
+      if (chunk.error) throw new Refused(0, chunk.error.message, chunk.error.code);
+      answer.usage = chunk.usage ?? answer.usage;
+      for (const { index, delta, finish_reason: reason } of chunk.choices) {
+        if (reason) answer.reasons[index] = reason;
+        const text = (delta?.reasoning_content ?? "") + (delta?.content ?? "");
+        if (!text) continue;
+        answer.last = performance.now();
+        answer.first ||= answer.last;
+        heard(text, index);
+      }
+    }
+  }
+  throw new Refused(0, "The connection ended before the answer did.");
+}

@@ -1,0 +1,92 @@
+// Several requests at once, so that the engine has something to schedule. One HTTP request carries them all: a browser
+// opens only six connections to a server.
+
+import { events, Refused, send } from "./api.js";
+import { $, make } from "./dom.js";
+
+const ABOUT = `You are the guide of a small museum of computing. Be kind, brief and exact. The first room shows how a request
+becomes tokens, and how tokens become numbers. The second room shows the paged cache: keys and values live in pages of
+sixteen tokens, and a page table says where they are. The third room shows the scheduler, which plans a new batch for
+every step under one budget of tokens. The fourth room shows the tree of prefixes: what many requests begin with is
+computed once, and its pages are shared. The fifth room shows what happens when no page is free. Visitors ask a question
+in each room; answer it in one or two sentences, and say which room has more about it.`;
+const QUESTIONS = [
+  "What is a page?", "What is a token?", "What is a prefill?", "What is a decode?", "What is a page table?", "What is preemption?",
+  "What is a step?", "What is a KV cache?",
+];
+const SHORT = ["What is the Moon?", "What is a comet?", "What is a volcano?", "What is a glacier?", "What is a river?", "What is an atom?", "What is a battery?", "What is salt?"];
+
+const CROWDS = {
+  prefix: {
+    name: "8 that share a prefix", about: "the same system prompt, computed once",
+    chats: () => QUESTIONS.map((question) => [{ role: "system", content: ABOUT }, { role: "user", content: question }]),
+    fields: { max_tokens: 96, min_tokens: 48 },
+  },
+  long: {
+    name: "A long one", about: "a prompt in chunks, then many tokens",
+    chats: () => [[{ role: "system", content: Array(6).fill(ABOUT).join("\n\n") }, { role: "user", content: "Tell me about all the rooms." }]],
+    fields: { max_tokens: 480, ignore_eos: true },
+  },
+  many: {
+    name: "32 short ones", about: "more than one step can begin",
+    chats: () => Array.from({ length: 32 }, (_, index) => [{ role: "user", content: `${SHORT[index % SHORT.length]} (${index + 1})` }]),
+    fields: { max_tokens: 48, min_tokens: 16 },
+  },
+};
+
+let current = null;
+
+/** Starts one of the crowds; one that runs is aborted. */
+export async function start(kind, failed) {
+  stop();
+  const { name, about, chats, fields } = CROWDS[kind], controller = (current = new AbortController());
+  const all = chats(), texts = all.map(() => ""), ends = all.map(() => null);
+  const rows = all.map((messages) => make("li", {}, make("b", {}, messages.at(-1).content), " ", make("span")));
+  $("crowd").hidden = false;
+  $("crowd-name").textContent = `${name}: ${about}.`;
+  $("crowd-list").replaceChildren(...rows);
+  $("abort-all").disabled = false;
+  const show = () => {
+    rows.forEach((row, index) => { row.lastChild.textContent = texts[index]; row.className = ends[index] ?? ""; });
+    const done = ends.filter(Boolean).length;
+    $("crowd-count").textContent = controller.signal.aborted ? `Aborted; ${done} of ${all.length} had ended.` : `${done} of ${all.length} have ended.`;
+  };
+  show();
+  try {
+    const prompts = await Promise.all(all.map((messages) => tokens(messages, controller.signal)));
+    const body = { ...fields, prompt: prompts, temperature: 0.7, stream: true };
+    for await (const batch of events(await send("v1/completions", { body, signal: controller.signal }))) {
+      for (const data of batch) {
+        if (data === "[DONE]") continue;
+        const chunk = JSON.parse(data);
+        if (chunk.error) throw new Refused(0, chunk.error.message);
+        for (const { index, text, finish_reason: reason } of chunk.choices) {
+          texts[index] += text;
+          ends[index] ??= reason;
+        }
+      }
+      show();
+    }
+  } catch (error) {
+    show();
+    if (!controller.signal.aborted) {
+      $("crowd-count").textContent = error.message;
+      failed(error);
+    }
+  }
+  if (current === controller) end();
+}
+
+async function tokens(messages, signal) {
+  return (await (await send("tokenize", { body: { messages }, signal })).json()).tokens;
+}
+
+function end() {
+  current = null;
+  $("abort-all").disabled = true;
+}
+
+export function stop() {
+  current?.abort();
+  end();
+}

@@ -1,0 +1,33 @@
+// The live record: /record, line by line, into the viewer. Its lines come with a key where one is needed, so that the
+// stream is read by fetch and not by EventSource, which sends no headers.
+
+import { anotherKey, events, send } from "./api.js";
+
+const BATCH = 50;  // milliseconds between two updates of the viewer
+const AGAIN = [500, 1000, 2000, 5000];  // milliseconds before the next attempt
+
+const pause = (time) => new Promise((resolve) => setTimeout(resolve, time));
+
+/** Watches for ever. `push` gets lines, `say` what is wrong, or nothing. */
+export async function watch(push, say) {
+  for (let failures = 0; ;) {
+    let lines = [], timer = null;
+    const flush = () => { timer = null; push(lines); lines = []; };
+    try {
+      const response = await send("record");
+      say("");
+      for await (const batch of events(response)) {
+        failures = 0;
+        for (const data of batch) lines.push(JSON.parse(data));
+        if (lines.length) timer ??= setTimeout(flush, BATCH);
+      }
+      say("The stream has ended. It is opened again.");
+    } catch (error) {
+      say(error.status === 401 ? "To watch the engine, give the API key." : error.message);
+      if (error.status === 401) { await anotherKey(); continue; }
+    }
+    clearTimeout(timer);
+    if (lines.length) flush();
+    await pause(AGAIN[Math.min(failures++, AGAIN.length - 1)]);
+  }
+}

@@ -1,0 +1,26 @@
+// The start of a replay that opens from disk: its records are in the page, gzipped, in base64.
+
+import { Compare } from "./compare.js";
+import { h } from "./dom.js";
+import { Viewer } from "./viewer.js";
+
+async function linesOf(element) {
+  const bytes = Uint8Array.from(atob(element.textContent.trim()), (letter) => letter.charCodeAt(0));
+  const text = await new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+  return text.split("\n").filter(Boolean).map((line) => JSON.parse(line));
+}
+
+async function start(main) {
+  const records = [];
+  for (const element of document.querySelectorAll("script[type='application/gzip']")) {
+    records.push({ title: element.dataset.title, lines: await linesOf(element) });
+  }
+  if (records.length > 1) return new Compare(main, records);
+  const viewer = new Viewer(main.appendChild(h("div")), { title: records[0].title });
+  viewer.push(records[0].lines);
+  viewer.element.focus();
+  return viewer;
+}
+
+const main = document.querySelector("main");
+start(main).then((shown) => (globalThis.shown = shown), (error) => main.append(h("p", { role: "alert" }, `This record cannot be shown: ${error.message}`)));

@@ -1,0 +1,60 @@
+// The lines that say what just happened, each with a button that shows where the source does it.
+
+import { h, hueOf } from "./dom.js";
+import { words } from "./words.js";
+
+const SHOWN = 5;
+const LOUD = new Set(["gap", "preemption", "eviction", "error", "held", "admission", "finish"]);
+
+export class Words {
+  constructor(mechanisms, source, choose, hover) {
+    this.mechanisms = mechanisms;
+    this.source = source;
+    this.choose = choose;
+    this.hover = hover;
+    this.list = h("ol", { className: "v-said" });
+    this.spoken = h("p", { className: "v-unseen", "aria-live": "polite" });
+    this.element = h("div", { className: "v-happened" }, this.list, this.spoken);
+    this.popover = h("div", { className: "v-popover", popover: "auto", role: "dialog", "aria-label": "Where the source does this" });
+  }
+
+  /** A button that opens what a mechanism is and where it is done. */
+  where(mechanism) {
+    const about = this.mechanisms[mechanism];
+    if (!about) return null;
+    return h("button", { type: "button", className: "v-why", "aria-label": `${about.title}: where the source does it`, title: about.title, onclick: (event) => this.#open(about, event.currentTarget) }, "?");
+  }
+
+  #open(about, from) {
+    const link = (path, text) => (this.source ? h("a", { href: `${this.source}${path}`, target: "_blank", rel: "noopener" }, text) : h("code", {}, text));
+    this.popover.replaceChildren(h("strong", {}, about.title), h("p", {}, about.what),
+      h("p", {}, link(about.file, about.file), h("br"), h("code", {}, about.name)),
+      h("p", {}, "The book: ", link(about.chapter, about.section)));
+    this.popover.showPopover();
+    const { left, bottom } = from.getBoundingClientRect(), { width, height } = this.popover.getBoundingClientRect();
+    this.popover.style.left = `${Math.max(8, Math.min(left, innerWidth - width - 8))}px`;
+    this.popover.style.top = `${bottom + 6 + height > innerHeight ? Math.max(8, bottom - height - 30) : bottom + 6}px`;
+  }
+
+  draw({ line, state, colours, playing, announce }) {
+    if (line === this.line && colours === this.colours) return;
+    this.line = line;
+    this.colours = colours;
+    const said = words(line, state);
+    const shown = said.slice(0, SHOWN);
+    const rest = said.length - shown.length;
+    this.list.replaceChildren(...shown.map((each) => this.#sentence(each, state, colours)), ...(rest > 0 ? [h("li", { className: "v-quiet" }, `and ${rest} more`)] : []));
+    if (!said.length) this.list.replaceChildren(h("li", { className: "v-quiet" }, "Nothing changed."));
+    if (announce && !playing) this.spoken.textContent = `Step ${line.step ?? ""}. ${shown.map(({ text }) => text).join(". ")}`;
+  }
+
+  #sentence({ mechanism, text, r }, state, colours) {
+    const dot = h("i", { className: "v-dot" });
+    dot.style.background = r === undefined ? "transparent" : hueOf(colours, state.requests.get(r));
+    const known = r !== undefined && state.requests.has(r);
+    const sentence = known
+      ? h("button", { type: "button", className: "v-sentence", onclick: () => this.choose({ request: r }), onmouseenter: () => this.hover({ request: r }), onmouseleave: () => this.hover(null) }, dot, text)
+      : h("span", { className: "v-sentence" }, dot, text);
+    return h("li", { className: `v-is-${mechanism}${LOUD.has(mechanism) ? " v-loud" : ""}` }, sentence, this.where(mechanism));
+  }
+}

@@ -1,0 +1,244 @@
+// The radix tree of cached pages, to the right of a root: a run of cells a node, at the depth of its pages.
+//
+// The first child goes on in its parent's row, the others branch off below. The pages of running requests that are not
+// in the tree yet follow as outlines, so that a row is the whole page table of a request.
+
+import { fit, hueOf, tintOf, type } from "./dom.js";
+
+const LEFT = 26, MOTION = 180; // milliseconds
+
+/** The nodes of a state: { pages, depth, tail, children, live, row }, a run of pages without a branch each. */
+export function nodesOf(state) {
+  const count = state.header.num_pages, root = count; // the children of each page, as lists linked through arrays
+  const first = new Int32Array(count + 1).fill(-1), last = new Int32Array(count + 1).fill(-1), next = new Int32Array(count).fill(-1);
+  for (const [page, parent] of state.tree) {
+    const above = parent ?? root;
+    if (last[above] < 0) first[above] = page;
+    else next[last[above]] = page;
+    last[above] = page;
+  }
+  const tails = new Map(); // pages that are not in the tree, behind the last one that is
+  for (const [r, table] of state.tables) {
+    const from = table.findIndex((page) => !state.stored[page]);
+    if (from < 0) continue;
+    const above = from ? table[from - 1] : root;
+    if (!tails.has(above)) tails.set(above, []);
+    tails.get(above).push({ pages: table.slice(from), tail: r, depth: from, children: [], live: true });
+  }
+  const below = (page) => {
+    const children = [];
+    for (let child = first[page]; child >= 0; child = next[child]) children.push(node(child));
+    return children;
+  };
+  const node = (page) => {
+    const pages = [page];
+    let end = page;
+    while (first[end] >= 0 && next[first[end]] < 0 && !tails.has(end)) pages.push((end = first[end]));
+    const children = [...below(end), ...(tails.get(end) ?? [])];
+    return { pages, tail: null, depth: 0, children, live: state.users[end] > 0 || children.some((each) => each.live) };
+  };
+  return [...below(root), ...(tails.get(root) ?? [])];
+}
+
+/** Give each node a row. Of branches that no request uses only the first `most` are kept, the others become one stub. */
+function arrange(nodes, most, stubs) {
+  let row = 0;
+  const list = [];
+  const place = (node, parent) => {
+    node.row = row;
+    node.parent = parent;
+    node.depth = parent.depth + parent.pages.length;
+    list.push(node);
+    const hidden = new Set(most === Infinity ? [] : node.children.filter((child) => !child.live).slice(most));
+    const shown = node.children.filter((child) => !hidden.has(child));
+    if (hidden.size && stubs) shown.push({ stub: hidden.size, pages: [], hidden: [...hidden].reduce((sum, child) => sum + weight(child), 0), children: [], live: false });
+    shown.forEach((child, index) => { if (index) row += 1; place(child, node); });
+  };
+  place({ pages: [], depth: 0, children: nodes, live: true }, { pages: [], depth: 0 });
+  const [root] = list.splice(0, 1);
+  for (const node of list) if (node.parent === root) node.parent = null;
+  return { list, rows: row + 1 };
+}
+
+const weight = (node) => node.pages.length + node.children.reduce((sum, child) => sum + weight(child), 0);
+
+export class Tree {
+  constructor(canvas) {
+    this.canvas = canvas;
+    this.cells = null; // where each page is drawn: x, y, x, y ...
+    this.nodes = [];
+  }
+
+  draw({ state, colours, lit, width, room, moving, again }) {
+    const all = nodesOf(state);
+    let laid = arrange(all, Infinity);
+    if (laid.rows * 12 > room) laid = arrange(all, 0, true);
+    if (laid.rows * 9 > room) laid = arrange(all, 0, false);
+    const pitch = Math.max(3, Math.min(Math.round((state.vocab.size ? 30 : 20) * colours.unit), Math.floor((room - 8) / Math.max(laid.rows, 1))));
+    const depth = Math.max(8, ...laid.list.map((node) => node.depth + node.pages.length));
+    const step = Math.max(2, Math.min(24 * colours.unit, Math.floor((width - LEFT - 70) / depth * 4) / 4));
+    Object.assign(this, { pitch, step, width, state, colours, lit, high: pitch >= 24 ? Math.round(13 * colours.unit) : Math.max(3, Math.min(12, pitch - 3)) });
+    this.height = Math.max(room, laid.rows * pitch + 12);
+    this.nodes = laid.list;
+    this.#move(moving, again);
+    const context = (this.context = fit(this.canvas, width, this.height));
+    context.clearRect(0, 0, width, this.height);
+    this.#root(laid.list);
+    for (const node of laid.list) this.#join(node);
+    const owners = state.owners();
+    for (const node of laid.list) this.#node(node, owners);
+    this.#leaving();
+  }
+
+  #y(row) { return 6 + row * this.pitch; }
+  #x(depth) { return LEFT + depth * this.step; }
+
+  // Cells glide from where they were to where they are now. What is drawn at the end depends on the state alone.
+  #move(moving, again) {
+    const count = this.state.header.num_pages, at = new Float32Array(2 * count).fill(-1);
+    for (const node of this.nodes) {
+      for (let index = 0; index < node.pages.length; index++) {
+        at[2 * node.pages[index]] = this.#x(node.depth + index);
+        at[2 * node.pages[index] + 1] = this.#y(node.row);
+      }
+    }
+    if (!moving) this.from = null;
+    else if (this.target?.length === at.length && at.some((value, index) => value !== this.target[index])) {
+      this.from = this.cells;
+      this.began = performance.now();
+    }
+    this.target = at;
+    const share = this.from ? Math.min(1, (performance.now() - this.began) / MOTION) : 1;
+    if (share === 1) this.from = null;
+    else again();
+    this.ease = 1 - (1 - share) ** 3;
+    this.cells = this.from ? at.map((to, index) => (to >= 0 && this.from[index] >= 0 ? this.from[index] + (to - this.from[index]) * this.ease : to)) : at;
+  }
+
+  #alpha(page) { return this.from && this.from[2 * page] < 0 ? this.ease : 1; }
+
+  #root(list) {
+    const { context, colours } = this;
+    context.fillStyle = colours.ink;
+    context.beginPath();
+    context.arc(8, 6 + this.high / 2, 3.5, 0, 7);
+    if (list.length) context.fill();
+  }
+
+  #join({ parent, row, depth, pages }) {
+    const { context, colours, high } = this;
+    const startX = parent ? this.#x(parent.depth + parent.pages.length) - this.step / 2 : 8;
+    const startY = this.#y(parent ? parent.row : 0) + high / 2;
+    const [page] = pages;
+    const x = page === undefined ? this.#x(depth) : this.cells[2 * page], y = (page === undefined ? this.#y(row) : this.cells[2 * page + 1]) + high / 2;
+    context.strokeStyle = colours.faint;
+    context.lineWidth = 1;
+    context.beginPath();
+    context.moveTo(Math.round(startX) + 0.5, startY);
+    if (y > startY) {
+      const bend = Math.min(4, y - startY, this.step);
+      context.lineTo(Math.round(startX) + 0.5, y - bend);
+      context.quadraticCurveTo(Math.round(startX) + 0.5, y, startX + bend, y);
+    }
+    context.lineTo(x, y);
+    context.stroke();
+  }
+
+  #node(node, { owner, other, filled }) {
+    const { context, colours, state, lit, high, step } = this;
+    const gap = step >= 6 ? 1.5 : step >= 4 ? 1 : 0, size = state.header.page_size;
+    for (const page of node.pages) {
+      const x = this.cells[2 * page], y = this.cells[2 * page + 1];
+      const request = state.requests.get(owner[page]), users = state.users[page];
+      context.globalAlpha = this.#alpha(page) * (lit && !lit.pages.has(page) ? 0.2 : 1);
+      if (!users) { context.fillStyle = colours.cached; context.fillRect(x, y, step - gap, high); }
+      else if (node.tail === null) {
+        context.fillStyle = users > 1 ? colours.ink : hueOf(colours, request);
+        context.fillRect(x, y, step - gap, high);
+        if (users > 1) this.#sharers(x, y, step - gap, high, request, state.requests.get(other[page]));
+      } else {
+        context.fillStyle = tintOf(colours, request);
+        context.fillRect(x, y, step - gap, high);
+        context.fillStyle = hueOf(colours, request);
+        context.fillRect(x, y, (step - gap) * (filled[page] / size), high);
+      }
+      if (lit?.page === page) { context.strokeStyle = colours.ink; context.lineWidth = 2; context.strokeRect(x - 1, y - 1, step - gap + 2, high + 2); }
+    }
+    context.globalAlpha = 1;
+    this.#text(node);
+  }
+
+  #sharers(x, y, width, high, first, second) {
+    const { context, colours } = this, edge = Math.min(2, width / 4);
+    context.fillStyle = hueOf(colours, first);
+    context.fillRect(x + edge, y + edge, (width - 2 * edge) / 2, high - 2 * edge);
+    context.fillStyle = hueOf(colours, second);
+    context.fillRect(x + width / 2, y + edge, (width - 2 * edge) / 2, high - 2 * edge);
+  }
+
+  #text(node) {
+    const { context, colours, state, pitch, high, step, lit } = this;
+    if (pitch < 11 && !node.stub) return;
+    const end = this.#x(node.depth + node.pages.length), y = this.#y(node.row);
+    context.textAlign = "left";
+    context.textBaseline = "middle";
+    context.globalAlpha = lit && !node.pages.some((page) => lit.pages.has(page)) ? 0.3 : 1;
+    context.font = type(colours, 10);
+    context.fillStyle = colours.quiet;
+    if (node.stub) context.fillText(`+${node.stub} branches, ${node.hidden} pages`, end + 6, y + high / 2);
+    else if (!node.children.length && pitch >= 11) {
+      const names = node.tail !== null ? [node.tail] : node.live ? state.holders(node.pages.at(-1)) : [];
+      context.fillStyle = colours.ink;
+      context.fillText(names.map((r) => `r${r}`).join(" "), end + 4, y + high / 2 + 0.5, this.width - end - 6);
+    }
+    if (pitch >= 24 && state.vocab.size && node.pages.length) {
+      const room = node.pages.length * step - 4;
+      context.fillStyle = colours.quiet;
+      context.fillText(clip(context, textOf(state, node, room), Math.max(room, node.children.length ? 0 : 60)), this.#x(node.depth), y + high + 7 * colours.unit);
+    }
+    context.globalAlpha = 1;
+  }
+
+  // Pages that have left fade where they were.
+  #leaving() {
+    if (!this.from) return;
+    const { context, colours, step, high, from, target } = this;
+    context.fillStyle = colours.cached;
+    context.globalAlpha = 1 - this.ease;
+    for (let page = 0; 2 * page < from.length; page++) {
+      if (from[2 * page] >= 0 && target[2 * page] < 0) context.fillRect(from[2 * page], from[2 * page + 1], Math.max(1, step - 1.5), high);
+    }
+    context.globalAlpha = 1;
+  }
+
+  /** The page at a point, and the first page of its node. */
+  at(x, y) {
+    const row = Math.floor((y - 6 + 2) / this.pitch), depth = Math.floor((x - LEFT) / this.step);
+    const node = this.nodes.find((each) => each.row === row && depth >= each.depth && depth < each.depth + each.pages.length);
+    return node ? { page: node.pages[depth - node.depth], node: node.pages[0] } : null;
+  }
+
+  /** The pages of the node that a page is in. */
+  pagesWith(page) { return this.nodes.find((node) => node.pages.includes(page))?.pages ?? []; }
+}
+
+/** The beginning of a node's text, enough for a width. */
+function textOf(state, node, room) {
+  let text = "";
+  for (const page of node.pages) {
+    text += state.text(state.idsOf(page));
+    if (text.length * 3 > Math.max(room, 60)) break;
+  }
+  return text.replace(/<\|[^|<>]*\|>/g, " ").trim().replace(/\s+/g, " "); // the markers of a chat template take too much room
+}
+
+function clip(context, text, room) {
+  if (context.measureText(text).width <= room) return text;
+  let low = 0, high = text.length;
+  while (low < high) {
+    const middle = (low + high + 1) >> 1;
+    if (context.measureText(`${text.slice(0, middle)}…`).width <= room) low = middle;
+    else high = middle - 1;
+  }
+  return low > 3 ? `${text.slice(0, low)}…` : "";
+}

@@ -1,0 +1,234 @@
+// The viewer of an engine's record: live, replayed, or of an engine in the same tab.
+//
+//   const viewer = new Viewer(element, { title, source });   // source: a URL before the paths of the repository
+//   viewer.push([header, ...lines]);                         // parsed; again and again as lines come
+//   viewer.live = true;                                      // follows the newest line
+//   viewer.select({ request | page | node | token });        // "select" events say the same of the user's choice
+
+import { Details } from "./details.js";
+import { h, palette } from "./dom.js";
+import { History } from "./history.js";
+import { Keys } from "./keys.js";
+import { MECHANISMS } from "./mechanisms.js";
+import { Pages } from "./pages.js";
+import { Player } from "./player.js";
+import { Timeline } from "./timeline.js";
+import { Tree } from "./tree.js";
+import { Words } from "./said.js";
+
+const still = window.matchMedia("(prefers-reduced-motion: reduce)");
+const dark = window.matchMedia("(prefers-color-scheme: dark)");
+
+const LEAST_PAGES = 256; // that are drawn, if the pool has them
+
+export class Viewer {
+  #live = false;
+  #asked = false; // a frame
+
+  /** With a `player`, that one moves several viewers, and this one has no transport of its own. */
+  constructor(element, { title = "", source = "", player = null } = {}) {
+    this.element = element;
+    this.title = title;
+    this.history = null;
+    this.index = undefined; // the shown line
+    this.selected = null; // what was clicked
+    this.hovered = null;
+    this.frames = 0;
+    this.known = new Map(); // of `know`
+    this.vocab = new Map();
+    this.#build(source, player);
+    new ResizeObserver(() => this.#resize()).observe(this.body);
+    const repaint = () => { this.colours = null; this.#ask(); };
+    dark.addEventListener("change", repaint);
+    new MutationObserver(repaint).observe(document.documentElement, { attributeFilter: ["data-theme"] });
+  }
+
+  push(lines) {
+    for (const line of lines) {
+      if ("record" in line) this.#begin(line);
+      else this.history.push(line);
+    }
+    if (!this.history?.lines.length) return;
+    if (this.#live) this.history.trim();
+    this.player.grown();
+    if (this.index === undefined) this.player.seek(this.player.first);
+  }
+
+  /** The tokens of a request that the page itself has sent, where the record has no text; `vocab` is id -> text. */
+  know(id, { tokens, ids, vocab = {} }) {
+    this.known.set(id, { tokens, ids });
+    for (const [token, text] of Object.entries(vocab)) this.vocab.set(+token, text);
+    this.#ask();
+  }
+
+  get live() { return this.#live; }
+  set live(live) {
+    this.#live = this.player.live = live;
+    if (live) this.player.play();
+    else this.player.pause();
+  }
+
+  /** Show a line of the record. */
+  show(index, announce = false) {
+    this.index = index;
+    this.announce ||= announce;
+    this.#ask();
+  }
+
+  select(what, { tell = true } = {}) {
+    this.selected = what;
+    this.#ask();
+    if (tell) this.element.dispatchEvent(new CustomEvent("select", { detail: what, bubbles: true }));
+  }
+
+  hover(what) {
+    if (JSON.stringify(what) === JSON.stringify(this.hovered)) return;
+    this.hovered = what;
+    this.#ask();
+  }
+
+  get state() { return this.history.at(this.index); }
+  get line() { return this.history.line(this.index); }
+
+  #begin(header) {
+    if (header.record !== 1) throw new Error(`this viewer reads version 1 of the record, and this is version ${header.record}`);
+    this.history = new History(header, { known: this.known, vocab: this.vocab });
+    this.index = undefined;
+    this.selected = this.hovered = null;
+    const facts = [header.model, `${header.num_pages} pages of ${header.page_size} tokens`, header.policy, header.budget ? `${header.budget} tokens a step` : null];
+    this.about.textContent = facts.filter(Boolean).join(" · ");
+    this.layout = null;
+    this.#ask();
+  }
+
+  #build(source, player) {
+    const choose = (what) => this.select(what), hover = (what) => this.hover(what);
+    const canvas = (label) => h("canvas", { tabIndex: 0, role: "img", "aria-label": label });
+    this.pages = new Pages(canvas("The pool of pages"));
+    this.tree = new Tree(canvas("The radix tree of cached pages"));
+    this.timeline = new Timeline(canvas("The batch over time"));
+    this.details = new Details(choose, hover);
+    this.said = new Words(MECHANISMS, source, choose, hover);
+    this.player = player ?? new Player([this], () => this.#ask());
+    this.about = h("p", { className: "v-about" });
+    this.counts = h("ul", { className: "v-legend" });
+    const panel = (name, mechanism, title, ...content) => h("section", { className: `v-panel v-${name}`, "aria-label": title },
+      h("h3", {}, title, this.said.where(mechanism)), ...content);
+    const scroll = (view) => h("div", { className: "v-scroll" }, view.canvas);
+    this.body = h("div", { className: "v-body" },
+      panel("pages", "page", "Pages", this.counts, scroll(this.pages), (this.more = h("p", { className: "v-quiet" }))),
+      panel("tree", "tree", "Prefix tree", scroll(this.tree)),
+      panel("time", "budget", "Batch over time", lanesLegend(), scroll(this.timeline)),
+      panel("who", null, "Requests", this.details.element));
+    const keys = (this.keys = new Keys(this));
+    this.top = h("header", { className: "v-top" },
+      h("div", { className: "v-name" }, this.title ? h("h2", {}, this.title) : null, this.about, player ? null : keys.button),
+      player ? null : this.player.element, this.said.element);
+    this.element.classList.add("viewer");
+    this.element.tabIndex = -1; // a click anywhere in it gives it the keys
+    this.element.append(this.top, this.body, keys.dialog, this.said.popover);
+    this.#listen();
+  }
+
+  #listen() {
+    const pointer = ({ canvas }, find) => {
+      const place = (event) => [event.offsetX, event.offsetY];
+      canvas.addEventListener("pointermove", (event) => this.history?.lines.length && this.hover(find(...place(event), event)));
+      canvas.addEventListener("pointerleave", () => this.hover(null));
+      canvas.addEventListener("click", (event) => { if (this.history?.lines.length) this.select(find(...place(event), event)); });
+    };
+    const owned = (page) => {
+      const [request] = this.state.holders(page);
+      return request === undefined ? { page } : { page, request };
+    };
+    pointer(this.pages, (x, y) => { const page = this.pages.at(x, y); return page < 0 ? null : owned(page); });
+    pointer(this.tree, (x, y) => { const found = this.tree.at(x, y); return found && { ...owned(found.page), node: found.node }; });
+    pointer(this.timeline, (x, y, event) => {
+      const { line, request } = this.timeline.at(x, y);
+      if (event.type === "click" && line >= 0) { this.player.step(line - this.index); }
+      return request < 0 ? null : { request };
+    });
+  }
+
+  /** The requests and pages to light up for what is hovered, or else selected. */
+  lit(state) {
+    const what = this.hovered ?? this.selected;
+    if (!what) return null;
+    const requests = new Set(), pages = new Set();
+    const node = what.node === undefined ? [] : this.tree.pagesWith(what.node);
+    const page = what.page ?? (what.token === undefined ? undefined : state.tables.get(what.request)?.[Math.floor(what.token / state.header.page_size)]);
+    for (const each of node.length ? node : [page]) {
+      if (each === undefined) continue;
+      pages.add(each);
+      for (const r of state.holders(each)) requests.add(r);
+    }
+    if (what.request !== undefined && !pages.size) requests.add(what.request);
+    for (const r of requests) for (const each of state.tables.get(r) ?? []) pages.add(each);
+    return { requests, pages, page };
+  }
+
+  #resize() {
+    this.layout = null;
+    this.#ask();
+  }
+
+  #ask() {
+    if (this.#asked) return;
+    this.#asked = true;
+    requestAnimationFrame(() => { this.#asked = false; this.#draw(); });
+  }
+
+  #measure() {
+    const inner = (view) => view.canvas.parentElement.clientWidth;
+    this.colours = palette(this.element);
+    const room = parseFloat(getComputedStyle(this.body).getPropertyValue("--v-room")) * this.colours.unit;
+    this.layout = { pages: inner(this.pages), tree: inner(this.tree), time: inner(this.timeline), room };
+    this.layout.pagesShown = this.#pagesShown();
+    this.pages.layout(this.layout.pagesShown, this.layout.pages, this.layout.room);
+    const more = this.history.header.num_pages - this.layout.pagesShown;
+    this.more.textContent = more ? `and ${more.toLocaleString("en")} more, never used` : "";
+  }
+
+  // Of a large pool the part that has been used, and at most as much again.
+  #pagesShown() {
+    const { used, header } = this.history;
+    let shown = LEAST_PAGES;
+    while (shown < used) shown *= 2;
+    return Math.min(shown, header.num_pages);
+  }
+
+  #draw() {
+    if (!this.history?.lines.length || this.index === undefined || !this.element.isConnected) return;
+    this.colours ??= palette(this.element);
+    if (this.layout?.pagesShown !== this.#pagesShown()) this.#measure();
+    const { history, colours, layout, index: at } = this, state = this.state, line = this.line, lit = this.lit(state);
+    const playing = this.player.playing;
+    const moving = !still.matches && !(playing && this.player.speed > 1);
+    const fast = playing && this.player.speed > 2; // then the tree and words change more rarely than pages and lanes
+    this.pages.draw({ state, line, colours, lit });
+    if (!fast || this.frames % 2) this.tree.draw({ state, colours, lit, width: layout.tree, room: layout.room, moving, again: () => this.#ask() });
+    this.timeline.draw({ history, at, state, colours, lit, width: layout.time, room: layout.room * 0.8, pages: layout.pagesShown });
+    this.#legend(state, colours);
+    if (!fast || this.frames % 6 === 0) this.details.draw({ state, colours, selected: this.hovered ?? this.selected });
+    if (!fast || this.frames % 6 === 3) this.said.draw({ line, state, colours, playing, announce: this.announce && !playing });
+    this.announce = false;
+    this.frames += 1;
+  }
+
+  #legend(state, colours) {
+    const [free, cached, one, shared] = state.counts;
+    const key = [free, cached, one, shared].join();
+    if (this.legendKey === key) return;
+    this.legendKey = key;
+    const item = (name, number, title) => h("li", { title }, h("i", { className: `v-key v-key-${name.split(" ")[0]}` }), `${name} `, h("b", {}, `${number}`));
+    this.counts.replaceChildren(item("shared", shared, "in the page tables of two or more requests"), item("one request", one, "in one page table, in the colour of its request; filled as far as it is computed"),
+      item("cached", cached, "no request uses it; the tree keeps its tokens for the next that begins alike"), item("free", free, "holds nothing"));
+    this.pages.canvas.setAttribute("aria-label", `The pool: ${shared} pages shared, ${one} of one request, ${cached} cached, ${free} free`);
+  }
+}
+
+function lanesLegend() {
+  const item = (name, text) => h("li", {}, h("i", { className: `v-mark v-mark-${name}` }), text);
+  return h("ul", { className: "v-legend" }, item("waiting", "waiting"), item("prefill", "prefill chunk"), item("decode", "decode"), item("preempted", "preempted"),
+    item("drawn", "tokens of decodes, in the bars below"));
+}

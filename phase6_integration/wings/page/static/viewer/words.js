@@ -1,0 +1,81 @@
+// What a line of the record says, in words: a list of { mechanism, text, r }, the most telling first.
+
+import { count } from "./dom.js";
+
+const ORDER = ["gap", "preemption", "eviction", "error", "held", "admission", "finish", "arrival", "duplicate", "draft", "chunk", "publish", "decode"];
+
+/** `state` is the state after the line. */
+export function words(line, state) {
+  const said = [];
+  const say = (mechanism, text, r) => said.push({ mechanism, text, r });
+  if (line.gone) say("gap", `${count(line.gone.dropped, "step")} left out: this page reads slower than the engine works`);
+  if (line.snapshot) say("gap", "the record begins here, in the middle of the engine's work");
+  else {
+    for (const { r, prompt = 0, max, tenant } of line.new ?? []) {
+      say("arrival", `r${r} arrives${tenant ? ` from ${tenant}` : ""}: a prompt of ${count(prompt, "token")}, ${max ? `up to ${max} to generate` : "nothing to generate"}`, r);
+    }
+    for (const [r, cached] of line.admitted ?? []) say("admission", admitted(state.requests.get(r), cached), r);
+    for (const [r, by] of line.preempted ?? []) say("preemption", `r${r} preempted: ${cause(r, by ?? null, line, state)}`, r);
+    pages(line, say);
+  }
+  for (const [r, start, length] of line.prefill ?? []) say("chunk", prefill(state.requests.get(r), start, length), r);
+  for (const [r, drafted, accepted] of line.verify ?? []) say("draft", `r${r}: ${accepted} of ${count(drafted, "drafted token")} accepted`, r);
+  if (line.decode) say("decode", line.decode.length === 1 ? `r${line.decode[0]} decodes a token` : `${line.decode.length} requests decode a token each`, line.decode.length === 1 ? line.decode[0] : undefined);
+  for (const [r, reason, error] of line.done ?? []) say(reason === "error" ? "error" : "finish", finished(state.requests.get(r), r, reason, error), r);
+  for (const why of line.held ?? []) say("held", held(...why), why[0]);
+  return said.sort((a, b) => ORDER.indexOf(a.mechanism) - ORDER.indexOf(b.mechanism));
+}
+
+function admitted(request, cached) {
+  const verb = request.preemptions ? "resumes" : "admitted";
+  const total = request.total;
+  if (!cached) return `r${request.r} ${verb}: none of its ${count(total, "token")} is cached`;
+  return `r${request.r} ${verb}: ${cached} of its ${count(total, "token")} are cached, and need no computing`;
+}
+
+function prefill(request, start, length) {
+  const last = start + length;
+  const rest = request.total - last;
+  const what = request.preemptions ? "tokens again" : "prompt tokens";
+  return `r${request.r} computes ${length} ${what}${rest > 1 ? `, ${rest} are left` : ""}`;
+}
+
+function pages(line, say) {
+  const stored = [];
+  (line.pages ?? []).forEach(([name, first, ...rest], index) => {
+    if (name === "evict") {
+      const next = line.pages.slice(index + 1).find(([other]) => other === "grow");
+      say("eviction", `${count(first.length, "cached page")} evicted${next ? `: r${next[1]} needs ${first.length === 1 ? "it" : "them"}` : ""}`, next?.[1]);
+    } else if (name === "swap") {
+      say("duplicate", `r${first} computed ${count(rest[1].length, "page")} that the tree has already: it shares ${rest[1].length === 1 ? "that" : "those"} and frees its own`, first);
+    } else if (name === "store") stored.push(...rest[0]);
+  });
+  if (stored.length) say("publish", `${count(stored.length, "full page")} ${stored.length === 1 ? "joins" : "join"} the tree`);
+}
+
+function cause(r, by, line, state) {
+  if (by === r) return "the pool has no page for it";
+  if (by !== null) return `r${by} needs a page and none is free`;
+  const together = line.preempted.length > 1, tenants = new Set(Array.from(state.requests.values(), ({ tenant }) => tenant));
+  return together || tenants.size < 2 ? "its step failed, and it starts again" : "another tenant, which runs fewer, is next in turn";
+}
+
+const REASONS = { stop: "it drew its stop token", length: "it has all the tokens it asked for", abort: "aborted", timeout: "out of time" };
+
+function finished(request, r, reason, error) {
+  if (reason === "error") return `r${r} fails: ${error ?? "no reason given"}`;
+  return `r${r} ends after ${count(request?.out ?? 0, "token")}: ${REASONS[reason] ?? reason}`;
+}
+
+function held(r, why, first, second) {
+  const reasons = {
+    tokens: () => "the step's tokens are used up",
+    places: () => "as many requests run as may",
+    pages: () => `it needs ${count(first, "page")}, ${second} can be had`,
+    watermark: () => `it needs ${count(first, "page")} and ${second} can be had, but some stay free for those that run`,
+    prefix: () => `r${first} is computing the prefix that both have`,
+    fairness: () => `tenant ${first || "without a name"} is next in turn`,
+    long: () => "the step has no tokens left for long prompts",
+  };
+  return `r${r} waits: ${reasons[why]?.() ?? why}`;
+}
