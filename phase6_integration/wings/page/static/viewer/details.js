@@ -30,7 +30,7 @@ export class Details {
 
   #key(state, selected) {
     const request = state.requests.get(selected?.request);
-    if (request) return JSON.stringify([selected, request.state, request.computed, request.out, state.tables.get(request.r), request.slot]);
+    if (request) return JSON.stringify([selected, request.state, request.computed, request.out, state.tables.get(request.r), request.slot, state.known.get(request.id)?.ids?.length]);
     if (selected?.page !== undefined) return JSON.stringify([selected, state.holders(selected.page), state.kind(selected.page)]);
     return JSON.stringify(["running", "preempted", "waiting"].map((each) => state.all(each).map(({ r, slot }) => [r, slot])));
   }

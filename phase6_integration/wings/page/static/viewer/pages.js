@@ -44,7 +44,7 @@ export class Pages {
   draw({ state, line, colours, lit }) {
     const context = fit(this.canvas, this.width, this.height);
     const { owner, other, filled } = state.owners();
-    const size = state.header.page_size, touched = touchedBy(line);
+    const size = state.header.page_size, touched = touchedBy(line, state.header.num_pages);
     if (this.colours !== colours || !this.drawn) {
       this.colours = colours;
       this.drawn = new Float64Array(2 * this.count).fill(-1);
@@ -52,7 +52,7 @@ export class Pages {
     }
     for (let page = 0; page < this.count; page++) {
       const kind = state.kind(page), dim = lit !== null && !lit.pages.has(page), users = state.users[page];
-      const mark = page === this.cursor ? 3 : lit?.page === page ? 2 : touched.get(page) ?? 0;
+      const mark = page === this.cursor ? 3 : lit?.page === page ? 2 : touched[page];
       const look = ((((users * 257 + filled[page]) * 4 + kind) * 5 + mark + 1) * 2 + dim), held = (owner[page] + 1) * 2 ** 24 + other[page] + 1;
       if (this.drawn[2 * page] === look && this.drawn[2 * page + 1] === held) continue;
       this.drawn[2 * page] = look;
@@ -125,12 +125,12 @@ function fill(context, colour, x, y, size) {
 }
 
 /** The pages that a line allocated or attached (1), and those that it freed or evicted (-1). */
-function touchedBy(line) {
-  const touched = new Map();
+function touchedBy(line, count) {
+  const touched = new Int8Array(count);
   for (const [name, first, ...rest] of line?.snapshot ? [] : line?.pages ?? []) {
-    if (name === "attach" || name === "grow") for (const page of rest[0]) touched.set(page, 1);
-    if (name === "swap") for (const page of rest[1]) touched.set(page, 1);
-    if (name === "evict") for (const page of first) touched.set(page, -1);
+    if (name === "attach" || name === "grow") for (const page of rest[0]) touched[page] = 1;
+    if (name === "swap") for (const page of rest[1]) touched[page] = 1;
+    if (name === "evict") for (const page of first) touched[page] = -1;
   }
   return touched;
 }

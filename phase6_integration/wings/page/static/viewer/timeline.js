@@ -79,7 +79,7 @@ export class Timeline {
 
   #lane({ lane, row, since = lane.since, queued }, state, at, lit) {
     const { context, axis, colours, pitch } = this;
-    const y = this.top + row * pitch, high = pitch > 6 ? pitch - 3 : Math.max(pitch - 1, 1), middle = y + high / 2;
+    const y = this.top + row * pitch, high = pitch > 6 ? pitch - 3 : Math.max(pitch - 1, 2), middle = y + high / 2;
     const request = state.requests.get(lane.r) ?? lane, hue = hueOf(colours, lane), tint = tintOf(colours, lane);
     context.globalAlpha = lit && !lit.requests.has(lane.r) ? 0.18 : 1;
     const admitted = lane.spans[0]?.[1] ?? Infinity;

@@ -37,6 +37,10 @@ export class Viewer {
     this.known = new Map(); // of `know`
     this.vocab = new Map();
     this.#build(source, player);
+    const sight = new IntersectionObserver((seen) => {
+      for (const { target, isIntersecting } of seen) [this.pages, this.tree, this.timeline].find(({ canvas }) => canvas === target).visible = isIntersecting;
+    });
+    for (const { canvas } of [this.pages, this.tree, this.timeline]) sight.observe(canvas);
     new ResizeObserver(() => this.#resize()).observe(this.body);
     const repaint = () => { this.colours = null; this.#ask(); };
     dark.addEventListener("change", repaint);
@@ -168,6 +172,9 @@ export class Viewer {
   }
 
   #resize() {
+    const width = this.body.clientWidth;
+    if (width === this.width) return;
+    this.width = width;
     this.layout = null;
     this.#ask();
   }
@@ -184,7 +191,8 @@ export class Viewer {
     const room = parseFloat(getComputedStyle(this.body).getPropertyValue("--v-room")) * this.colours.unit;
     this.layout = { pages: inner(this.pages), tree: inner(this.tree), time: inner(this.timeline), room };
     this.layout.pagesShown = this.#pagesShown();
-    this.pages.layout(this.layout.pagesShown, this.layout.pages, this.layout.room);
+    this.pages.layout(this.layout.pagesShown, this.layout.pages, room);
+    if (this.pages.pitch < 8) this.pages.layout(this.layout.pagesShown, this.layout.pages, room * 1.7);
     const more = this.history.header.num_pages - this.layout.pagesShown;
     this.more.textContent = more ? `and ${more.toLocaleString("en")} more, never used` : "";
   }
@@ -205,9 +213,10 @@ export class Viewer {
     const playing = this.player.playing;
     const moving = !still.matches && !(playing && this.player.speed > 1);
     const fast = playing && this.player.speed > 2; // then the tree and words change more rarely than pages and lanes
-    this.pages.draw({ state, line, colours, lit });
-    if (!fast || this.frames % 2) this.tree.draw({ state, colours, lit, width: layout.tree, room: layout.room, moving, again: () => this.#ask() });
-    this.timeline.draw({ history, at, state, colours, lit, width: layout.time, room: layout.room * 0.8, pages: layout.pagesShown });
+    const due = (view) => !playing || view.visible !== false || this.frames % 10 === 0; // what is out of sight can lag
+    if (due(this.pages)) this.pages.draw({ state, line, colours, lit });
+    if (due(this.tree) && !(fast && this.frames % 2)) this.tree.draw({ state, colours, lit, width: layout.tree, room: layout.room, moving });
+    if (due(this.timeline)) this.timeline.draw({ history, at, state, colours, lit, width: layout.time, room: layout.room * 0.8, pages: layout.pagesShown });
     this.#legend(state, colours);
     if (!fast || this.frames % 6 === 0) this.details.draw({ state, colours, selected: this.hovered ?? this.selected });
     if (!fast || this.frames % 6 === 3) this.said.draw({ line, state, colours, playing, announce: this.announce && !playing });

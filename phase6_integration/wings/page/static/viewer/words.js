@@ -2,7 +2,7 @@
 
 import { count } from "./dom.js";
 
-const ORDER = ["gap", "preemption", "eviction", "error", "held", "admission", "finish", "arrival", "duplicate", "draft", "chunk", "publish", "decode"];
+const ORDER = ["gap", "preemption", "eviction", "error", "held", "prefix", "admission", "finish", "arrival", "duplicate", "draft", "chunk", "publish", "decode"];
 
 /** `state` is the state after the line. */
 export function words(line, state) {
@@ -14,7 +14,7 @@ export function words(line, state) {
     for (const { r, prompt = 0, max, tenant } of line.new ?? []) {
       say("arrival", `r${r} arrives${tenant ? ` from ${tenant}` : ""}: a prompt of ${count(prompt, "token")}, ${max ? `up to ${max} to generate` : "nothing to generate"}`, r);
     }
-    for (const [r, cached] of line.admitted ?? []) say("admission", admitted(state.requests.get(r), cached), r);
+    for (const [r, cached] of line.admitted ?? []) say(cached ? "prefix" : "admission", admitted(state.requests.get(r), cached), r);
     for (const [r, by] of line.preempted ?? []) say("preemption", `r${r} preempted: ${cause(r, by ?? null, line, state)}`, r);
     pages(line, say);
   }
