@@ -7,7 +7,7 @@ simulator with the engine's own scheduler, cache and `rank`, and by the compiled
 
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from itertools import product
@@ -22,46 +22,16 @@ from phase2_prefill_decode.threads import cores
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.lab.simulator import Setting, Simulation
 from phase5_continuous.lab.stats import SLO, Stats
-from phase5_continuous.lab.traces import EOS, PAUSE, WORD, Arrival
 from phase5_continuous.lab.traces import request as request_of
 from phase6_integration.cluster.routing import RoutingPolicy, rank
 from phase6_integration.lab.scale import fleet
+from phase6_integration.lab.scale.traces import KINDS, LONGEST_ANSWER, Kind, arrivals
 
 PAGES = 24_576  # of 16 tokens: the memory that an H100 has beside the weights of an 8B model in bfloat16
 PERIOD = 0.5  # seconds between two reports
 GOAL = SLO()
 ROUTERS = fleet.ROUTERS
 LARGE = ROUTERS[2:]  # in the large run
-FIRST, QUESTIONS = 2, 1_000_000  # tokens that no two prefixes, and no two questions, begin with
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
-    """What requests have in common. Lengths are log-normal, given by their medians."""
-
-    prefixes: int = 0  # different ones
-    zipf: float = 0.0  # the n-th is drawn n ** zipf times as seldom as the first
-    shared: int = 0  # tokens of each
-    question: int = 256
-    answer: int = 128
-    turns: int = 1  # of a conversation, on average
-
-    def rows(self, requests: int, rate: float, seed: int = 0) -> Any:
-        """A trace, with `rate` requests a second."""
-        weights = np.arange(1.0, self.prefixes + 1) ** -self.zipf
-        users = max(round(rate * PAUSE), 1) if self.turns > 1 else 1
-        made = np.zeros(requests, fleet.REQUEST).view(np.recarray)
-        chances = np.cumsum(weights / weights.sum())
-        fleet.make(seed, rate, users, chances, self.shared, self.question, self.answer, self.turns, made)
-        return made
-
-
-KINDS = {
-    "conversations": Kind(prefixes=4, shared=256, turns=5),
-    "shared_prompts": Kind(prefixes=2000, zipf=1.0, shared=1024, question=128, answer=64),
-    "tenants": Kind(prefixes=500, zipf=1.2, shared=512, turns=5),
-    "nothing_shared": Kind(question=512),
-}
 LOADS = {  # requests a second of each replica
     "conversations": (8, 12, 16, 20, 24),
     "shared_prompts": (20, 40, 60, 80, 100),
@@ -126,20 +96,9 @@ def point(rows: Any, generated: float, imbalance: float) -> Point:
     return Point(*map(float, values))
 
 
-def arrivals(rows: Any, shared: int) -> Iterator[Arrival]:
-    """A trace as phase 5's simulator wants it: with tokens."""
-    said: dict[int, tuple[int, ...]] = {}
-    for number, row in enumerate(rows):
-        prefix = (FIRST + row.prefix, *(WORD,) * (shared - 1)) if row.prefix >= 0 else ()
-        before = said.get(row.conversation, prefix)
-        prompt = (*before, QUESTIONS + number, *(WORD,) * (row.prompt - len(before) - 1))
-        said[row.conversation] = (*prompt, *(WORD,) * (row.answer - 1), EOS)
-        yield Arrival(float(row.time), tuple(map(int, prompt)), int(row.answer))
-
-
 def with_schedulers(rows: Any, shared: int, router: str, count: int, pages: int) -> dict[str, float]:
     """A small fleet with the engine's scheduler and prefix cache in every replica, and the router's own function."""
-    setting, stats, draw, ratios = Setting(pages=pages, max_tokens=fleet.LONGEST_ANSWER), Stats(), random.Random(0), []
+    setting, stats, draw, ratios = Setting(pages=pages, max_tokens=LONGEST_ANSWER), Stats(), random.Random(0), []
     replicas = [Simulation((), setting) for _ in range(count)]
     for replica in replicas:
         replica.stats = stats
