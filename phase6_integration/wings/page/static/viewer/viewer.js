@@ -19,6 +19,8 @@ import { Words } from "./said.js";
 const still = window.matchMedia("(prefers-reduced-motion: reduce)");
 const dark = window.matchMedia("(prefers-color-scheme: dark)");
 
+const LEAST_PAGES = 256; // that are drawn, if the pool has them
+
 export class Viewer {
   #live = false;
   #asked = false; // a frame
@@ -32,7 +34,13 @@ export class Viewer {
     this.selected = null; // what was clicked
     this.hovered = null;
     this.frames = 0;
+    this.known = new Map(); // of `know`
+    this.vocab = new Map();
     this.#build(source, player);
+    const sight = new IntersectionObserver((seen) => {
+      for (const { target, isIntersecting } of seen) [this.pages, this.tree, this.timeline].find(({ canvas }) => canvas === target).visible = isIntersecting;
+    });
+    for (const { canvas } of [this.pages, this.tree, this.timeline]) sight.observe(canvas);
     new ResizeObserver(() => this.#resize()).observe(this.body);
     const repaint = () => { this.colours = null; this.#ask(); };
     dark.addEventListener("change", repaint);
@@ -48,6 +56,13 @@ export class Viewer {
     if (this.#live) this.history.trim();
     this.player.grown();
     if (this.index === undefined) this.player.seek(this.player.first);
+  }
+
+  /** The tokens of a request that the page itself has sent, where the record has no text; `vocab` is id -> text. */
+  know(id, { tokens, ids, vocab = {} }) {
+    this.known.set(id, { tokens, ids });
+    for (const [token, text] of Object.entries(vocab)) this.vocab.set(+token, text);
+    this.#ask();
   }
 
   get live() { return this.#live; }
@@ -81,7 +96,7 @@ export class Viewer {
 
   #begin(header) {
     if (header.record !== 1) throw new Error(`this viewer reads version 1 of the record, and this is version ${header.record}`);
-    this.history = new History(header);
+    this.history = new History(header, { known: this.known, vocab: this.vocab });
     this.index = undefined;
     this.selected = this.hovered = null;
     const facts = [header.model, `${header.num_pages} pages of ${header.page_size} tokens`, header.policy, header.budget ? `${header.budget} tokens a step` : null];
@@ -105,15 +120,16 @@ export class Viewer {
       h("h3", {}, title, this.said.where(mechanism)), ...content);
     const scroll = (view) => h("div", { className: "v-scroll" }, view.canvas);
     this.body = h("div", { className: "v-body" },
-      panel("pages", "page", "Pages", this.counts, scroll(this.pages)),
+      panel("pages", "page", "Pages", this.counts, scroll(this.pages), (this.more = h("p", { className: "v-quiet" }))),
       panel("tree", "tree", "Prefix tree", scroll(this.tree)),
-      panel("time", "budget", "Batch over time", scroll(this.timeline)),
+      panel("time", "budget", "Batch over time", lanesLegend(), scroll(this.timeline)),
       panel("who", null, "Requests", this.details.element));
-    const keys = new Keys(this);
+    const keys = (this.keys = new Keys(this));
     this.top = h("header", { className: "v-top" },
       h("div", { className: "v-name" }, this.title ? h("h2", {}, this.title) : null, this.about, player ? null : keys.button),
       player ? null : this.player.element, this.said.element);
     this.element.classList.add("viewer");
+    this.element.tabIndex = -1; // a click anywhere in it gives it the keys
     this.element.append(this.top, this.body, keys.dialog, this.said.popover);
     this.#listen();
   }
@@ -156,6 +172,9 @@ export class Viewer {
   }
 
   #resize() {
+    const width = this.body.clientWidth;
+    if (width === this.width) return;
+    this.width = width;
     this.layout = null;
     this.#ask();
   }
@@ -168,23 +187,39 @@ export class Viewer {
 
   #measure() {
     const inner = (view) => view.canvas.parentElement.clientWidth;
-    this.layout = { pages: inner(this.pages), tree: inner(this.tree), time: inner(this.timeline), room: parseFloat(getComputedStyle(this.body).getPropertyValue("--v-room")) || 280 };
-    this.pages.layout(this.history.header.num_pages, this.layout.pages, this.layout.room);
+    this.colours = palette(this.element);
+    const room = parseFloat(getComputedStyle(this.body).getPropertyValue("--v-room")) * this.colours.unit;
+    this.layout = { pages: inner(this.pages), tree: inner(this.tree), time: inner(this.timeline), room };
+    this.layout.pagesShown = this.#pagesShown();
+    this.pages.layout(this.layout.pagesShown, this.layout.pages, room);
+    if (this.pages.pitch < 8) this.pages.layout(this.layout.pagesShown, this.layout.pages, room * 1.7);
+    const more = this.history.header.num_pages - this.layout.pagesShown;
+    this.more.textContent = more ? `and ${more.toLocaleString("en")} more, never used` : "";
+  }
+
+  // Of a large pool the part that has been used, and at most as much again.
+  #pagesShown() {
+    const { used, header } = this.history;
+    let shown = LEAST_PAGES;
+    while (shown < used) shown *= 2;
+    return Math.min(shown, header.num_pages);
   }
 
   #draw() {
     if (!this.history?.lines.length || this.index === undefined || !this.element.isConnected) return;
     this.colours ??= palette(this.element);
-    if (!this.layout) this.#measure();
+    if (this.layout?.pagesShown !== this.#pagesShown()) this.#measure();
     const { history, colours, layout, index: at } = this, state = this.state, line = this.line, lit = this.lit(state);
     const playing = this.player.playing;
     const moving = !still.matches && !(playing && this.player.speed > 1);
-    this.pages.draw({ state, line, colours, lit });
-    this.tree.draw({ state, colours, lit, width: layout.tree, room: layout.room, moving, again: () => this.#ask() });
-    this.timeline.draw({ history, at, state, colours, lit, width: layout.time, room: layout.room * 0.8 });
+    const fast = playing && this.player.speed > 2; // then tree and lanes take turns, and words change more rarely
+    const due = (view) => !playing || view.visible !== false || this.frames % 12 < 2; // what is out of sight can lag
+    if (due(this.pages)) this.pages.draw({ state, line, colours, lit });
+    if (due(this.tree) && !(fast && this.frames % 2 === 0)) this.tree.draw({ state, colours, lit, width: layout.tree, room: layout.room, moving });
+    if (due(this.timeline) && !(fast && this.frames % 2 === 1)) this.timeline.draw({ history, at, state, colours, lit, width: layout.time, room: layout.room * 0.8, pages: layout.pagesShown });
     this.#legend(state, colours);
-    if (!playing || this.frames % 4 === 0) this.details.draw({ state, colours, selected: this.hovered ?? this.selected });
-    this.said.draw({ line, state, colours, playing, announce: this.announce && !playing });
+    if (!fast || this.frames % 6 === 0) this.details.draw({ state, colours, selected: this.hovered ?? this.selected });
+    if (!fast || this.frames % 6 === 3) this.said.draw({ line, state, colours, playing, announce: this.announce && !playing });
     this.announce = false;
     this.frames += 1;
   }
@@ -194,9 +229,15 @@ export class Viewer {
     const key = [free, cached, one, shared].join();
     if (this.legendKey === key) return;
     this.legendKey = key;
-    const item = (name, number, title) => h("li", { title }, h("i", { className: `v-key v-key-${name}` }), `${name} `, h("b", {}, `${number}`));
-    this.counts.replaceChildren(item("shared", shared, "in the page tables of two or more requests"), item("owned", one, "in one page table, in the colour of its request; filled as far as it is computed"),
+    const item = (name, number, title) => h("li", { title }, h("i", { className: `v-key v-key-${name.split(" ")[0]}` }), `${name} `, h("b", {}, `${number}`));
+    this.counts.replaceChildren(item("shared", shared, "in the page tables of two or more requests"), item("one request", one, "in one page table, in the colour of its request; filled as far as it is computed"),
       item("cached", cached, "no request uses it; the tree keeps its tokens for the next that begins alike"), item("free", free, "holds nothing"));
     this.pages.canvas.setAttribute("aria-label", `The pool: ${shared} pages shared, ${one} of one request, ${cached} cached, ${free} free`);
   }
+}
+
+function lanesLegend() {
+  const item = (name, text) => h("li", {}, h("i", { className: `v-mark v-mark-${name}` }), text);
+  return h("ul", { className: "v-legend" }, item("waiting", "waiting"), item("prefill", "prefill chunk"), item("decode", "decode"), item("preempted", "preempted"),
+    item("drawn", "tokens of decodes, in the bars below"));
 }

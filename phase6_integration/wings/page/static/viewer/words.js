@@ -2,7 +2,7 @@
 
 import { count } from "./dom.js";
 
-const ORDER = ["gap", "preemption", "eviction", "error", "held", "admission", "finish", "arrival", "duplicate", "draft", "chunk", "publish", "decode"];
+const ORDER = ["gap", "preemption", "eviction", "error", "held", "prefix", "admission", "finish", "arrival", "duplicate", "draft", "chunk", "publish", "decode"];
 
 /** `state` is the state after the line. */
 export function words(line, state) {
@@ -11,20 +11,18 @@ export function words(line, state) {
   if (line.gone) say("gap", `${count(line.gone.dropped, "step")} left out: this page reads slower than the engine works`);
   if (line.snapshot) say("gap", "the record begins here, in the middle of the engine's work");
   else {
-    for (const { r, prompt, max, tenant } of line.new ?? []) {
-      say("arrival", `r${r} arrives${tenant ? ` from ${tenant}` : ""}: a prompt of ${count(prompt, "token")}, up to ${max} to generate`, r);
+    for (const { r, prompt = 0, max, tenant } of line.new ?? []) {
+      say("arrival", `r${r} arrives${tenant ? ` from ${tenant}` : ""}: a prompt of ${count(prompt, "token")}, ${max ? `up to ${max} to generate` : "nothing to generate"}`, r);
     }
-    for (const [r, cached] of line.admitted ?? []) say("admission", admitted(state.requests.get(r), cached), r);
-    for (const [r, by] of line.preempted ?? []) {
-      say("preemption", `r${r} preempted: ${by === null || by === undefined ? "a tenant that runs less is next in turn" : by === r ? "the pool has no page for it" : `r${by} needs a page and none is free`}`, r);
-    }
+    for (const [r, cached] of line.admitted ?? []) say(cached ? "prefix" : "admission", admitted(state.requests.get(r), cached), r);
+    for (const [r, by] of line.preempted ?? []) say("preemption", `r${r} preempted: ${cause(r, by ?? null, line, state)}`, r);
     pages(line, say);
   }
   for (const [r, start, length] of line.prefill ?? []) say("chunk", prefill(state.requests.get(r), start, length), r);
   for (const [r, drafted, accepted] of line.verify ?? []) say("draft", `r${r}: ${accepted} of ${count(drafted, "drafted token")} accepted`, r);
   if (line.decode) say("decode", line.decode.length === 1 ? `r${line.decode[0]} decodes a token` : `${line.decode.length} requests decode a token each`, line.decode.length === 1 ? line.decode[0] : undefined);
   for (const [r, reason, error] of line.done ?? []) say(reason === "error" ? "error" : "finish", finished(state.requests.get(r), r, reason, error), r);
-  if (line.held) say("held", held(...line.held), line.held[0]);
+  for (const why of line.held ?? []) say("held", held(...why), why[0]);
   return said.sort((a, b) => ORDER.indexOf(a.mechanism) - ORDER.indexOf(b.mechanism));
 }
 
@@ -53,6 +51,13 @@ function pages(line, say) {
     } else if (name === "store") stored.push(...rest[0]);
   });
   if (stored.length) say("publish", `${count(stored.length, "full page")} ${stored.length === 1 ? "joins" : "join"} the tree`);
+}
+
+function cause(r, by, line, state) {
+  if (by === r) return "the pool has no page for it";
+  if (by !== null) return `r${by} needs a page and none is free`;
+  const together = line.preempted.length > 1, tenants = new Set(Array.from(state.requests.values(), ({ tenant }) => tenant));
+  return together || tenants.size < 2 ? "its step failed, and it starts again" : "another tenant, which runs fewer, is next in turn";
 }
 
 const REASONS = { stop: "it drew its stop token", length: "it has all the tokens it asked for", abort: "aborted", timeout: "out of time" };
