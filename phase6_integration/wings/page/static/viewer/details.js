@@ -65,7 +65,7 @@ export class Details {
       ["Output", `${request.out} of ${request.max || "?"} tokens`],
       ["Computed", `${request.computed} of ${request.total} tokens`],
       ["Pages", `${table.length}${table.length ? `, ${table.filter((page) => state.users[page] > 1).length} shared` : ""}`],
-      ["First token", request.firstOut === null ? null : `after ${seconds(request.firstOut - request.arrived)}`],
+      ["First token", request.firstOut === null || request.arrived === null ? null : `after ${seconds(request.firstOut - request.arrived)}`],
       ["Preempted", request.preemptions ? count(request.preemptions, "time") : null],
       ["Tenant", request.tenant || null],
       ["Priority", request.priority || null],

@@ -81,7 +81,7 @@ function factsOf(line, state, before) {
     decode: (line.decode?.length ?? 0) + (line.verify?.length ?? 0),
     out: (before?.out ?? 0) + (line.out?.length ?? 0),
     asked: before?.asked ?? 0, hits: before?.hits ?? 0,
-    ttft: null, itl: line.out?.length && ms ? ms : null, reused: null,
+    ttft: null, itl: null, reused: null,
   };
   if (!line.snapshot) {
     for (const [r, cached] of line.admitted ?? []) {
@@ -89,9 +89,11 @@ function factsOf(line, state, before) {
       facts.hits += cached;
     }
   }
-  const first = (line.out ?? []).filter((r) => state.requests.get(r).firstOut === state.requests.get(r).lastOut);
-  const waits = first.map((r) => state.requests.get(r).firstOut - state.requests.get(r).arrived);
-  if (waits.length && !line.snapshot) facts.ttft = Math.max(...waits) * 1000;
+  const drew = Array.from(new Set(line.out), (r) => state.requests.get(r)).filter(Boolean);
+  const waits = drew.filter(({ firstOut, lastOut, arrived }) => firstOut === lastOut && arrived !== null).map(({ firstOut, arrived }) => firstOut - arrived);
+  const gaps = drew.map(({ gap }) => gap).filter((gap) => gap !== null);
+  if (waits.length) facts.ttft = Math.max(...waits) * 1000;
+  if (gaps.length) facts.itl = (gaps.reduce((sum, gap) => sum + gap, 0) / gaps.length) * 1000;
   facts.reused = facts.asked ? facts.hits / facts.asked : null;
   return facts;
 }

@@ -212,11 +212,11 @@ export class Viewer {
     const { history, colours, layout, index: at } = this, state = this.state, line = this.line, lit = this.lit(state);
     const playing = this.player.playing;
     const moving = !still.matches && !(playing && this.player.speed > 1);
-    const fast = playing && this.player.speed > 2; // then the tree and words change more rarely than pages and lanes
-    const due = (view) => !playing || view.visible !== false || this.frames % 10 === 0; // what is out of sight can lag
+    const fast = playing && this.player.speed > 2; // then tree and lanes take turns, and words change more rarely
+    const due = (view) => !playing || view.visible !== false || this.frames % 12 < 2; // what is out of sight can lag
     if (due(this.pages)) this.pages.draw({ state, line, colours, lit });
-    if (due(this.tree) && !(fast && this.frames % 2)) this.tree.draw({ state, colours, lit, width: layout.tree, room: layout.room, moving });
-    if (due(this.timeline)) this.timeline.draw({ history, at, state, colours, lit, width: layout.time, room: layout.room * 0.8, pages: layout.pagesShown });
+    if (due(this.tree) && !(fast && this.frames % 2 === 0)) this.tree.draw({ state, colours, lit, width: layout.tree, room: layout.room, moving });
+    if (due(this.timeline) && !(fast && this.frames % 2 === 1)) this.timeline.draw({ history, at, state, colours, lit, width: layout.time, room: layout.room * 0.8, pages: layout.pagesShown });
     this.#legend(state, colours);
     if (!fast || this.frames % 6 === 0) this.details.draw({ state, colours, selected: this.hovered ?? this.selected });
     if (!fast || this.frames % 6 === 3) this.said.draw({ line, state, colours, playing, announce: this.announce && !playing });
