@@ -1,6 +1,7 @@
 """What the commands share: flags for sampling, the choice of a local model or a server, HTTP errors."""
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -150,6 +151,14 @@ def http_error(error: "httpx.TransportError", url: str) -> str:
     if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
         return f"no server answers at {server_url(url)} ({error}); is it running?"
     return f"the connection was lost: {error}"
+
+
+def error_message(body: bytes) -> str:
+    """What a server's answer says is wrong."""
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, LookupError, TypeError):
+        return "a response that is no JSON error"
 
 
 def printable(text: str) -> str:
