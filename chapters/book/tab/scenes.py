@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from phase5_continuous.recorder import Line, Recorder
-
 from phase0_request.batch import Batch, StepOutput
 from phase0_request.core import EngineCore
 from phase0_request.params import SamplingParams
@@ -18,6 +16,7 @@ from phase2_prefill_decode.scheduler import PagedScheduler, StaticScheduler
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.policies import POLICIES
+from phase5_continuous.recorder import Line, Recorder
 from phase5_continuous.scheduler import Scheduler
 
 STEP, TOKEN = 0.008, 0.0001  # seconds: a step, and what each token adds to it
