@@ -318,7 +318,7 @@ Content = Annotated[
 
 
 class PlainMessage(FromClient):
-    role: Literal["system", "developer", "user", "tool"]
+    role: Literal["system", "developer", "user", "tool", "assistant"]  # an assistant's is of the next class
     content: Content
     name: Name | None = None
     tool_call_id: Name | None = None
