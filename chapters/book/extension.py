@@ -104,7 +104,7 @@ def caption_listings(app: Sphinx, docname: str, document: nodes.document) -> Non
             caption = to_source(app, docname, path, f"#L-{line}", nodes.Text(f"{path}:{line}"))
             group = nodes.container("", nodes.paragraph("", "", caption), block.deepcopy(), classes=["listing"])
             block.replace_self(group)
-        scene = re.search(r"<!-- scene: (\d+) -->", comment.astext())
+        scene = re.search(r"<!-- scene: (\w+) -->", comment.astext())
         if scene:
             comment.replace_self(nodes.raw("", f'<div class="scene" data-scene="{scene[1]}"></div>', format="html"))
         else:

@@ -5,6 +5,7 @@
     course.json     the exercises that need no tensors, and the quick questions
     course.zip      phases 0 to 5, their tests, the course's checker
     model/          the bundled model
+    record.jsonl    a run of the server on it
 
 A page loads nothing from anywhere else.
 """
@@ -12,6 +13,7 @@ A page loads nothing from anywhere else.
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import io
 import json
@@ -70,6 +72,7 @@ def pack(site: Path) -> None:
         shutil.copytree(folder, tab / "npm" / name, ignore=shutil.ignore_patterns("*.map", "*.ts", "*.cjs", "*.html"))
     shutil.copytree(VIEWER, tab / "viewer", ignore=shutil.ignore_patterns("replay.*"))
     shutil.copy(ROOT / MODEL / "model.safetensors", tab / "model")
+    (tab / "record.jsonl").write_bytes(gzip.decompress((ROOT / "tests/data/record.jsonl.gz").read_bytes()))
     (tab / "course.json").write_text(json.dumps(described()), "utf-8")
     write(tab / "course.zip", course())
     write(tab / "libraries.zip", libraries())

@@ -29,7 +29,7 @@ export async function begin(place) {
   place.append(h("section", { className: "try-chat", "aria-label": "Chat" }, state, log, offered, form,
     h("label", { className: "try-warmth" }, "Temperature ", warmth, shown)), stage);
 
-  let viewer, number = 0, first;
+  let viewer, number = 0;
   const ready = Promise.all([engine.call("load"), import(data("viewer/viewer.js"))]).then(([, { Viewer }]) => {
     document.head.append(h("link", { rel: "stylesheet", href: data("viewer/viewer.css").href }));
     viewer = new Viewer(stage, { title: "Its engine" });
@@ -40,14 +40,15 @@ export async function begin(place) {
   const say = (text) => (state.textContent = text);
 
   async function ask(text, messages = [...history, ["user", text]]) {
-    const id = number++, began = performance.now();
+    const id = number++;
     const said = h("p", { className: "try-said" }), facts = h("p", { className: "try-facts" }, "waits for the model");
     log.append(h("li", { className: "try-question" }, h("p", {}, text)), h("li", { className: "try-answer" }, said, facts));
-    answers.set(id, { said, facts, began, tokens: 0, text, messages });
+    answers.set(id, { said, facts, tokens: 0, text, messages });
     stop.disabled = false;
     log.scrollTop = log.scrollHeight;
     try {
       await ready;
+      answers.get(id).began = performance.now();
       await engine.call("ask", id, messages, MOST, Number(warmth.value));
     } catch (error) {
       facts.textContent = error.message;
@@ -60,11 +61,12 @@ export async function begin(place) {
   engine.addEventListener("text", ({ detail: [id, text, reason] }) => {
     const answer = answers.get(id);
     answer.first ??= performance.now();
-    first ??= (place.dataset.first = seconds(opened));
+    place.dataset.first ??= seconds(opened); // when the first token of all came
     answer.said.textContent += text;
     answer.tokens++;
-    const rate = (answer.tokens / ((performance.now() - answer.began) / 1000)).toFixed(1);
-    answer.facts.textContent = `${answer.tokens} tokens, ${rate} a second${reason ? `, ${reason}` : ""}`;
+    const after = (performance.now() - answer.first) / 1000, rate = after && ((answer.tokens - 1) / after).toFixed(1);
+    const ttft = Math.round(answer.first - answer.began);
+    answer.facts.textContent = `first after ${ttft} ms, ${answer.tokens} tokens${rate ? `, ${rate} a second` : ""}${reason ? `, ${reason}` : ""}`;
     log.scrollTop = log.scrollHeight;
     if (!reason) return;
     answers.delete(id);
