@@ -217,7 +217,7 @@ async def _http(request: Request, error: Exception) -> Response:
     message, code, headers = str(error.detail), None, error.headers
     if error.status_code == 404:
         paths = request.app.openapi()["paths"]
-        meant = "/v1" + re.sub(r"^(/v1)+(?=/)|/+$", "", request.url.path)
+        meant = "/v1" + re.sub(r"^(/v1)+(?=/)", "", request.url.path.rstrip("/"))
         near = f"did you mean {meant}?" if meant in paths else f"there are {', '.join(paths)}"
         message, code = f"there is nothing at this path; {near}", "not_found"
     if error.status_code == 405:

@@ -9,6 +9,7 @@ Compressed bodies are refused, so that none can be a bomb: test_middleware.
 import asyncio
 import contextlib
 import logging
+import time
 
 import h11
 import httpx
@@ -27,8 +28,8 @@ from tests.phase6_integration.adversarial.raw import (
     listening,
     request_of,
 )
-from tests.phase6_integration.asgi import Call
-from tests.phase6_integration.fake_engine import FakeEngine
+from tests.phase6_integration.asgi import Call, awaited
+from tests.phase6_integration.fake_engine import FakeEngine, client
 
 GET = b"GET /version HTTP/1.1\r\nhost: x\r\n"
 LAST = GET + b"connection: close\r\n\r\n"
@@ -227,3 +228,15 @@ def test_a_target_may_name_the_server_and_no_path_leads_to_a_file(plain: str, ta
     answer = exchange(plain, b"GET %b HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n" % target)
     assert answer.startswith(b"HTTP/1.1 %d " % status)
     assert status == 200 or error_in(answer)
+
+
+@awaited
+async def test_a_path_of_slashes_costs_no_more_than_another() -> None:
+    """Fault: one of 32 KiB held all clients up for 20 s, also without a key: the hint in the 404 was quadratic in it."""
+    seconds = []
+    async with client(FakeEngine(), ServerSettings(api_keys=("k",))) as http:
+        for length in (0, 100, 12_000):  # the first makes the list of paths
+            before = time.process_time()
+            assert (await http.get(f"/static/{'/' * length}x")).status_code == 404
+            seconds.append(time.process_time() - before)
+    assert seconds[2] < 20 * seconds[1]
