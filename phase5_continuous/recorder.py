@@ -89,20 +89,21 @@ class Recorder(CoreObserver, CacheObserver):
     def snapshot(self) -> None:
         """Write a line that leads from nothing to the present."""
         self.flush()
-        requests = [sequence.request for sequence in self.scheduler.sequences]
-        self._numbers = {request: self._numbers.get(request, -1) for request in requests}
-        for request in requests:
-            if self._numbers[request] < 0:
-                self._numbers[request], self._count = self._count, self._count + 1
-        self._new += [self._arrival(request) for request in requests]
-        self._tables = {request for request in requests if self.cache.has_table(request)}
+        live = [sequence.request for sequence in self.scheduler.sequences]
+        ended = [r for r in live if r.finished and (r in self._ended or r not in self._numbers)]  # as far as is known
+        self._ended.clear()
+        for request in live:
+            self._number(request)
+        requests = [*self._numbers]  # with those whose end is yet to be written
+        self._new = [self._arrival(request) for request in requests]
+        self._tables = {request for request in live if self.cache.has_table(request)}
         self._pages += tree_pages(self.cache, self.text)
         for request in self._tables:
             self._pages.append(["attach", self._numbers[request], [*self.cache.table(request)]])
             self._admitted.append([self._numbers[request], request.computed])
         self._preempted += [[self._numbers[r], None] for r in requests if r.state is RequestState.PREEMPTED]
         line: Line = {"snapshot": True, "step": self.core.steps, "t": self._since(self.core.clock())}
-        self._emit(line, [Event(request, None, request.finish_reason) for request in requests if request.finished])
+        self._emit(line, [Event(request, None, request.finish_reason) for request in ended])
 
     def flush(self) -> None:
         """Write what has changed since the last step, if anything has."""
@@ -189,7 +190,7 @@ class Recorder(CoreObserver, CacheObserver):
         numbers, done = self._numbers, list[list[Any]]()
         drawn = [event for event in events if event.token is not None]
         for request, _, reason, _ in events:
-            if reason is not None:
+            if reason is not None and request not in self._ended:  # else a snapshot has said it
                 error = () if request.error is None else (request.error,)
                 done.append([self._number(request), reason.value, *error])
                 self._ended.append(request)

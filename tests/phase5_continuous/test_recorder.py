@@ -5,6 +5,8 @@ The state machine compares every record with its engine: see `recorded.py`.
 
 from pathlib import Path
 
+import pytest
+
 from phase0_request import FinishReason
 from phase1_kv_pool import PagedCache
 from phase2_prefill_decode.scheduler import StaticScheduler
@@ -33,6 +35,28 @@ def test_a_record_says_for_whom_a_request_was_preempted_and_what_it_had_when_it_
     assert lines[at]["pages"] == [["free", 1], ["grow", 0, [2]]]
     assert lines[at]["held"] == [[1, "pages", 3, 1]]
     assert [line["admitted"] for line in lines if "admitted" in line] == [[[0, 0], [1, 0]], [[1, 0]]]
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_the_end_of_a_request_is_said_once_to_who_comes_before_it_is_known(ahead: int) -> None:
+    """Fault: the snapshot for a second reader between an abort and its event: the first one's request never ended."""
+    engine = Engine(Scheduler(PagedCache(8, 4), ahead=ahead))
+    lines: list[Line] = []
+    recorder = Recorder(engine.core, lines.append)
+    engine.submit(request("one", 5, 8), request("two", 5, 3))
+    engine.core.step()
+    engine.core.abort(engine.requests["one"])
+    recorder.snapshot()
+    begun: list[Line] = []
+    Recorder(engine.core, begun.append)
+    engine.run()
+    second = [lines[0], *lines[[bool(line.get("snapshot")) for line in lines].index(True) :]]
+    for seen in [line for line in lines if not line.get("snapshot")], second, begun:
+        replay = Replay()
+        for line in seen:
+            replay.apply(line)
+        assert {each.id: each.state for each in replay.requests.values()} == {"one": "abort", "two": "length"}
+        assert sum(len(line.get("done", ())) for line in seen) == len(replay.requests) == 2
 
 
 def test_the_slices_of_a_step_that_is_planned_again_are_in_the_record_once() -> None:
