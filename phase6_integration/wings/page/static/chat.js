@@ -1,8 +1,9 @@
 // The conversation: what was asked, the answers as they stream, and what can be done with both. The browser keeps it.
 
-import { chat } from "./api.js";
+import { stream } from "./api.js";
 import { $, button, copier, load, make, store } from "./dom.js";
 import { grow } from "./markdown.js";
+import { asking, Listener, own, tokens } from "./own.js";
 
 export class Chat {
   /** `request(messages)` makes the body of a request; `failed(error)` and `sent(body)` are called with those. */
@@ -51,8 +52,10 @@ export class Chat {
     this.draw();
     this.log.scrollTop = this.log.scrollHeight;
     const article = $("turns").lastChild;
+    const listener = new Listener();
     try {
-      if (body) answer = await chat(body, controller.signal, (text, index) => this.#hear(article, turn, text, index));
+      if (body && own.needed) await tokens({ messages: body.messages }, controller.signal);
+      if (body) answer = await stream("v1/chat/completions", asking(body), controller.signal, (text, index) => this.#hear(article, turn, text, index), (chunk) => listener.hear(chunk));
     } catch (error) {
       if (!controller.signal.aborted) Object.assign(turn, { fault: error.message, full: error.code === "context_length_exceeded" }), this.failed(error);
     }
@@ -61,6 +64,7 @@ export class Chat {
     if (this.turns !== turns) return;  // deleted meanwhile
     this.draw();
     this.#keep();
+    listener.end().catch(() => {});  // the answer is there; only the viewer lacks some words
   }
 
   busy(controller) {

@@ -46,7 +46,8 @@ function show(stats) {
   $("model").textContent = model;
   document.title = `${model} \u2013 nano-serving`;
   $("bundled").hidden = model !== "tiny_chat";
-  $("load").textContent = `${requests.running} running, ${requests.waiting} waiting \u00b7 ${number(pages.used)} of ${number(pages.total)} pages`;
+  const waiting = requests.waiting ? `, ${requests.waiting} waiting` : "";
+  $("load").textContent = `${requests.running} running${waiting} \u00b7 ${number(pages.used)} of ${number(pages.total)} pages`;
   say(stats.health === "ready" ? "ready" : `${stats.health}: ${stats.reason}`, stats.health);
 }
 
@@ -176,4 +177,4 @@ settings.build(null);
 document.addEventListener("visibilitychange", refresh);
 setInterval(refresh, 1000);
 refresh();
-text.focus();
+if (!narrow.matches) text.focus();  // on a phone it would open the keyboard over the first screen
