@@ -6,6 +6,8 @@ import { anotherKey, events, send } from "./api.js";
 const BATCH = 50;  // milliseconds between two updates of the viewer
 const AGAIN = [500, 1000, 2000, 5000];  // milliseconds before the next attempt
 
+// An engine that has done nothing yet is shown too: a line that changes nothing follows the header.
+const begun = (line) => ("record" in line ? [line, { t: 0 }] : [line]);
 const pause = (time) => new Promise((resolve) => setTimeout(resolve, time));
 
 /** Watches for ever. `push` gets lines, `say` what is wrong, or nothing. */
@@ -18,7 +20,7 @@ export async function watch(push, say) {
       say("");
       for await (const batch of events(response)) {
         failures = 0;
-        for (const data of batch) lines.push(JSON.parse(data));
+        for (const data of batch) lines.push(...begun(JSON.parse(data)));
         if (lines.length) timer ??= setTimeout(flush, BATCH);
       }
       say("The stream has ended. It is opened again.");

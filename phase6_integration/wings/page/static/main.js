@@ -5,7 +5,8 @@ import { Chat } from "./chat.js";
 import { curl, python } from "./code.js";
 import * as crowd from "./crowd.js";
 import { $, copier, load, store } from "./dom.js";
-// import { watch } from "./live.js";
+import { watch } from "./live.js";
+import { own } from "./own.js";
 import { Settings } from "./settings.js";
 import { Viewer } from "./viewer/viewer.js";
 
@@ -172,7 +173,12 @@ dark.addEventListener("change", theme);
 theme();
 
 const viewer = new Viewer($("viewer"), { title: "Engine" });
-// until the record can be watched: watch((lines) => viewer.push(lines), (words) => { $("watching").textContent = words; });
+viewer.live = true;
+own.know = (id, request) => viewer.know(id, request);
+watch((lines) => {
+  for (const line of lines) if ("record" in line) own.needed = !line.text;
+  viewer.push(lines);
+}, (words) => { $("watching").textContent = words; });
 settings.build(null);
 document.addEventListener("visibilitychange", refresh);
 setInterval(refresh, 1000);
