@@ -9,6 +9,8 @@ from phase6_integration.api.schemas import ChatRequest, CompletionRequest
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.process.async_engine import AsyncEngine
 from phase6_integration.wings.edge import memory_budget, middleware
+from phase6_integration.wings.messages import messages_api
+from phase6_integration.wings.messages.messages_request import CountTokensRequest, MessagesRequest
 from phase6_integration.wings.observe import access_log, health_routes, metrics, openapi
 from phase6_integration.wings.page import playground
 from phase6_integration.wings.responses import responses_api
@@ -20,6 +22,8 @@ BODIES: dict[str, type[BaseModel]] = {  # of POST requests, for /openapi.json: r
     "/v1/completions": CompletionRequest,
     "/v1/chat/completions": ChatRequest,
     "/v1/responses": ResponsesRequest,
+    messages_api.PATH: MessagesRequest,
+    messages_api.COUNT: CountTokensRequest,
     "/tokenize": model_routes.TokenizeRequest,
     "/detokenize": model_routes.DetokenizeRequest,
 }
@@ -30,7 +34,7 @@ def create_app(engine: AsyncEngine, settings: ServerSettings) -> FastAPI:
     """An OpenAI-style server for an engine, which may still be loading. The caller starts and closes the engine."""
     outside, inside = [access_log.layer(settings)], [middleware.layer(settings)]
     app = application(engine, settings, outside, inside)
-    for wing in (output_grammar, tools, responses_api, metrics, health_routes, memory_budget, playground):
+    for wing in (output_grammar, tools, responses_api, messages_api, metrics, health_routes, memory_budget, playground):
         wing.attach(app)
     openapi.attach(app, BODIES, public=middleware.PUBLIC if settings.api_keys else None)
     return app

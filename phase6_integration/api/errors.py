@@ -2,12 +2,13 @@
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 from starlette.exceptions import HTTPException
 
@@ -98,6 +99,23 @@ def fault(request_id: str) -> RequestError:
     return RequestError(500, message, code="internal_error")
 
 
+@contextmanager
+def own_names(names: Mapping[str, str]) -> Iterator[None]:
+    """Have the errors of a chat request, which another API has made, name the fields as that API does."""
+    try:
+        yield
+    except ValidationError as found:
+        error = invalid(found.errors(include_url=False))
+    except RequestError as found:
+        error = found
+    else:
+        return
+    given = error.param or ""
+    if own := names.get(given.split(".")[0]):
+        error.param, error.message = own, error.message.replace(given, own, 1)
+    raise error from None
+
+
 def invalid(details: Sequence[ErrorDetails], known: Collection[str] = ()) -> RequestError:
     """All fields that are unknown or not supported; or the first of pydantic's other errors, and their number. `known`
     are the fields of the request."""
@@ -164,7 +182,9 @@ async def respond(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
     account = request.state.account
     account.code, account.param = error.code, error.param
-    return Response(error.content, error.status, error.headers, media_type="application/json")
+    body = request.app.state.server.error_bodies.get(request.scope["path"])
+    content = error.content if body is None else body(error)
+    return Response(content, error.status, error.headers, media_type="application/json")
 
 
 async def _http(request: Request, error: Exception) -> Response:

@@ -105,6 +105,7 @@ class ServerState:
     grammars: GrammarHook = field(default_factory=GrammarHook)
     plan: "Callable[[ServerState, ChatRequest, Sequence[int], str | None], AnswerPlan]" = plain_answers
     lease: Lease = lambda request, length_field: nullcontext()
+    error_bodies: dict[str, Callable[[RequestError], bytes]] = field(default_factory=dict)  # by path; else OpenAI's
     warned: set[str] = field(default_factory=set)  # unknown fields that the log has
 
     @classmethod

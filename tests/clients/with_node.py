@@ -1,4 +1,4 @@
-"""openai for Node and the AI SDK: each exported function of their files in `node` is a scenario, and a process."""
+"""Clients for Node: OpenAI's, Anthropic's and the AI SDK; a scenario is a function that `node` exports, run alone."""
 
 import os
 import re
@@ -30,4 +30,10 @@ def test_openai(server: Server, scenario: str) -> None:
 @pytest.mark.parametrize("scenario", scenarios("ai_sdk"))
 def test_ai_sdk(server: Server, scenario: str) -> None:
     done = run(server, "ai_sdk", scenario)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("scenario", scenarios("anthropic"))
+def test_anthropic(server: Server, scenario: str) -> None:
+    done = run(server, "anthropic", scenario)
     assert done.returncode == 0, done.stderr

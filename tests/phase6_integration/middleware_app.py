@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -74,6 +75,7 @@ def call(
     """One request through the middleware. `pieces` is its body as it arrives; without `arrives` its end never does."""
     scope = {
         "type": "http",
+        "app": SimpleNamespace(state=SimpleNamespace(server=SimpleNamespace(error_bodies={}))),
         "http_version": version,
         "method": method,
         "path": path,

@@ -30,10 +30,11 @@ class ApiKeys:
         self.digests = tuple(_digest(key.encode()) for key in keys)
 
     def find(self, headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
-        """The valid key in the one Authorization header, if there is one. It is compared with all digests, in time that
-        does not depend on them."""
-        given = [value for name, value in headers if name == b"authorization"]
-        scheme, _, key = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
+        """The valid key in the one header that has one: `Authorization: Bearer`, or `x-api-key` of Anthropic's clients.
+        It is compared with all digests, in time that does not depend on them."""
+        given = [(name, value) for name, value in headers if name in (b"authorization", b"x-api-key")]
+        name, value = given[0] if len(given) == 1 else (b"", b"")
+        scheme, _, key = (b"bearer", b"", value) if name == b"x-api-key" else value.partition(b" ")
         key = key.strip()
         matches = [hmac.compare_digest(_digest(key), digest) for digest in self.digests]
         return key if scheme.lower() == b"bearer" and any(matches) else None

@@ -7,10 +7,9 @@ from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
-from pydantic import ValidationError
 
 from phase6_integration.api.chat import continue_chat
-from phase6_integration.api.errors import RequestError, invalid, unservable
+from phase6_integration.api.errors import own_names, unservable
 from phase6_integration.api.schemas import ChatRequest, SamplingFields
 from phase6_integration.api.state import Server, json_body
 from phase6_integration.wings.responses.responses_formatter import ResponsesFormatter
@@ -42,13 +41,9 @@ async def create_response(
     body: Annotated[ResponsesRequest, json_body(ResponsesRequest)], request: Request, server: Server
 ) -> Response:
     """A conversation of input items, continued by the assistant. Nothing is stored: the input is the whole of it."""
-    try:
+    with own_names(OWN):
         chat = ChatRequest.model_validate(chat_body(body))
         return await continue_chat(chat, request, server, partial(ResponsesFormatter, asked=body))
-    except ValidationError as error:
-        raise _own(invalid(error.errors(include_url=False))) from None
-    except RequestError as error:
-        raise _own(error) from None
 
 
 def chat_body(request: ResponsesRequest) -> dict[str, Any]:
@@ -126,14 +121,6 @@ def _tool(tool: FunctionTool) -> dict[str, Any]:
 def _tool_choice(request: ResponsesRequest) -> str | dict[str, Any] | None:
     choice = request.tool_choice
     return {"type": "function", "function": {"name": choice.name}} if isinstance(choice, NamedTool) else choice
-
-
-def _own(error: RequestError) -> RequestError:
-    """An error of the chat request with the name that its field has in this API."""
-    given = error.param or ""
-    if own := OWN.get(given.split(".")[0]):
-        error.param, error.message = own, error.message.replace(given, own, 1)
-    return error
 
 
 def attach(app: FastAPI) -> None:
