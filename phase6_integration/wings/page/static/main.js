@@ -18,6 +18,11 @@ const chat = new Chat({
   request: (messages) => settings.request(messages),
   sent: (body) => { last = body; showCode(); },
   failed,
+  find: (id) => {
+    const found = Array.from(viewer.history ? viewer.state.requests.values() : []).find((request) => request.id === id);
+    viewer.select(found ? { request: found.r } : null);
+    view("engine");
+  },
 });
 
 // The key.
