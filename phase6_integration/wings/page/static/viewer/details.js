@@ -97,7 +97,7 @@ export class Details {
   #block(state, colours, request, page, first, last, selected) {
     const tokens = [];
     for (let at = first; at < last; at++) {
-      const id = request.token(at);
+      const id = state.token(request, at);
       const kind = `v-token${at >= request.prompt ? " v-out" : ""}${at >= request.computed ? " v-todo" : ""}${selected.token === at ? " v-here" : ""}`;
       tokens.push(h("span", { className: kind, title: id === undefined ? `token ${at}` : `token ${at}, id ${id}`, "data-token": at }, id === undefined ? "·" : state.vocab.get(id) ?? "�"));
     }

@@ -64,6 +64,7 @@ export function palette(element) {
   const ground = parts(colours.raised);
   colours.tints = colours.hues.map((hue) => mix(parts(hue), ground, 0.3));
   colours.font = getComputedStyle(element).fontFamily;
+  colours.unit = parseFloat(getComputedStyle(element.querySelector(".v-body")).getPropertyValue("--v-unit")) || 1;
   probe.remove();
   return colours;
 }
@@ -73,6 +74,9 @@ const mix = (a, b, share) => `rgb(${a.map((value, index) => Math.round(value * s
 
 export const hueOf = (colours, request) => (request && request.slot >= 0 ? colours.hues[request.slot % HUES] : colours.quiet);
 export const tintOf = (colours, request) => (request && request.slot >= 0 ? colours.tints[request.slot % HUES] : colours.line);
+
+/** The font of a canvas, larger on large screens. */
+export const type = (colours, size, weight = 400) => `${weight} ${size * colours.unit}px ${colours.font}`;
 
 /** 1234567 -> "1.23 M"; small numbers keep two digits. */
 export function short(value) {

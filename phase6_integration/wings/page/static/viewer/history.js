@@ -7,12 +7,13 @@ const SPACING = 128; // lines between two kept states
 export const LIVE_LINES = 1000; // how far back a live view can step
 
 export class History {
-  constructor(header) {
+  /** `texts` are { known, vocab } of the state, if they outlive this record. */
+  constructor(header, texts = {}) {
     this.header = header;
     this.base = 0; // the number of the oldest line that is kept
     this.lines = [];
     this.facts = []; // a line's figures, for the series
-    this.head = new State(header);
+    this.head = Object.assign(new State(header), texts);
     this.kept = [{ at: 0, state: this.head.clone() }]; // the states before line `at`
     this.lanes = new Lanes();
     this.shown = null;

@@ -1,6 +1,6 @@
 // Where each request is drawn on the batch's time axis, and what it did there: spans of lines with a kind.
 
-export const WAITING = 0, PREFILL = 1, DECODE = 2, IDLE = 3, PREEMPTED = 4;
+export const PREFILL = 1, DECODE = 2, IDLE = 3, PREEMPTED = 4;
 
 export class Lanes {
   constructor() {
@@ -12,21 +12,16 @@ export class Lanes {
   add(line, at, state) {
     if (line.snapshot) for (const lane of this.of.values()) if (lane.until === Infinity && !state.requests.has(lane.r)) this.#end(lane, at, "gone");
     for (const { r } of line.new ?? []) if (!this.of.has(r)) this.of.set(r, { r, row: -1, arrived: at, until: Infinity, reason: null, spans: [], slot: -1 });
-    for (const [r] of line.admitted ?? []) this.#admit(this.of.get(r), at, state);
     const did = new Map();
     for (const [r, , length] of line.prefill ?? []) did.set(r, [PREFILL, length]);
     for (const r of line.decode ?? []) did.set(r, [DECODE, 1]);
     for (const [r, drafted] of line.verify ?? []) did.set(r, [DECODE, 1 + drafted]);
-    for (const [r, [kind, tokens]] of did) this.#extend(this.of.get(r), at, kind, tokens);
-    for (const [r] of line.preempted ?? []) this.#extend(this.of.get(r), at + (did.has(r) ? 1 : 0), PREEMPTED, 0);
+    const lost = new Set((line.preempted ?? []).map(([r]) => r));
+    for (const [r, [kind, tokens]] of did) if (lost.has(r)) this.#extend(this.of.get(r), at, kind, tokens);
+    for (const r of lost) this.#extend(this.of.get(r), at + (did.has(r) ? 1 : 0), PREEMPTED, 0);
+    for (const [r] of line.admitted ?? []) this.#admit(this.of.get(r), at, state);
+    for (const [r, [kind, tokens]] of did) if (!lost.has(r)) this.#extend(this.of.get(r), at, kind, tokens);
     for (const [r, reason] of line.done ?? []) this.#end(this.of.get(r), at, reason);
-  }
-
-  /** What a request does in a line that has no slice of it: the last span says. */
-  static after(lane) {
-    const last = lane.spans.at(-1);
-    if (!last) return WAITING;
-    return last[0] === PREEMPTED ? PREEMPTED : IDLE;
   }
 
   #admit(lane, at, state) {

@@ -2,35 +2,34 @@
 //
 // A cell's picture depends on nothing outside it, so only cells that changed are drawn again.
 
-import { fit, hueOf, tintOf } from "./dom.js";
+import { fit, hueOf, tintOf, type } from "./dom.js";
 import { CACHED, FREE, PRIVATE, SHARED } from "./state.js";
 
-const MOST = 30, LEAST = 4; // pixels of a cell
+const MOST = 46, LEAST = 4; // pixels of a cell
 const GUTTER = 34; // for the number of each row's first page
 
 export class Pages {
   constructor(canvas) {
     this.canvas = canvas;
     this.cursor = -1; // the cell that the keyboard is at
-    this.drawn = [];
+    this.drawn = null; // of each cell, what its picture depends on
   }
 
   /** Lay the cells out for a width and a height to stay within, if that is possible. */
   layout(count, width, height) {
-    let best = { pitch: LEAST, columns: 8 };
-    for (let columns = 8; columns <= 512; columns += columns < 32 ? 8 : 16) {
-      const pitch = Math.min(MOST, Math.floor((width - GUTTER) / columns));
-      if (pitch < LEAST) break;
-      const fits = Math.ceil(count / columns) * pitch <= height;
-      best = { pitch, columns };
-      if (fits) break;
+    let best = { pitch: 0, columns: 8 };
+    for (let columns = 8; columns <= 512; columns += columns < 32 ? 4 : 8) {
+      const wide = Math.floor((width - GUTTER) / columns);
+      const pitch = Math.min(MOST, wide, Math.floor(height / Math.ceil(count / columns)));
+      if (pitch > best.pitch || (pitch === best.pitch && pitch === MOST)) best = { pitch, columns };
     }
+    if (best.pitch < LEAST) best = { pitch: LEAST, columns: Math.max(8, Math.floor((width - GUTTER) / LEAST / 8) * 8) };
     this.count = count;
     Object.assign(this, best);
     this.rows = Math.ceil(count / this.columns);
     this.width = width;
     this.height = this.rows * this.pitch + 2;
-    this.drawn = [];
+    this.drawn = null;
   }
 
   at(x, y) {
@@ -43,24 +42,27 @@ export class Pages {
     const context = fit(this.canvas, this.width, this.height);
     const { owner, other, filled } = state.owners();
     const size = state.header.page_size, touched = touchedBy(line);
-    if (this.colours !== colours) this.drawn = [];
-    this.colours = colours;
-    if (!this.drawn.length) this.#numbers(context, colours);
+    if (this.colours !== colours || !this.drawn) {
+      this.colours = colours;
+      this.drawn = new Float64Array(2 * this.count).fill(-1);
+      this.#numbers(context, colours);
+    }
     for (let page = 0; page < this.count; page++) {
-      const kind = state.kind(page), dim = lit && !lit.pages.has(page);
-      const first = state.requests.get(owner[page]), second = state.requests.get(other[page]);
+      const kind = state.kind(page), dim = lit !== null && !lit.pages.has(page), users = state.users[page];
       const mark = page === this.cursor ? 3 : lit?.page === page ? 2 : touched.get(page) ?? 0;
-      const key = `${kind},${first?.slot},${first?.r},${second?.slot},${state.users[page]},${filled[page]},${dim},${mark}`;
-      if (this.drawn[page] === key) continue;
-      this.drawn[page] = key;
-      this.#cell(context, colours, page, { kind, first, second, users: state.users[page], full: filled[page] / size, dim, mark });
+      const look = ((((users * 257 + filled[page]) * 4 + kind) * 5 + mark + 1) * 2 + dim), held = (owner[page] + 1) * 2 ** 24 + other[page] + 1;
+      if (this.drawn[2 * page] === look && this.drawn[2 * page + 1] === held) continue;
+      this.drawn[2 * page] = look;
+      this.drawn[2 * page + 1] = held;
+      const first = state.requests.get(owner[page]), second = state.requests.get(other[page]);
+      this.#cell(context, colours, page, { kind, first, second, users, full: filled[page] / size, dim, mark });
     }
   }
 
   #numbers(context, colours) {
     context.clearRect(0, 0, this.width, this.height);
     context.fillStyle = colours.quiet;
-    context.font = `10px ${colours.font}`;
+    context.font = type(colours, 10);
     context.textAlign = "right";
     context.textBaseline = "middle";
     const every = Math.ceil(12 / this.pitch);
@@ -71,10 +73,6 @@ export class Pages {
     const { pitch } = this, gap = pitch >= 12 ? 2 : 1, size = pitch - gap;
     const x = GUTTER + (page % this.columns) * pitch, y = 1 + Math.floor(page / this.columns) * pitch;
     context.clearRect(x, y, pitch, pitch);
-    context.save();
-    context.beginPath();
-    context.rect(x, y, pitch, pitch);
-    context.clip();
     context.globalAlpha = dim ? 0.22 : 1;
     if (kind === FREE) fill(context, colours.free, x, y, size);
     if (kind === CACHED) fill(context, colours.cached, x, y, size);
@@ -93,7 +91,6 @@ export class Pages {
       const inset = context.lineWidth / 2;
       context.strokeRect(x + inset, y + inset, size - 2 * inset, size - 2 * inset);
     }
-    context.restore();
   }
 
   // A frame in ink around the colours of two of the requests that share it.
@@ -111,11 +108,11 @@ export class Pages {
   }
 
   #label(context, colours, text, x, y, size, kind, full) {
-    context.font = `600 ${size >= 24 ? 11 : 9.5}px ${colours.font}`;
+    context.font = type(colours, size >= 24 ? 11 : 9.5, 600);
     context.textAlign = "center";
     context.textBaseline = "middle";
     context.fillStyle = kind === SHARED || full > 0.55 ? colours["on-hue"] : colours.ink;
-    context.fillText(text, x + size / 2, y + size / 2 + 0.5);
+    context.fillText(text, x + size / 2, y + size / 2 + 0.5, size - 2);
   }
 }
 

@@ -1,15 +1,14 @@
 // Small series on the axis of the lanes: each a name, the present value, and a line of its own scale.
 
-import { LABELS } from "./axis.js";
-import { short } from "./dom.js";
+import { short, type } from "./dom.js";
 
 const HIGH = 34, GAP = 14, RATE = 16; // a rate is of so many lines
 
 const SERIES = [
   { name: "tokens/s", value: (history, line) => rate(history, line), show: short },
-  { name: "first token, ms", value: (history, line) => history.fact(line).ttft, show: short, dots: true },
-  { name: "between tokens, ms", value: (history, line) => history.fact(line).itl, show: short },
-  { name: "prefix hits", value: (history, line) => history.fact(line).reused, show: (value) => `${Math.round(value * 100)} %`, most: 1 },
+  { name: "TTFT, ms", value: (history, line) => history.fact(line).ttft, show: short, dots: true },
+  { name: "ITL, ms", value: (history, line) => history.fact(line).itl, show: short },
+  { name: "hit rate", value: (history, line) => history.fact(line).reused, show: (value) => `${Math.round(value * 100)} %`, most: 1 },
   { name: "queue", value: (history, line) => history.fact(line).queue, show: short, area: true },
 ];
 
@@ -24,20 +23,21 @@ function rate(history, line) {
 }
 
 export function drawSeries(context, { axis, history, colours, top, pages }) {
-  stack(context, { axis, history, colours, top, pages });
-  SERIES.forEach((series, index) => one(context, series, { axis, history, colours, top: top + (index + 1) * (HIGH + GAP) }));
+  const high = Math.round(HIGH * colours.unit), pitch = Math.round((HIGH + GAP) * colours.unit);
+  stack(context, { axis, history, colours, top, pages, high });
+  SERIES.forEach((series, index) => one(context, series, { axis, history, colours, top: top + (index + 1) * pitch, high }));
 }
 
-function one(context, { name, value, show, dots, area, most }, { axis, history, colours, top }) {
+function one(context, { name, value, show, dots, area, most }, { axis, history, colours, top, high }) {
   const points = [];
   for (let line = axis.first; line <= axis.last; line++) {
     const found = value(history, line);
     if (found !== null && found !== undefined) points.push([line, found]);
   }
-  const high = most ?? Math.max(1e-9, ...points.map(([, found]) => found)) * 1.08;
-  const x = (line) => axis.x(line) + axis.column / 2, y = (found) => top + HIGH - (found / high) * HIGH;
+  const peak = most ?? Math.max(1e-9, ...points.map(([, found]) => found)) * 1.08;
+  const x = (line) => axis.x(line) + axis.column / 2, y = (found) => top + high - (found / peak) * high;
   context.fillStyle = colours.line;
-  context.fillRect(LABELS, top + HIGH, axis.right - LABELS, 1);
+  context.fillRect(axis.labels, top + high, axis.right - axis.labels, 1);
   context.strokeStyle = context.fillStyle = colours.ink;
   context.lineWidth = 1.5;
   context.lineJoin = "round";
@@ -47,43 +47,43 @@ function one(context, { name, value, show, dots, area, most }, { axis, history, 
     points.forEach(([line, found], index) => (index ? context.lineTo(x(line), y(found)) : context.moveTo(x(line), y(found))));
     context.stroke();
     if (area && points.length) {
-      context.lineTo(x(points.at(-1)[0]), top + HIGH);
-      context.lineTo(x(points[0][0]), top + HIGH);
+      context.lineTo(x(points.at(-1)[0]), top + high);
+      context.lineTo(x(points[0][0]), top + high);
       context.globalAlpha = 0.12;
       context.fill();
       context.globalAlpha = 1;
     }
   }
   const now = points.findLast(([line]) => line <= axis.cursor);
-  label(context, colours, name, now ? show(now[1]) : "–", top);
+  label(context, colours, axis, name, now ? show(now[1]) : "–", top);
 }
 
 /** The pool: pages of one request, shared, cached, and above them the free ones. */
-function stack(context, { axis, history, colours, top, pages }) {
+function stack(context, { axis, history, colours, top, pages, high }) {
   const parts = [[3, colours.ink], [2, colours.accent], [1, colours.cached]];
   context.fillStyle = colours.free;
-  context.fillRect(LABELS, top, axis.x(axis.last + 1) - LABELS, HIGH);
+  context.fillRect(axis.labels, top, axis.x(axis.last + 1) - axis.labels, high);
   for (let line = axis.first; line <= axis.last; line++) {
     const { counts } = history.fact(line);
-    let y = top + HIGH;
+    let y = top + high;
     for (const [kind, colour] of parts) {
-      const high = (counts[kind] / pages) * HIGH;
+      const part = (counts[kind] / pages) * high;
       context.fillStyle = colour;
-      context.fillRect(axis.x(line), y - high, axis.column, high);
-      y -= high;
+      context.fillRect(axis.x(line), y - part, axis.column, part);
+      y -= part;
     }
   }
   const counts = history.fact(axis.cursor)?.counts;
-  label(context, colours, STACK, counts ? `${Math.round(((counts[2] + counts[3]) / pages) * 100)} % in use` : "", top);
+  label(context, colours, axis, STACK, counts ? `${Math.round(((counts[2] + counts[3]) / pages) * 100)} % used` : "", top);
 }
 
-function label(context, colours, name, value, top) {
+function label(context, colours, axis, name, value, top) {
   context.textAlign = "left";
   context.textBaseline = "alphabetic";
-  context.font = `11px ${colours.font}`;
+  context.font = type(colours, 11);
   context.fillStyle = colours.quiet;
-  context.fillText(name, 0, top + 10, LABELS - 4);
-  context.font = `600 14px ${colours.font}`;
+  context.fillText(name, 0, top + 10 * colours.unit, axis.labels - 4);
+  context.font = type(colours, 14, 600);
   context.fillStyle = colours.ink;
-  context.fillText(value, 0, top + 27, LABELS - 4);
+  context.fillText(value, 0, top + 27 * colours.unit, axis.labels - 4);
 }

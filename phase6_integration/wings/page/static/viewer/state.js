@@ -5,16 +5,16 @@
 export const FREE = 0, CACHED = 1, PRIVATE = 2, SHARED = 3;
 
 export class Request {
-  constructor(r, { id = `r${r}`, prompt = 0, max = 0, priority = 0, tenant = "", salted = false, tokens = null }, t) {
+  constructor(r, { id = `r${r}`, prompt = 0, max = 0, output = 0, priority = 0, tenant = "", salted = false, tokens = null }, t) {
     Object.assign(this, { r, id, prompt, max, priority, tenant, salted });
-    this.tokens = tokens; // the prompt, if the record has text
-    this.ids = []; // output tokens by position; shared between copies, since replaying writes the same again
+    this.tokens = tokens?.slice(0, prompt) ?? null; // the prompt, if the record has text
+    this.ids = tokens?.slice(prompt) ?? []; // output tokens by position; shared between copies: replaying writes the same
     this.state = "waiting"; // waiting, running, preempted, done
     this.reason = null; // why it is done
     this.error = null;
     this.computed = 0;
     this.cached = 0; // tokens that the last admission found in the cache
-    this.out = 0;
+    this.out = output;
     this.preemptions = 0;
     this.slot = -1; // its colour: the lowest number that no other live request has
     this.arrived = t;
@@ -23,9 +23,6 @@ export class Request {
   }
 
   get total() { return this.prompt + this.out; }
-
-  /** The token id at a position, or undefined if the record has no text. */
-  token(at) { return at < this.prompt ? this.tokens?.[at] : this.ids[at - this.prompt]; }
 }
 
 const ENDED = 1000; // so many requests that are done are remembered
@@ -34,6 +31,7 @@ export class State {
   constructor(header) {
     this.header = header;
     this.vocab = new Map(); // text of token ids; only grows, so copies share it
+    this.known = new Map(); // request id -> { tokens, ids } that the page knows of its own requests; shared likewise
     this.reset();
   }
 
@@ -74,11 +72,13 @@ export class State {
     for (const [id, text] of Object.entries(line.vocab ?? {})) this.vocab.set(+id, text);
     for (const fields of line.new ?? []) this.#arrive(new Request(fields.r, fields, this.t));
     for (const operation of line.pages ?? []) this.#operate(operation);
-    for (const [r, cached] of line.admitted ?? []) this.#admit(this.#request(r), cached);
+    for (const [r, cached] of line.admitted ?? []) Object.assign(this.#request(r), { cached, computed: cached });
     for (const [r] of line.preempted ?? []) this.#preempt(this.#request(r));
-    for (const [r, start, length] of line.prefill ?? []) this.#request(r).computed = start + length;
-    for (const r of line.decode ?? []) this.#request(r).computed += 1;
-    for (const [r, , accepted] of line.verify ?? []) this.#request(r).computed += 1 + accepted;
+    const lost = new Set((line.preempted ?? []).map(([r]) => r)); // what its slice computed is gone
+    const computed = (r, to) => { const request = this.#request(r); if (!lost.has(r)) request.computed = to(request.computed); };
+    for (const [r, start, length] of line.prefill ?? []) computed(r, () => start + length);
+    for (const r of line.decode ?? []) computed(r, (before) => before + 1);
+    for (const [r, , accepted] of line.verify ?? []) computed(r, (before) => before + 1 + accepted);
     const end = this.t + (line.ms ?? []).reduce((sum, ms) => sum + ms, 0) / 1000;
     (line.out ?? []).forEach((r, index) => this.#output(this.#request(r), line.ids?.[index], end));
     for (const [r, reason, error] of line.done ?? []) this.#finish(this.#request(r), reason, error);
@@ -104,13 +104,34 @@ export class State {
 
   #operate([name, first, ...rest]) {
     const table = this.tables.get(first);
-    if (name === "attach") this.#extend(this.tables.set(first, []).get(first), rest[0]);
+    if (name === "attach") this.#attach(this.#request(first), rest[0]);
     else if (name === "grow") this.#extend(table, rest[0]);
     else if (name === "swap") this.#swap(table, ...rest);
-    else if (name === "free") { for (const page of table) this.#count(page, -1); this.tables.delete(first); }
+    else if (name === "free") this.#free(this.#request(first), table);
     else if (name === "store") this.#store(first, ...rest);
     else if (name === "evict") for (const page of first) this.#evict(page);
     else throw new Error(`the record has an operation on pages that this viewer does not know: ${name}`);
+  }
+
+  #attach(request, pages) {
+    this.tables.set(request.r, []);
+    this.#extend(this.tables.get(request.r), pages);
+    request.computed = pages.length * this.header.page_size;
+    this.#become(request, "running");
+    if (request.slot < 0) {
+      const free = this.slots.indexOf(undefined);
+      request.slot = free < 0 ? this.slots.length : free;
+      this.slots[request.slot] = request.r;
+    }
+  }
+
+  // A request that has not ended has lost its pages: it is preempted, unless this line ends it.
+  #free(request, table) {
+    for (const page of table) this.#count(page, -1);
+    this.tables.delete(request.r);
+    if (request.state === "done") return;
+    request.computed = 0;
+    this.#become(request, "preempted");
   }
 
   #extend(table, pages) {
@@ -147,20 +168,9 @@ export class State {
     this.counts[this.kind(page)] += 1;
   }
 
-  #admit(request, cached) {
-    this.#become(request, "running");
-    request.cached = request.computed = cached;
-    if (request.slot < 0) {
-      const free = this.slots.indexOf(undefined);
-      request.slot = free < 0 ? this.slots.length : free;
-      this.slots[request.slot] = request.r;
-    }
-  }
-
   #preempt(request) {
-    this.#become(request, "preempted");
-    request.computed = 0;
     request.preemptions += 1;
+    if (!this.tables.has(request.r)) this.#become(request, "preempted"); // else it runs again already
   }
 
   #output(request, id, t) {
@@ -209,6 +219,12 @@ export class State {
   /** The requests whose page tables name a page. */
   holders(page) { return Array.from(this.tables).filter(([, table]) => table.includes(page)).map(([r]) => r); }
 
+  /** The token id at a position of a request, or undefined if it is not known. */
+  token(request, at) {
+    const { tokens, ids } = this.known.get(request.id) ?? request;
+    return at < request.prompt ? tokens?.[at] : ids?.[at - request.prompt];
+  }
+
   /** The token ids of a page as far as they are known: from the tree, or from the request that holds it. */
   idsOf(page) {
     if (this.contents.has(page)) return this.contents.get(page);
@@ -216,7 +232,7 @@ export class State {
     if (r === undefined) return [];
     const request = this.requests.get(r), size = this.header.page_size, first = this.tables.get(r).indexOf(page) * size;
     const last = Math.min(first + size, request.total);
-    return Array.from({ length: Math.max(0, last - first) }, (_, index) => request.token(first + index)).filter((id) => id !== undefined);
+    return Array.from({ length: Math.max(0, last - first) }, (_, index) => this.token(request, first + index)).filter((id) => id !== undefined);
   }
 
   text(ids) { return ids.map((id) => this.vocab.get(id) ?? "�").join(""); }

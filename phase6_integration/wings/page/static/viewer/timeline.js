@@ -1,11 +1,11 @@
 // The batch over time: a lane a request, each step's composition against its token budget, and the series below.
 
-import { fit, hueOf, short, tintOf } from "./dom.js";
-import { Axis, LABELS } from "./axis.js";
-import { DECODE, Lanes, PREEMPTED, PREFILL, WAITING } from "./lanes.js";
+import { fit, hueOf, short, tintOf, type } from "./dom.js";
+import { Axis } from "./axis.js";
+import { DECODE, PREEMPTED, PREFILL } from "./lanes.js";
 import { drawSeries, SERIES_HEIGHT } from "./series.js";
 
-const BUDGET = 64, GAP = 22; // heights
+const BUDGET = 60, GAP = 22; // heights
 const SHOWN_WAITING = 12; // rows for requests that have not been admitted yet
 
 export class Timeline {
@@ -17,13 +17,15 @@ export class Timeline {
 
   draw({ history, at, state, colours, lit, width, room }) {
     const { axis } = this;
-    axis.place(history, at, width);
+    const { unit } = colours;
+    axis.place(history, at, width, unit);
     const rows = this.#arrange(history, state, at);
-    const pitch = Math.max(3, Math.min(16, Math.floor(room / Math.max(rows.count, 4))));
+    const pitch = Math.max(2, Math.min(Math.round(16 * unit), Math.floor(room / Math.max(rows.count, 4))));
     this.top = 18;
     this.pitch = pitch;
     const lanes = Math.max(rows.count, 4) * pitch;
-    this.height = this.top + lanes + GAP + BUDGET + GAP + SERIES_HEIGHT;
+    this.high = Math.round(BUDGET * unit);
+    this.height = this.top + lanes + GAP + this.high + GAP + Math.round(SERIES_HEIGHT * unit);
     const context = fit(this.canvas, width, this.height);
     context.clearRect(0, 0, width, this.height);
     this.context = context;
@@ -33,7 +35,7 @@ export class Timeline {
     for (const row of rows.list) this.#lane(row, state, at, lit);
     this.budgetTop = this.top + lanes + GAP;
     this.#composition(history, state, lit);
-    drawSeries(context, { axis, history, colours, top: this.budgetTop + BUDGET + GAP, pages: state.header.num_pages });
+    drawSeries(context, { axis, history, colours, top: this.budgetTop + this.high + GAP, pages: state.header.num_pages });
     this.#future(history, at);
     this.#cursor(at);
   }
@@ -43,9 +45,9 @@ export class Timeline {
     const { first, last } = this.axis;
     const list = history.lanes.all.filter((lane) => lane.until >= first && (lane.spans[0]?.[1] ?? 0) <= last).map((lane) => ({ lane, row: lane.row }));
     const used = new Set(list.filter(({ lane }) => lane.until >= at - 2 && lane.spans[0][1] <= at).map(({ row }) => row));
-    const queue = state.all("waiting").filter(({ r }) => !list.some(({ lane }) => lane.r === r));
+    const placed = new Set(list.map(({ lane }) => lane.r));
     let row = 0;
-    for (const { r } of queue.slice(0, SHOWN_WAITING)) {
+    for (const { r } of state.all("waiting").filter((request) => !placed.has(request.r)).slice(0, SHOWN_WAITING)) {
       while (used.has(row)) row++;
       used.add(row);
       const before = list.filter((other) => other.row === row).map(({ lane }) => (lane.spans[0][1] <= at ? lane.until + 3 : 0));
@@ -58,23 +60,26 @@ export class Timeline {
   #steps(history) {
     const { context, axis, colours } = this;
     const every = [1, 2, 5, 10, 20, 50, 100, 200, 500].find((step) => step * axis.column >= 56) ?? 1000;
-    context.font = `10px ${colours.font}`;
+    context.font = type(colours, 10);
     context.textAlign = "left";
     context.textBaseline = "middle";
     context.fillStyle = colours.quiet;
     context.fillText("step", 0, 8);
-    for (let line = Math.ceil(axis.first / every) * every; line <= axis.last; line += every) {
-      const x = axis.x(line);
+    let free = 0;
+    for (let line = axis.first; line <= axis.last; line++) {
+      const { step } = history.line(line), x = axis.x(line);
+      if (step === undefined || step % every || x < free) continue;
+      free = x + 40;
       context.fillStyle = colours.line;
       context.fillRect(x, 14, 1, this.height - 14);
       context.fillStyle = colours.quiet;
-      context.fillText(`${history.line(line).step ?? ""}`, x + 3, 8);
+      context.fillText(`${step}`, x + 3, 8);
     }
   }
 
   #lane({ lane, row, since = lane.since, queued }, state, at, lit) {
     const { context, axis, colours, pitch } = this;
-    const y = this.top + row * pitch, high = pitch > 6 ? pitch - 3 : Math.max(pitch - 1, 2), middle = y + high / 2;
+    const y = this.top + row * pitch, high = pitch > 6 ? pitch - 3 : Math.max(pitch - 1, 1), middle = y + high / 2;
     const request = state.requests.get(lane.r) ?? lane, hue = hueOf(colours, lane), tint = tintOf(colours, lane);
     context.globalAlpha = lit && !lit.requests.has(lane.r) ? 0.18 : 1;
     const admitted = lane.spans[0]?.[1] ?? Infinity;
@@ -84,7 +89,11 @@ export class Timeline {
       if (last < axis.first || first > axis.last) continue;
       const x = axis.x(Math.max(first, axis.first)), end = axis.x(Math.min(last, axis.last + 1));
       if (kind === PREFILL) this.#block(x, y, end - x, high, hue, tokens);
-      else if (kind === DECODE) { context.fillStyle = hue; context.fillRect(x, middle - Math.max(1, high * 0.18), end - x, Math.max(2, high * 0.36)); }
+      else if (kind === DECODE) {
+        const thick = Math.max(1, Math.round(high * 0.36));
+        context.fillStyle = hue;
+        context.fillRect(x, Math.round(middle - thick / 2), end - x, thick);
+      }
       else if (kind === PREEMPTED) this.#preempted(x, end, y, high);
       else { context.fillStyle = tint; context.fillRect(x, middle - 0.5, end - x, 1); }
     }
@@ -99,7 +108,7 @@ export class Timeline {
     context.fillStyle = hue;
     context.fillRect(x, y, Math.max(width - 1, 1.5), high);
     if (width >= 26 && high >= 10) {
-      context.font = `9.5px ${this.colours.font}`;
+      context.font = type(this.colours, 9.5);
       context.fillStyle = this.colours["on-hue"];
       context.textAlign = "center";
       context.fillText(short(tokens), x + (width - 1) / 2, y + high / 2 + 0.5);
@@ -109,6 +118,11 @@ export class Timeline {
 
   #dotted(x, end, y, colour) {
     const { context } = this;
+    if (this.pitch < 8) { // dashes are slow to draw, and not to be seen
+      context.fillStyle = colour === this.colours.quiet ? this.colours.line : colour;
+      context.fillRect(x, Math.floor(y), end - x, 1);
+      return;
+    }
     context.strokeStyle = colour;
     context.lineWidth = 1;
     context.setLineDash([1, 3]);
@@ -134,22 +148,22 @@ export class Timeline {
   }
 
   #name(lane, request, y, hue, queued) {
-    const { context, colours } = this;
+    const { context, colours, axis } = this;
     context.fillStyle = queued ? colours.quiet : hue;
-    if (!queued) context.fillRect(LABELS - 14, y - 4, 8, 8);
-    context.font = `11px ${colours.font}`;
+    if (!queued) context.fillRect(axis.labels - 14, y - 4, 8, 8);
+    context.font = type(colours, 11);
     context.fillStyle = queued ? colours.quiet : colours.ink;
     context.textAlign = "right";
     context.textBaseline = "middle";
     const said = queued ? "waits" : request.state === "preempted" ? "preempted" : `${request.out ?? 0}/${request.max ?? ""}`;
-    context.fillText(said, LABELS - 19, y + 0.5, 48);
+    context.fillText(said, axis.labels - 19, y + 0.5, axis.labels - 44);
     context.textAlign = "left";
     context.fillText(`r${lane.r}`, 0, y + 0.5);
   }
 
   /** A bar a step: decodes below, then each prompt's chunk in the colour of its request. */
   #composition(history, state, lit) {
-    const { context, axis, colours } = this, top = this.budgetTop;
+    const { context, axis, colours, high } = this, top = this.budgetTop;
     const budget = history.header.budget ?? 0;
     let peak = 1;
     for (let line = axis.first; line <= axis.last; line++) {
@@ -157,15 +171,16 @@ export class Timeline {
       peak = Math.max(peak, fact.prefill + fact.decode + fact.drafted);
     }
     const scale = budget && peak > budget / 4 ? Math.max(budget, peak) : Math.max(8, peak * 1.2);
-    const toY = (tokens) => top + BUDGET - (tokens / scale) * BUDGET;
+    const toY = (tokens) => top + high - (tokens / scale) * high;
     context.fillStyle = colours.line;
-    context.fillRect(LABELS, top + BUDGET, axis.right - LABELS, 1);
+    context.fillRect(axis.labels, top + high, axis.right - axis.labels, 1);
     for (let line = axis.first; line <= axis.last; line++) {
       const fact = history.fact(line), x = axis.x(line), width = Math.max(1, axis.column - 1);
       let tokens = fact.decode + fact.drafted;
       context.globalAlpha = lit ? 0.3 : 1;
       context.fillStyle = colours.ink;
-      context.fillRect(x, toY(tokens), width, (tokens / scale) * BUDGET);
+      const least = tokens ? Math.max(2, (tokens / scale) * high) : 0;
+      context.fillRect(x, top + high - least, width, least);
       for (const [r, , length] of history.line(line).prefill ?? []) {
         context.globalAlpha = lit && !lit.requests.has(r) ? 0.18 : 1;
         context.fillStyle = hueOf(colours, history.lanes.of.get(r) ?? state.requests.get(r));
@@ -179,7 +194,7 @@ export class Timeline {
       context.strokeStyle = colours.alarm;
       context.setLineDash([4, 3]);
       context.beginPath();
-      context.moveTo(LABELS, Math.round(toY(budget)) + 0.5);
+      context.moveTo(axis.labels, Math.round(toY(budget)) + 0.5);
       context.lineTo(axis.right, Math.round(toY(budget)) + 0.5);
       context.stroke();
       context.setLineDash([]);
@@ -189,16 +204,16 @@ export class Timeline {
   }
 
   #label(name, value, note, top) {
-    const { context, colours } = this;
+    const { context, colours } = this, { unit } = colours;
     context.textAlign = "left";
     context.textBaseline = "alphabetic";
-    context.font = `11px ${colours.font}`;
+    context.font = type(colours, 11);
     context.fillStyle = colours.quiet;
-    context.fillText(name, 0, top + 10);
-    context.fillText(note, 0, top + 42, LABELS - 8);
-    context.font = `600 14px ${colours.font}`;
+    context.fillText(name, 0, top + 10 * unit);
+    context.fillText(note, 0, top + 42 * unit, this.axis.labels - 8);
+    context.font = type(colours, 14, 600);
     context.fillStyle = colours.ink;
-    context.fillText(value, 0, top + 27);
+    context.fillText(value, 0, top + 27 * unit);
   }
 
   // What comes after the shown line is veiled.

@@ -3,57 +3,59 @@
 // The first child goes on in its parent's row, the others branch off below. The pages of running requests that are not
 // in the tree yet follow as outlines, so that a row is the whole page table of a request.
 
-import { fit, hueOf, tintOf } from "./dom.js";
+import { fit, hueOf, tintOf, type } from "./dom.js";
 
 const LEFT = 26, MOTION = 180; // milliseconds
 
 /** The nodes of a state: { pages, depth, tail, children, live, row }, a run of pages without a branch each. */
 export function nodesOf(state) {
-  const children = new Map([[null, []]]);
+  const count = state.header.num_pages, root = count; // the children of each page, as lists linked through arrays
+  const first = new Int32Array(count + 1).fill(-1), last = new Int32Array(count + 1).fill(-1), next = new Int32Array(count).fill(-1);
   for (const [page, parent] of state.tree) {
-    if (!children.has(parent)) children.set(parent, []);
-    children.get(parent).push({ page });
+    const above = parent ?? root;
+    if (last[above] < 0) first[above] = page;
+    else next[last[above]] = page;
+    last[above] = page;
   }
+  const tails = new Map(); // pages that are not in the tree, behind the last one that is
   for (const [r, table] of state.tables) {
-    const first = table.findIndex((page) => !state.stored[page]);
-    if (first < 0) continue;
-    const parent = first ? table[first - 1] : null;
-    if (!children.has(parent)) children.set(parent, []);
-    children.get(parent).push({ tail: r, pages: table.slice(first) });
+    const from = table.findIndex((page) => !state.stored[page]);
+    if (from < 0) continue;
+    const above = from ? table[from - 1] : root;
+    if (!tails.has(above)) tails.set(above, []);
+    tails.get(above).push({ pages: table.slice(from), tail: r, depth: from, children: [], live: true });
   }
-  const build = (child, depth) => {
-    if (child.pages) return { pages: child.pages, tail: child.tail, depth, children: [], live: true };
-    const pages = [child.page];
-    let next = children.get(child.page) ?? [];
-    while (next.length === 1 && !next[0].pages) {
-      pages.push(next[0].page);
-      next = children.get(next[0].page) ?? [];
-    }
-    const node = { pages, depth, tail: null, live: state.users[pages.at(-1)] > 0 };
-    node.children = next.map((each) => build(each, depth + pages.length));
-    node.live ||= node.children.some((each) => each.live);
-    return node;
+  const below = (page) => {
+    const children = [];
+    for (let child = first[page]; child >= 0; child = next[child]) children.push(node(child));
+    return children;
   };
-  return children.get(null).map((child) => build(child, 0));
+  const node = (page) => {
+    const pages = [page];
+    let end = page;
+    while (first[end] >= 0 && next[first[end]] < 0 && !tails.has(end)) pages.push((end = first[end]));
+    const children = [...below(end), ...(tails.get(end) ?? [])];
+    return { pages, tail: null, depth: 0, children, live: state.users[end] > 0 || children.some((each) => each.live) };
+  };
+  return [...below(root), ...(tails.get(root) ?? [])];
 }
 
 /** Give each node a row. Of branches that no request uses only the first `most` are kept, the others become one stub. */
-function arrange(nodes, most) {
+function arrange(nodes, most, stubs) {
   let row = 0;
   const list = [];
   const place = (node, parent) => {
     node.row = row;
     node.parent = parent;
+    node.depth = parent.depth + parent.pages.length;
     list.push(node);
-    const idle = node.children.filter((child) => !child.live);
-    const hidden = new Set(idle.slice(most));
+    const hidden = new Set(most === Infinity ? [] : node.children.filter((child) => !child.live).slice(most));
     const shown = node.children.filter((child) => !hidden.has(child));
-    if (hidden.size) shown.push({ stub: hidden.size, pages: [], hidden: [...hidden].reduce((sum, child) => sum + weight(child), 0), depth: node.depth + node.pages.length, children: [], live: false });
+    if (hidden.size && stubs) shown.push({ stub: hidden.size, pages: [], hidden: [...hidden].reduce((sum, child) => sum + weight(child), 0), children: [], live: false });
     shown.forEach((child, index) => { if (index) row += 1; place(child, node); });
   };
-  const root = { pages: [], depth: 0, children: nodes, live: true };
-  place(root, null);
-  list.shift();
+  place({ pages: [], depth: 0, children: nodes, live: true }, { pages: [], depth: 0 });
+  const [root] = list.splice(0, 1);
   for (const node of list) if (node.parent === root) node.parent = null;
   return { list, rows: row + 1 };
 }
@@ -63,18 +65,19 @@ const weight = (node) => node.pages.length + node.children.reduce((sum, child) =
 export class Tree {
   constructor(canvas) {
     this.canvas = canvas;
-    this.cells = new Map(); // page -> where it was drawn last
+    this.cells = null; // where each page is drawn: x, y, x, y ...
     this.nodes = [];
   }
 
   draw({ state, colours, lit, width, room, moving, again }) {
     const all = nodesOf(state);
     let laid = arrange(all, Infinity);
-    if (laid.rows * 8 > room) laid = arrange(all, 1);
-    const pitch = Math.max(4, Math.min(state.header.text ? 30 : 20, Math.floor((room - 8) / Math.max(laid.rows, 1))));
+    if (laid.rows * 12 > room) laid = arrange(all, 0, true);
+    if (laid.rows * 9 > room) laid = arrange(all, 0, false);
+    const pitch = Math.max(3, Math.min(Math.round((state.vocab.size ? 30 : 20) * colours.unit), Math.floor((room - 8) / Math.max(laid.rows, 1))));
     const depth = Math.max(8, ...laid.list.map((node) => node.depth + node.pages.length));
-    const step = Math.max(2, Math.min(16, (width - LEFT - 60) / depth));
-    Object.assign(this, { pitch, step, width, state, colours, lit, high: pitch >= 24 ? 12 : Math.max(3, Math.min(12, pitch - 3)) });
+    const step = Math.max(2, Math.min(24 * colours.unit, Math.floor((width - LEFT - 70) / depth * 4) / 4));
+    Object.assign(this, { pitch, step, width, state, colours, lit, high: pitch >= 24 ? Math.round(13 * colours.unit) : Math.max(3, Math.min(12, pitch - 3)) });
     this.height = Math.max(room, laid.rows * pitch + 12);
     this.nodes = laid.list;
     this.#move(moving, again);
@@ -92,24 +95,27 @@ export class Tree {
 
   // Cells glide from where they were to where they are now. What is drawn at the end depends on the state alone.
   #move(moving, again) {
-    const target = new Map();
-    for (const node of this.nodes) node.pages.forEach((page, index) => target.set(page, { x: this.#x(node.depth + index), y: this.#y(node.row) }));
-    if (target.size !== this.target?.size || [...target].some(([page, to]) => this.target.get(page)?.x !== to.x || this.target.get(page)?.y !== to.y)) {
-      this.from = moving ? this.cells : null;
-      this.began = performance.now();
-    } else if (!moving) this.from = null;
-    this.target = target;
-    const share = this.from ? Math.min(1, (performance.now() - this.began) / MOTION) : 1;
-    const ease = 1 - (1 - share) ** 3;
-    this.gone = share < 1 ? [...this.from].filter(([page]) => !target.has(page)).map(([, at]) => ({ ...at, alpha: 1 - ease })) : [];
-    this.cells = new Map();
-    for (const [page, to] of target) {
-      const was = share < 1 ? this.from.get(page) : to;
-      this.cells.set(page, was ? { x: was.x + (to.x - was.x) * ease, y: was.y + (to.y - was.y) * ease, alpha: 1 } : { ...to, alpha: ease });
+    const count = this.state.header.num_pages, at = new Float32Array(2 * count).fill(-1);
+    for (const node of this.nodes) {
+      for (let index = 0; index < node.pages.length; index++) {
+        at[2 * node.pages[index]] = this.#x(node.depth + index);
+        at[2 * node.pages[index] + 1] = this.#y(node.row);
+      }
     }
-    if (share < 1) again();
-    else this.from = null;
+    if (!moving) this.from = null;
+    else if (this.target?.length === at.length && at.some((value, index) => value !== this.target[index])) {
+      this.from = this.cells;
+      this.began = performance.now();
+    }
+    this.target = at;
+    const share = this.from ? Math.min(1, (performance.now() - this.began) / MOTION) : 1;
+    if (share === 1) this.from = null;
+    else again();
+    this.ease = 1 - (1 - share) ** 3;
+    this.cells = this.from ? at.map((to, index) => (to >= 0 && this.from[index] >= 0 ? this.from[index] + (to - this.from[index]) * this.ease : to)) : at;
   }
+
+  #alpha(page) { return this.from && this.from[2 * page] < 0 ? this.ease : 1; }
 
   #root(list) {
     const { context, colours } = this;
@@ -123,8 +129,8 @@ export class Tree {
     const { context, colours, high } = this;
     const startX = parent ? this.#x(parent.depth + parent.pages.length) - this.step / 2 : 8;
     const startY = this.#y(parent ? parent.row : 0) + high / 2;
-    const cell = this.cells.get(pages[0]);
-    const x = cell?.x ?? this.#x(depth), y = (cell?.y ?? this.#y(row)) + high / 2;
+    const [page] = pages;
+    const x = page === undefined ? this.#x(depth) : this.cells[2 * page], y = (page === undefined ? this.#y(row) : this.cells[2 * page + 1]) + high / 2;
     context.strokeStyle = colours.faint;
     context.lineWidth = 1;
     context.beginPath();
@@ -140,11 +146,11 @@ export class Tree {
 
   #node(node, { owner, other, filled }) {
     const { context, colours, state, lit, high, step } = this;
-    const gap = step >= 6 ? 1.5 : step >= 3 ? 1 : 0, size = state.header.page_size;
+    const gap = step >= 6 ? 1.5 : step >= 4 ? 1 : 0, size = state.header.page_size;
     for (const page of node.pages) {
-      const { x, y, alpha } = this.cells.get(page);
+      const x = this.cells[2 * page], y = this.cells[2 * page + 1];
       const request = state.requests.get(owner[page]), users = state.users[page];
-      context.globalAlpha = alpha * (lit && !lit.pages.has(page) ? 0.2 : 1);
+      context.globalAlpha = this.#alpha(page) * (lit && !lit.pages.has(page) ? 0.2 : 1);
       if (!users) { context.fillStyle = colours.cached; context.fillRect(x, y, step - gap, high); }
       else if (node.tail === null) {
         context.fillStyle = users > 1 ? colours.ink : hueOf(colours, request);
@@ -172,30 +178,36 @@ export class Tree {
 
   #text(node) {
     const { context, colours, state, pitch, high, step, lit } = this;
+    if (pitch < 11 && !node.stub) return;
     const end = this.#x(node.depth + node.pages.length), y = this.#y(node.row);
     context.textAlign = "left";
     context.textBaseline = "middle";
     context.globalAlpha = lit && !node.pages.some((page) => lit.pages.has(page)) ? 0.3 : 1;
-    context.font = `10px ${colours.font}`;
+    context.font = type(colours, 10);
     context.fillStyle = colours.quiet;
     if (node.stub) context.fillText(`+${node.stub} branches, ${node.hidden} pages`, end + 6, y + high / 2);
     else if (!node.children.length && pitch >= 11) {
-      const names = node.tail === null ? state.holders(node.pages.at(-1)) : [node.tail];
+      const names = node.tail !== null ? [node.tail] : node.live ? state.holders(node.pages.at(-1)) : [];
       context.fillStyle = colours.ink;
       context.fillText(names.map((r) => `r${r}`).join(" "), end + 4, y + high / 2 + 0.5, this.width - end - 6);
     }
-    if (pitch >= 24 && state.header.text && node.pages.length) {
+    if (pitch >= 24 && state.vocab.size && node.pages.length) {
       const room = node.pages.length * step - 4;
       context.fillStyle = colours.quiet;
-      context.fillText(clip(context, textOf(state, node, room), Math.max(room, node.children.length ? 0 : 60)), this.#x(node.depth), y + high + 7);
+      context.fillText(clip(context, textOf(state, node, room), Math.max(room, node.children.length ? 0 : 60)), this.#x(node.depth), y + high + 7 * colours.unit);
     }
     context.globalAlpha = 1;
   }
 
+  // Pages that have left fade where they were.
   #leaving() {
-    const { context, colours, step, high } = this;
+    if (!this.from) return;
+    const { context, colours, step, high, from, target } = this;
     context.fillStyle = colours.cached;
-    for (const { x, y, alpha } of this.gone) { context.globalAlpha = alpha; context.fillRect(x, y, Math.max(1, step - 1.5), high); }
+    context.globalAlpha = 1 - this.ease;
+    for (let page = 0; 2 * page < from.length; page++) {
+      if (from[2 * page] >= 0 && target[2 * page] < 0) context.fillRect(from[2 * page], from[2 * page + 1], Math.max(1, step - 1.5), high);
+    }
     context.globalAlpha = 1;
   }
 
@@ -217,7 +229,7 @@ function textOf(state, node, room) {
     text += state.text(state.idsOf(page));
     if (text.length * 3 > Math.max(room, 60)) break;
   }
-  return text.trim().replace(/\s+/g, " ");
+  return text.replace(/<\|[^|<>]*\|>/g, " ").trim().replace(/\s+/g, " "); // the markers of a chat template take too much room
 }
 
 function clip(context, text, room) {

@@ -32,6 +32,8 @@ export class Viewer {
     this.selected = null; // what was clicked
     this.hovered = null;
     this.frames = 0;
+    this.known = new Map(); // of `know`
+    this.vocab = new Map();
     this.#build(source, player);
     new ResizeObserver(() => this.#resize()).observe(this.body);
     const repaint = () => { this.colours = null; this.#ask(); };
@@ -48,6 +50,13 @@ export class Viewer {
     if (this.#live) this.history.trim();
     this.player.grown();
     if (this.index === undefined) this.player.seek(this.player.first);
+  }
+
+  /** The tokens of a request that the page itself has sent, where the record has no text; `vocab` is id -> text. */
+  know(id, { tokens, ids, vocab = {} }) {
+    this.known.set(id, { tokens, ids });
+    for (const [token, text] of Object.entries(vocab)) this.vocab.set(+token, text);
+    this.#ask();
   }
 
   get live() { return this.#live; }
@@ -81,7 +90,7 @@ export class Viewer {
 
   #begin(header) {
     if (header.record !== 1) throw new Error(`this viewer reads version 1 of the record, and this is version ${header.record}`);
-    this.history = new History(header);
+    this.history = new History(header, { known: this.known, vocab: this.vocab });
     this.index = undefined;
     this.selected = this.hovered = null;
     const facts = [header.model, `${header.num_pages} pages of ${header.page_size} tokens`, header.policy, header.budget ? `${header.budget} tokens a step` : null];
@@ -107,7 +116,7 @@ export class Viewer {
     this.body = h("div", { className: "v-body" },
       panel("pages", "page", "Pages", this.counts, scroll(this.pages)),
       panel("tree", "tree", "Prefix tree", scroll(this.tree)),
-      panel("time", "budget", "Batch over time", scroll(this.timeline)),
+      panel("time", "budget", "Batch over time", lanesLegend(), scroll(this.timeline)),
       panel("who", null, "Requests", this.details.element));
     const keys = new Keys(this);
     this.top = h("header", { className: "v-top" },
@@ -168,6 +177,7 @@ export class Viewer {
 
   #measure() {
     const inner = (view) => view.canvas.parentElement.clientWidth;
+    this.colours = palette(this.element);
     this.layout = { pages: inner(this.pages), tree: inner(this.tree), time: inner(this.timeline), room: parseFloat(getComputedStyle(this.body).getPropertyValue("--v-room")) || 280 };
     this.pages.layout(this.history.header.num_pages, this.layout.pages, this.layout.room);
   }
@@ -179,12 +189,13 @@ export class Viewer {
     const { history, colours, layout, index: at } = this, state = this.state, line = this.line, lit = this.lit(state);
     const playing = this.player.playing;
     const moving = !still.matches && !(playing && this.player.speed > 1);
+    const fast = playing && this.player.speed > 2; // then the tree and words change more rarely than pages and lanes
     this.pages.draw({ state, line, colours, lit });
-    this.tree.draw({ state, colours, lit, width: layout.tree, room: layout.room, moving, again: () => this.#ask() });
+    if (!fast || this.frames % 2) this.tree.draw({ state, colours, lit, width: layout.tree, room: layout.room, moving, again: () => this.#ask() });
     this.timeline.draw({ history, at, state, colours, lit, width: layout.time, room: layout.room * 0.8 });
     this.#legend(state, colours);
-    if (!playing || this.frames % 4 === 0) this.details.draw({ state, colours, selected: this.hovered ?? this.selected });
-    this.said.draw({ line, state, colours, playing, announce: this.announce && !playing });
+    if (!fast || this.frames % 6 === 0) this.details.draw({ state, colours, selected: this.hovered ?? this.selected });
+    if (!fast || this.frames % 6 === 3) this.said.draw({ line, state, colours, playing, announce: this.announce && !playing });
     this.announce = false;
     this.frames += 1;
   }
@@ -194,9 +205,15 @@ export class Viewer {
     const key = [free, cached, one, shared].join();
     if (this.legendKey === key) return;
     this.legendKey = key;
-    const item = (name, number, title) => h("li", { title }, h("i", { className: `v-key v-key-${name}` }), `${name} `, h("b", {}, `${number}`));
-    this.counts.replaceChildren(item("shared", shared, "in the page tables of two or more requests"), item("owned", one, "in one page table, in the colour of its request; filled as far as it is computed"),
+    const item = (name, number, title) => h("li", { title }, h("i", { className: `v-key v-key-${name.split(" ")[0]}` }), `${name} `, h("b", {}, `${number}`));
+    this.counts.replaceChildren(item("shared", shared, "in the page tables of two or more requests"), item("one request", one, "in one page table, in the colour of its request; filled as far as it is computed"),
       item("cached", cached, "no request uses it; the tree keeps its tokens for the next that begins alike"), item("free", free, "holds nothing"));
     this.pages.canvas.setAttribute("aria-label", `The pool: ${shared} pages shared, ${one} of one request, ${cached} cached, ${free} free`);
   }
+}
+
+function lanesLegend() {
+  const item = (name, text) => h("li", {}, h("i", { className: `v-mark v-mark-${name}` }), text);
+  return h("ul", { className: "v-legend" }, item("waiting", "waiting"), item("prefill", "prefill chunk"), item("decode", "decode"), item("preempted", "preempted"),
+    item("drawn", "tokens of decodes, in the bars below"));
 }

@@ -11,12 +11,12 @@ export function words(line, state) {
   if (line.gone) say("gap", `${count(line.gone.dropped, "step")} left out: this page reads slower than the engine works`);
   if (line.snapshot) say("gap", "the record begins here, in the middle of the engine's work");
   else {
-    for (const { r, prompt, max, tenant } of line.new ?? []) {
-      say("arrival", `r${r} arrives${tenant ? ` from ${tenant}` : ""}: a prompt of ${count(prompt, "token")}, up to ${max} to generate`, r);
+    for (const { r, prompt = 0, max, tenant } of line.new ?? []) {
+      say("arrival", `r${r} arrives${tenant ? ` from ${tenant}` : ""}: a prompt of ${count(prompt, "token")}, ${max ? `up to ${max} to generate` : "nothing to generate"}`, r);
     }
     for (const [r, cached] of line.admitted ?? []) say("admission", admitted(state.requests.get(r), cached), r);
     for (const [r, by] of line.preempted ?? []) {
-      say("preemption", `r${r} preempted: ${by === null || by === undefined ? "a tenant that runs less is next in turn" : by === r ? "the pool has no page for it" : `r${by} needs a page and none is free`}`, r);
+      say("preemption", `r${r} preempted: ${by === null || by === undefined ? "another tenant is next in turn, or its step failed" : by === r ? "the pool has no page for it" : `r${by} needs a page and none is free`}`, r);
     }
     pages(line, say);
   }
@@ -24,7 +24,7 @@ export function words(line, state) {
   for (const [r, drafted, accepted] of line.verify ?? []) say("draft", `r${r}: ${accepted} of ${count(drafted, "drafted token")} accepted`, r);
   if (line.decode) say("decode", line.decode.length === 1 ? `r${line.decode[0]} decodes a token` : `${line.decode.length} requests decode a token each`, line.decode.length === 1 ? line.decode[0] : undefined);
   for (const [r, reason, error] of line.done ?? []) say(reason === "error" ? "error" : "finish", finished(state.requests.get(r), r, reason, error), r);
-  if (line.held) say("held", held(...line.held), line.held[0]);
+  for (const why of line.held ?? []) say("held", held(...why), why[0]);
   return said.sort((a, b) => ORDER.indexOf(a.mechanism) - ORDER.indexOf(b.mechanism));
 }
 
