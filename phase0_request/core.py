@@ -58,6 +58,22 @@ class Step:
     events: list[Event] = field(default_factory=list)
 
 
+class CoreObserver:
+    """Called by the loop. A method that an observer does not define does nothing."""
+
+    def submitted(self, request: Request) -> None:
+        """A request was queued."""
+
+    def launched(self, step: Step) -> None:
+        """A step was planned and launched."""
+
+    def completed(self, step: Step) -> None:
+        """A step was committed; or, without a batch, these events came from outside of steps."""
+
+    def discarded(self) -> None:
+        """The steps in flight were forgotten."""
+
+
 class EngineCore(Generic[S, P]):
     """Serves requests, one step at a time.
 
@@ -70,6 +86,7 @@ class EngineCore(Generic[S, P]):
         self.runner = runner
         self.clock = clock
         self.steps = 0
+        self.observers: list[CoreObserver] = []
         self._in_flight: deque[tuple[Step, Launched]] = deque()
         self._ended = -math.inf  # when the last step was committed
         self._deadlines: list[tuple[float, int, ref[Request]]] = []  # a heap, ended requests among them
@@ -88,6 +105,8 @@ class EngineCore(Generic[S, P]):
         self.scheduler.submit(request)
         if timeout is not None:
             heapq.heappush(self._deadlines, (request.arrival + timeout, next(self._number), ref(request)))
+        for observer in self.observers:
+            observer.submitted(request)
 
     def finish(self, request: Request, reason: FinishReason, error: str | None = None) -> bool:
         """End a request from outside. False if it had ended before."""
@@ -119,7 +138,7 @@ class EngineCore(Generic[S, P]):
         except BaseException:
             self.discard_in_flight()
             raise
-        events = self.scheduler.drain()
+        events = self._drain()
         return Step(events=events) if events else None
 
     def launch(self) -> Step | None:
@@ -136,6 +155,8 @@ class EngineCore(Generic[S, P]):
         prefill, decode = batch.tokens_by_kind
         step = Step(batch, prefill, decode, self.scheduler.pages_used, start, planned - start, ready - planned)
         self._in_flight.append((step, launched))
+        for observer in self.observers:
+            observer.launched(step)
         return step
 
     def complete(self) -> Step:
@@ -148,6 +169,8 @@ class EngineCore(Generic[S, P]):
         before, self._ended = self._ended, self.clock()
         step.run, step.commit = done - (step.start + step.plan + step.pack), self._ended - done
         step.seconds = self._ended - max(step.start, before)
+        for observer in self.observers:
+            observer.completed(step)
         return step
 
     # endregion
@@ -163,10 +186,18 @@ class EngineCore(Generic[S, P]):
         """Forget the steps in flight, because one of them raised. They are planned again."""
         self._in_flight.clear()
         self.scheduler.discard_in_flight()
+        for observer in self.observers:
+            observer.discarded()
 
     def drain(self) -> list[Event]:
         """Return the events since the last step. For a caller that will not take another one."""
-        return self.scheduler.drain()
+        return self._drain()
+
+    def _drain(self) -> list[Event]:
+        events = self.scheduler.drain()
+        for observer in self.observers if events else ():
+            observer.completed(Step(events=events))
+        return events
 
     def run(self) -> Iterator[Step]:
         """Step until no request is left. The caller may submit and abort between two steps."""

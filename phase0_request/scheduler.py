@@ -34,6 +34,11 @@ class BaseScheduler(ABC):
         return bool(self._live or self._events)
 
     @property
+    def sequences(self) -> Collection[SequenceState]:
+        """All live requests, and those that have ended and are still in flight."""
+        return self._live.values()
+
+    @property
     def pages_used(self) -> int:
         """The pages that live requests hold."""
         return 0

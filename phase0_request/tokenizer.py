@@ -184,6 +184,10 @@ class Tokenizer:
             self._bytes[token] = b"" if entry is None else bytes_of(entry, self._decoder)
         return self._bytes[token]
 
+    def label(self, token: int) -> str:
+        """The text of one token by itself, special ones by their name; U+FFFD for a part of a character."""
+        return self.token_bytes(token, skip_special_tokens=False).decode("utf-8", "replace")
+
     def chat(
         self,
         messages: Messages,

@@ -21,6 +21,26 @@ class PageUsage:
     cached: int = 0  # only in the prefix cache: in no page table, evictable
 
 
+class CacheObserver:
+    """Called when pages have entered or left a page table, or the tree of a prefix cache. Together the calls tell who
+    holds each page. A method that an observer does not define does nothing."""
+
+    def grown(self, request: Request, pages: Sequence[int]) -> object:
+        """These pages are new at the end of a page table. The first call for a request follows its `attach`."""
+
+    def swapped(self, request: Request, first: int, pages: Sequence[int]) -> object:
+        """The entries of a page table from `first` on are these pages of the tree now, which hold the same tokens."""
+
+    def released(self, request: Request) -> object:
+        """A page table is closed. It may never have grown."""
+
+    def stored(self, parent: int | None, pages: Sequence[int], tokens: Sequence[int], salt: str) -> object:
+        """Pages with these tokens are new in the tree, behind page `parent`. None: they begin a prefix."""
+
+    def removed(self, pages: Sequence[int]) -> object:
+        """Pages were evicted. What was behind them in the tree is among them, or was evicted before."""
+
+
 class PagedCache:
     """Allocates, appends to, publishes and frees the page tables of requests. Here each request has its own pages;
     phase 4's PrefixCache, a subclass, shares those of common prefixes.
@@ -41,6 +61,7 @@ class PagedCache:
         self.page_size = check_int("page_size", page_size, 1)
         self.allocator = PageAllocator(num_pages)
         self.changed: dict[str, int] = {}
+        self.observers: list[CacheObserver] = []
         self._tables: dict[str, list[int]] = {}
         self._rows: dict[str, int] = {}
         self._free_rows: list[int] = []  # a heap
@@ -78,6 +99,8 @@ class PagedCache:
             pages = self.allocator.allocate(missing)
             self.changed.setdefault(request.id, len(table))
             table += pages
+            for observer in self.observers:
+                observer.grown(request, pages)
 
     def slots(self, part: Slice) -> list[int]:
         """The slot of each token of a slice: page * page_size + offset."""
@@ -122,6 +145,8 @@ class PagedCache:
         del self._tables[request.id]
         heappush(self._free_rows, self._rows.pop(request.id))
         self.changed.pop(request.id, None)
+        for observer in self.observers:
+            observer.released(request)
 
     @property
     def usage(self) -> PageUsage:
@@ -135,6 +160,10 @@ class PagedCache:
         return -(-tokens // self.page_size) - len(self.table(request))
 
     # endregion
+
+    def demand(self, request: Request, tokens: int) -> tuple[int, int]:
+        """The pages that a request without a page table would need for `tokens` tokens, and those available to it."""
+        return -(-tokens // self.page_size), self.allocator.num_free
 
     def check(self) -> None:
         """Raise PageError unless every page's reference count equals the page tables that name it."""

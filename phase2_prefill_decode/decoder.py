@@ -16,7 +16,9 @@ from torch import Tensor
 from torch.nn.functional import embedding
 
 from phase1_kv_pool.layer import KVLayer, torch_dtype
+from phase1_kv_pool.layout import KVLayout
 from phase1_kv_pool.memory import free_bytes
+from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.kernels.attention import ATTEND, Attend
 from phase2_prefill_decode.kernels.pointwise import ADD_NORM, ROTATE_STORE, SWIGLU
 from phase2_prefill_decode.linear import Linear
@@ -158,6 +160,10 @@ class Decoder:
     def on_all_ranks(self, record: Record) -> Record:
         """What records a step on all ranks. There is one here."""
         return record
+
+    def kv_pool(self, layout: KVLayout, pages: int) -> KVPool:
+        """The keys and values of an engine."""
+        return KVPool(layout, pages, self.device)
 
     @property
     def free_bytes(self) -> int | None:

@@ -17,7 +17,6 @@ from phase0_request.detokenizer import Transcript
 from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason, Request
 from phase1_kv_pool.cache import PagedCache
-from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.generation import Completion, Delta, Prompt, make_requests
 from phase2_prefill_decode.loading.model import Model
 from phase2_prefill_decode.sampling.sampler import Sampler
@@ -48,7 +47,7 @@ class Engine(Generic[S]):
         """Of a model and a scheduler, with a KV pool for the scheduler's cache, in int8 or fp8 or the model's dtype."""
         decoder, cache = model.decoder, scheduler.cache
         layout = model.config.kv_layout(cache.page_size, kv_cache_dtype or str(decoder.dtype).removeprefix("torch."))
-        pool = KVPool(layout, cache.max_tokens // cache.page_size, decoder.device)
+        pool = decoder.kv_pool(layout, cache.max_tokens // cache.page_size)
         runner = ModelRunner(decoder, pool, cache, Sampler.of(model, seed), ahead=scheduler.ahead > 0)
         return cls(model, EngineCore(scheduler, runner, clock))
 

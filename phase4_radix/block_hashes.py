@@ -7,6 +7,7 @@ hash of its tokens and of all that stands before them. Python's own `hash` would
 from collections.abc import Sequence
 from hashlib import blake2b
 
+from phase1_kv_pool.cache import CacheObserver
 from phase4_radix.radix_tree import page_keys
 
 ROOT_HASH = 0  # before the first block
@@ -27,8 +28,8 @@ def block_hashes(tokens: Sequence[int], page_size: int, salt: str = "", parent: 
     return hashes
 
 
-class BlockHashes:
-    """The hashes of all pages in a prefix cache. It is an observer of the cache (`PrefixCache.observers`)."""
+class BlockHashes(CacheObserver):
+    """The hashes of all pages in a prefix cache, which it observes (`PagedCache.observers`)."""
 
     def __init__(self, page_size: int) -> None:
         self.page_size = page_size

@@ -1,9 +1,7 @@
 """PrefixCache: a paged KV cache that keeps computed pages when their request ends, for other requests to share."""
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from phase0_request.batch import Slice
 from phase0_request.request import Request
@@ -38,16 +36,6 @@ class CacheHandle:
     counted: bool = False  # whether it is in Counts
 
 
-class CacheObserver(Protocol):
-    """Called when pages enter or leave the tree. Together the calls tell what it holds."""
-
-    def stored(self, parent: int | None, pages: Sequence[int], tokens: Sequence[int], salt: str) -> object:
-        """Pages with these tokens are new in the tree, behind page `parent`. None: they begin a prefix."""
-
-    def removed(self, pages: Sequence[int]) -> object:
-        """Pages were evicted. What was behind them in the tree is among them, or was evicted before."""
-
-
 class PrefixCache(PagedCache):
     """A PagedCache with pages that can be shared and outlive their request. Each page is in one of three states:
 
@@ -64,7 +52,6 @@ class PrefixCache(PagedCache):
         super().__init__(num_pages, page_size)
         self.tree = RadixTree(page_size)
         self.counts = Counts()
-        self.observers: list[CacheObserver] = []
         self._handles: dict[str, CacheHandle] = {}
 
     # Ownership of pages. The allocator counts references: one for each page table that names the page, one if the tree
@@ -137,6 +124,8 @@ class PrefixCache(PagedCache):
         self.allocator.release(own[: len(known)])
         if known:
             self.changed[request.id] = min(handle.published, self.changed.get(request.id, handle.published))
+            for observer in self.observers:
+                observer.swapped(request, handle.published, known)
         self.tree.lock(node)
         self.tree.unlock(handle.node, used=False)  # insert has marked the path as used
         handle.node, handle.published = node, full
@@ -178,6 +167,11 @@ class PrefixCache(PagedCache):
         return self.tree.match(request.tokens(0, min(last, request.cacheable_tokens)), request.cache_salt)
 
     # endregion
+
+    def demand(self, request: Request, tokens: int) -> tuple[int, int]:
+        cached = self._match(request).pages  # its page table would lock those that no other names
+        evictable = self.tree.num_evictable - sum(self.allocator.count(page) == 1 for page in cached)
+        return -(-tokens // self.page_size) - len(cached), self.allocator.num_free + evictable
 
     def check(self) -> None:
         """Raise PageError unless every page's reference count equals the tables that name it, plus one if the tree

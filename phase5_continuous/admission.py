@@ -4,9 +4,11 @@ from collections import defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
+from operator import attrgetter
+from typing import NamedTuple
 
 from phase0_request.queue import RequestQueue, SequenceState
-from phase0_request.request import RequestState
+from phase0_request.request import Request, RequestState
 from phase1_kv_pool.cache import PagedCache
 from phase3_chunked_prefill.budget import StepPlan
 from phase5_continuous.fairness import FairQueue, FairShare
@@ -15,6 +17,23 @@ from phase5_continuous.running import RunningSet
 
 CANDIDATES = 8  # requests that are considered in one round: each costs a lookup in the cache
 SEARCHED = 256  # and how far down the queue they are looked for, so that a step costs the same however long it is
+
+
+class Held(NamedTuple):
+    """A request that a plan has not admitted, and why:
+
+    tokens      the step's budget is used up
+    long        the step has no tokens left for long prompts
+    places      as many run as may
+    pages       it needs more pages than are available: both
+    watermark   the pool has the pages that it needs, but not those that must stay free besides: both
+    prefix      another request computes its prefix: that one
+    fairness    another tenant is next in turn: that one
+    """
+
+    request: Request
+    why: str
+    more: tuple[int | str | Request, ...] = ()
 
 
 @dataclass(slots=True)
@@ -93,6 +112,7 @@ class Admission:
             tenant, other = sequence.request.tenant, victim.request.tenant
             fewer = running_set.places[tenant] + 1 < running_set.places[other]
             if fewer and (victim.late is not None or self.share.served[tenant] < self.share.served[other]):
+                running_set.preempted_for = None
                 running_set.remove(victim)
                 return
 
@@ -139,6 +159,36 @@ class Admission:
         if sequence.request.state is RequestState.PREEMPTED:
             return rank
         return rank - self.policy.head_start(sequence.request, self.running_set.cache)
+
+    # What a plan has left waiting, and why. Changes nothing.
+
+    def held(self, step: StepPlan) -> list[Held]:
+        """The next request in turn, and why a plan has not admitted it: the one that did not fit, if there is one. Else
+        also the request that is first of all in rank, if another tenant is served before it."""
+        if not (queues := self._queues):
+            return []
+        if self.running_set.pool_full and (request := self.running_set.did_not_fit) is not None:
+            return [self._lacking(request)]
+        before = self.share.virtual_time
+        candidates = list(islice(self.share.in_turn(queues), CANDIDATES))
+        self.share.virtual_time = before
+        sequence = self._in_order(candidates)[0]
+        first, tenant = min(self._first_of_each(), key=attrgetter("key")), sequence.request.tenant
+        fairness = [] if first.request.tenant == tenant else [Held(first.request, "fairness", (tenant,))]
+        return [self._why(sequence, step), *fairness]
+
+    def _why(self, sequence: SequenceState, step: StepPlan) -> Held:
+        """Why a plan has not admitted the next request in turn."""
+        running_set, request = self.running_set, sequence.request
+        if sequence.waiting_on is not None and self.prefixes.known_in_progress(sequence):
+            return Held(request, "prefix", (sequence.waiting_on[0].request,))
+        if len(running_set.running) >= self.max_running:
+            return Held(request, "places")
+        return Held(request, "long" if step.left else "tokens")
+
+    def _lacking(self, request: Request) -> Held:
+        needed, available = self.running_set.cache.demand(request, request.total)
+        return Held(request, "pages" if needed > available else "watermark", (needed, available))
 
 
 @dataclass(slots=True)

@@ -9,7 +9,6 @@ from phase0_request.batch import Batch, Slice
 from phase0_request.checks import ConfigError
 from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
-from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.engine import Engine
 from phase2_prefill_decode.loading.model import Model
 from phase2_prefill_decode.step.runner import ModelRunner
@@ -46,7 +45,7 @@ def continuous(
         assert isinstance(runner, ModelRunner)
         layout = draft.config.kv_layout(cache.page_size, draft.config.dtype)
         pages = cache.max_tokens // cache.page_size
-        pool, own = KVPool(layout, pages, draft.decoder.device), type(cache)(pages, cache.page_size)
+        pool, own = draft.decoder.kv_pool(layout, pages), type(cache)(pages, cache.page_size)
         connect(drafter, ModelRunner(draft.decoder, pool, own, runner.sampler.for_drafts()), runner)
     return engine
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from phase0_request.queue import RequestQueue, SequenceState
+from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
 from phase5_continuous.fairness import FairQueue
 
@@ -28,7 +29,9 @@ class RunningSet:
     preempted: FairQueue = field(default_factory=FairQueue)
     places: Counter[str] = field(default_factory=Counter)  # running requests, by tenant
     pool_full: bool = False  # the last allocation failed, and no pages were freed since
+    did_not_fit: Request | None = None  # the request of the last allocation that failed
     num_preemptions: int = 0
+    preempted_for: Request | None = None  # who needed the pages of the last one preempted; None: a tenant's turn
 
     # region exercise 5.3
     def allocate(self, sequence: SequenceState, now: float) -> bool:
@@ -41,6 +44,7 @@ class RunningSet:
         watermark = self.watermark if self.running or self.leaving else 0
         self.pool_full = not cache.can_grow(request, request.total + watermark)
         if self.pool_full:
+            self.did_not_fit = request
             cache.release(request)
             return False
         cache.grow(request, request.total)
@@ -72,6 +76,7 @@ class RunningSet:
                 return
             if self.leaving or len(self.running) == 1 or sequence.num_tokens > self.cache.max_tokens:
                 return
+            self.preempted_for = sequence.request
             self.remove(self.victim)
 
     def allocate_draft(self, sequence: SequenceState, tokens: int) -> int:

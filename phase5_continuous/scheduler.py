@@ -10,7 +10,7 @@ from phase0_request.queue import RequestQueue, SequenceState
 from phase0_request.request import FinishReason, Request, RequestState
 from phase1_kv_pool.cache import PagedCache
 from phase2_prefill_decode.scheduler import PagedScheduler
-from phase3_chunked_prefill.budget import TokenBudget
+from phase3_chunked_prefill.budget import StepPlan, TokenBudget
 from phase3_chunked_prefill.chunker import Chunker
 from phase5_continuous.admission import Admission
 from phase5_continuous.fairness import FairQueue
@@ -70,6 +70,7 @@ class Scheduler(PagedScheduler):
             self.chunker.budget.max_chunk_size,
             FairQueue(queue_limit),
         )
+        self.last_plan: StepPlan | None = None
         self._in_flight: deque[tuple[Batch, list[SequenceState]]] = deque()  # oldest first
 
     @property
@@ -86,11 +87,6 @@ class Scheduler(PagedScheduler):
     def is_waiting(self) -> bool:
         """Whether a running request can take part in no step yet, because it could draw no token."""
         return any(sequence.late is not None for sequence in self.running_set.running)
-
-    @property
-    def sequences(self) -> Collection[SequenceState]:
-        """All live requests: waiting, running, preempted, or leaving."""
-        return self._live.values()
 
     def _enqueue(self, request: Request, number: int) -> SequenceState:
         total = request.total
@@ -133,6 +129,7 @@ class Scheduler(PagedScheduler):
         ready = [sequence for sequence in running_set.running if sequence.late is None]
         step = self.chunker.schedule(ready, waiting, running_set.allocate_slots)
         admission.admit(step, now)
+        self.last_plan = step
         slices = step.slices if self.speculation is None else self.speculation.add_drafts(step, running_set)
         batch = Batch(tuple(slices))
         if step.slices:
@@ -222,7 +219,7 @@ class Scheduler(PagedScheduler):
         ran = running_set.running
         running_set.running, running_set.leaving, running_set.preempted = RequestQueue(), [], FairQueue()
         running_set.places.clear()
-        running_set.pool_full = False
+        running_set.pool_full, running_set.preempted_for = False, None
         admission.waiting = FairQueue(admission.waiting.limit)
         return ran
 

@@ -9,13 +9,15 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor
 
-from phase1_kv_pool.layer import KVLayer, torch_dtype
-from phase1_kv_pool.layout import DTYPE_BYTES, KV_DTYPES
+from phase1_kv_pool.layer import KVLayer
+from phase1_kv_pool.layout import DTYPE_BYTES, KV_DTYPES, KVLayout
 from phase1_kv_pool.memory import free_bytes
+from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.decoder import Record
 from phase2_prefill_decode.kernels.attention import AttentionMetadata
 from phase2_prefill_decode.linear import Product
@@ -28,13 +30,13 @@ from phase2_prefill_decode.parallel.shard import Shard
 from phase2_prefill_decode.sampling.inputs import SamplingInputs
 from phase2_prefill_decode.step.packed import StepTensors
 
-HIDDEN, LOGITS, FREE, RECORD, REPLAY = range(5)  # commands
+POOL, HIDDEN, LOGITS, FREE, RECORD, REPLAY = range(6)  # commands
 NO_ROWS = -1  # in place of a number of rows: logits of all
 DTYPES = [*DTYPE_BYTES, *KV_DTYPES]  # of keys and values
 
 
 class Leader(ParallelDecoder):
-    """Rank 0's decoder. Its steps run on all ranks, for one engine at a time: the ranks have one KV pool."""
+    """Rank 0's decoder. Its steps run on all ranks, for one engine at a time: another rank has one KV pool."""
 
     def __init__(self, shard: Shard, weights: Weights, group: Group, ranks: Ranks) -> None:
         super().__init__(shard, weights, group)
@@ -42,13 +44,24 @@ class Leader(ParallelDecoder):
         self.lm_head = self.lm_head.wrapped(self._announced)
         self._recorded = 0  # steps that the other ranks have
 
+    def kv_pool(self, layout: KVLayout, pages: int) -> KVPool:
+        """A pool on each rank. It takes the place of the one that another rank has."""
+        pool = super().kv_pool(layout, pages)
+        self.ranks.command([POOL, pages, layout.page_size, DTYPES.index(layout.dtype)])
+        self.ranks.replies()
+        self.ranks.keys = ref(pool.layers[0].keys)
+        return pool
+
     # region hidden
     @torch.inference_mode()
     def hidden(self, step: StepTensors, pool: Sequence[KVLayer]) -> Tensor:
         """One step up to `lm_head`, on all ranks."""
-        pages, _, page_size, _ = pool[0].keys.shape
-        dtype = [torch_dtype(name) for name in DTYPES].index(pool[0].keys.dtype)
-        self.ranks.command([HIDDEN, pages, page_size, dtype, len(self.layers), *sizes_of(step)])
+        if pool[0].keys is not self.ranks.keys():
+            raise RuntimeError(
+                "another engine of this model has its keys and values on the other ranks, which have one KV pool; load "
+                "the model again for a second engine"
+            )
+        self.ranks.command([HIDDEN, len(self.layers), *sizes_of(step)])
         with self.ranks.together():
             self.group.broadcast(joined(step))
             return super().hidden(step, pool)
@@ -85,7 +98,7 @@ class Leader(ParallelDecoder):
     @property
     def free_bytes(self) -> int | None:
         """The least memory that any rank has free, beside its weights."""
-        own, self._recorded = free_bytes(self.device), 0
+        own, self._recorded, self.ranks.keys = free_bytes(self.device), 0, lambda: None
         self.ranks.command([FREE])
         all_free = [own, *self.ranks.replies()]
         known = [free for free in all_free if free is not None]

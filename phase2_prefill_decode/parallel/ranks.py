@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 from weakref import finalize
@@ -43,6 +43,7 @@ class Ranks:
     def __init__(self, settings: Mapping[str, Any], size: int) -> None:
         """Start them. Each loads its part of the model."""
         self.size = size
+        self.keys: Callable[[], object] = lambda: None  # those of rank 0 in the pool that they have
         self._over: str | None = None  # why no step can follow
         self._sockets: list[socket.socket] = []
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -87,7 +88,7 @@ class Ranks:
                     message = receive(self._sockets[key.data - 1])
                     reply = None if message is None else json.loads(message)
                     if message is None or (isinstance(reply, dict) and "error" in reply):
-                        raise self._failure(reply and {key.data: reply["error"]})
+                        raise self._failure(reply and f"rank {key.data} of {self.size} has failed: {reply['error']}")
                     replies[key.data] = reply
                     selector.unregister(key.fileobj)
         return [replies[rank] for rank in sorted(replies)]
@@ -104,7 +105,7 @@ class Ranks:
         try:
             yield
         except (LostError, OSError) as error:
-            raise self._failure(error=error) from error
+            raise self._failure(words=str(error)) from error
         except BaseException as error:
             if self._over is None:
                 self._over = f"rank 0 of {self.size} has left a step in the middle: {type(error).__name__}: {error}"
@@ -113,26 +114,23 @@ class Ranks:
                 raise RankError(self._over) from error
             raise  # Ctrl-C
 
-    def _failure(self, said: Mapping[int, str] | None = None, error: Exception | None = None) -> RankError:
-        """What has gone wrong, in words. It ends all ranks."""
-        causes = {rank: f"has failed: {text}" for rank, text in (said or {}).items()}
+    def _failure(self, fault: str | None = None, words: str = "its socket is closed") -> RankError:
+        """The fault of a rank. If none shows, some rank has not come to a collective. It ends all ranks."""
         deadline = time.monotonic() + PATIENCE
-        while not causes and time.monotonic() < deadline:
+        while (fault := fault or self._fault()) is None and time.monotonic() < deadline:
             time.sleep(0.01)
-            for rank, (end, process) in enumerate(zip(self._sockets, self._processes, strict=False), 1):
-                if process.poll() not in (None, LOST):
-                    causes[rank] = last_words(end) or status(process)
-        silent = [str(rank) for rank, process in enumerate(self._processes, 1) if process.poll() is None]
+        silent = [f"{rank}" for rank, process in enumerate(self._processes, 1) if process.poll() is None]
         self.close()
-        if causes:
-            rank, cause = min(causes.items())
-            self._over = f"rank {rank} of {self.size} {cause}"
-        elif silent:
-            why = "" if error is None else f" ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
-            self._over = f"rank {' and '.join(silent)} of {self.size} did not take part in a step in time{why}"
-        else:
-            self._over = f"the ranks have lost each other: {error}"
+        late = f"rank {' and '.join(silent) or 0} of {self.size} did not take part in a step in time"
+        self._over = fault or f"{late}: {words.partition(chr(10))[0]}"
         return RankError(self._over)
+
+    def _fault(self) -> str | None:
+        """The first rank that has ended, but those that were left alone, and why."""
+        for rank, (end, process) in enumerate(zip(self._sockets, self._processes, strict=False), 1):
+            if process.poll() not in (None, LOST):
+                return f"rank {rank} of {self.size} {last_words(end) or status(process)}"
+        return None
 
 
 def end(sockets: list[socket.socket], processes: "list[subprocess.Popen[bytes]]") -> None:

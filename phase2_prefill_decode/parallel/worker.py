@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from phase1_kv_pool.layout import KVLayout
 from phase1_kv_pool.memory import free_bytes
 from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.decoder import Record
@@ -20,7 +19,7 @@ from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.weights import load_weights
 from phase2_prefill_decode.parallel.group import Group
 from phase2_prefill_decode.parallel.layers import ParallelDecoder
-from phase2_prefill_decode.parallel.leader import DTYPES, FREE, HIDDEN, LOGITS, RECORD, REPLAY, received
+from phase2_prefill_decode.parallel.leader import DTYPES, FREE, HIDDEN, LOGITS, POOL, RECORD, REPLAY, received
 from phase2_prefill_decode.parallel.ranks import LOST, LostError, die_with, receive, send
 from phase2_prefill_decode.parallel.shard import Shard
 from phase2_prefill_decode.step.graphs import cuda_recorder
@@ -49,16 +48,21 @@ class Worker:
 
     def _run(self, command: int, *numbers: int) -> None:
         decoder = self.decoder
+        if command == POOL:
+            pages, page_size, dtype = numbers
+            self.pool = None  # first: there may be no memory for two
+            self.pool = decoder.kv_pool(decoder.config.kv_layout(page_size, DTYPES[dtype]), pages)
+            send(self.end, json.dumps({"pages": pages}).encode())
         if command == FREE:
             self.pool, self.record = None, None
             self.recorded.clear()
             send(self.end, json.dumps(free_bytes(decoder.device)).encode())
         if command == HIDDEN:
-            pages, page_size, dtype, layers, *sizes = numbers
-            pool = self._pool(decoder.config.kv_layout(page_size, DTYPES[dtype]), pages)
+            layers, *sizes = numbers
+            assert self.pool is not None
             step = received(sizes, decoder.device, decoder.group.broadcast)
             decoder.layers = self.layers[:layers]  # a profile of a CPU takes one
-            self.hidden = decoder.hidden(step, pool.layers)
+            self.hidden = decoder.hidden(step, self.pool.layers)
         if command == LOGITS:
             start, count = numbers
             decoder.lm_head(self.hidden[start : start + count])
@@ -75,14 +79,6 @@ class Worker:
         self.follow()
 
     # endregion
-
-    def _pool(self, layout: KVLayout, pages: int) -> KVPool:
-        """A pool as rank 0 has it. What another engine has left in one of the same shape is never read."""
-        pool = self.pool
-        if pool is None or (pool.layout, pool.num_pages) != (layout, pages):
-            self.pool = pool = None  # first: there may be no memory for two
-            pool = self.pool = KVPool(layout, pages, self.decoder.device)
-        return pool
 
 
 def loaded(settings: dict[str, Any], end: socket.socket) -> Worker:

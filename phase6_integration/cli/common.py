@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 API_KEYS = ("NANOSERVE_API_KEY", "VLLM_API_KEY")  # environment variables
 # Engine options of a local model.
 LOCAL = (
-    "revision", "download_dir", "tokenizer", "dtype", "quantization", "kv_cache_dtype", "device", "max_model_len",
-    "kv_cache_pages", "threads",
+    "revision", "download_dir", "tokenizer", "dtype", "quantization", "kv_cache_dtype", "device",
+    "tensor_parallel_size", "max_model_len", "kv_cache_pages", "threads",
 )  # fmt: skip
 SAMPLING = {
     "max_tokens": ("N", "most tokens of an answer"),

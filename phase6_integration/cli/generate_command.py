@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from phase0_request.params import SamplingParams
+from phase5_continuous.recorder import recording
 from phase6_integration.cli.common import (
     SAMPLING,
     add_local_model,
@@ -47,6 +48,9 @@ def add_flags(parser: Parser) -> None:
     parser.add_argument("--file", metavar="FILE", help="with a prompt on each line; - is the standard input (none)")
     parser.add_argument("--chat", action="store_true", default=False, help="send each prompt as a chat message (off)")
     parser.add_argument("--json", action="store_true", default=False, help="print a line of JSON for each prompt (off)")
+    parser.add_argument(
+        "--record", type=Path, metavar="FILE", help="what the engine does in each step, for nanoserve replay (none)"
+    )
     parser.add_argument("--model", metavar="MODEL", help="a directory, or a name on the hub (tiny_chat)")
     sampling = parser.add_argument_group("sampling")
     add_sampling(sampling, list(SAMPLING), **DEFAULTS)
@@ -65,7 +69,7 @@ def run(given: argparse.Namespace, parser: Parser) -> int:
     except (ValueError, OSError) as error:
         parser.error(str(error))
     try:
-        results = complete(model, prompts, options["chat"], params)
+        results = complete(model, prompts, options["chat"], params, options.get("record"))
     except (ValueError, OSError) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 1
@@ -88,8 +92,10 @@ def read_prompts(prompts: list[str], file: str | None) -> list[str]:
     return prompts
 
 
-def complete(options: EngineOptions, prompts: Sequence[str], chat: bool, params: SamplingParams) -> list[Result]:
-    """Run all prompts in one batch."""
+def complete(
+    options: EngineOptions, prompts: Sequence[str], chat: bool, params: SamplingParams, record: Path | None = None
+) -> list[Result]:
+    """Run all prompts in one batch, and record it if a file is given."""
     with open_engine(options) as engine:
         tokenizer = engine.parts.model.tokenizer
         assert tokenizer is not None
@@ -97,7 +103,8 @@ def complete(options: EngineOptions, prompts: Sequence[str], chat: bool, params:
             tokenizer.chat([{"role": "user", "content": prompt}]) if chat else tokenizer.encode(prompt)
             for prompt in prompts
         ]
-        completions = engine.generate(tokens, params)
+        with recording(engine.parts.core, record, tokenizer.label, Path(options.model).name):
+            completions = engine.generate(tokens, params)
     return [
         Result(
             prompt=prompt,

@@ -15,6 +15,7 @@ COMMANDS = {
     "chat": ("phase6_integration.cli.chat_command", "chat in the terminal, with a local model or a server"),
     "generate": ("phase6_integration.cli.generate_command", "complete prompts with a local model"),
     "bench": ("phase6_integration.cli.bench_command", "put a server under load and measure it"),
+    "replay": ("phase6_integration.cli.replay_command", "make a page of a record, that opens from disk"),
     "doctor": ("phase6_integration.cli.doctor_command", "check this machine and run the bundled model on it"),
 }
 

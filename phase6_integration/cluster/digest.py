@@ -10,6 +10,8 @@ from collections.abc import Iterable
 
 import msgspec
 
+from phase6_integration.engine.stats import Gauges
+
 HISTORY = 8
 SNAPSHOT = 16
 
@@ -21,6 +23,7 @@ class ReplicaReport(msgspec.Struct, frozen=True):
     changes: list[tuple[bytes, bytes]]  # pages added and pages removed, of each of the last reports, oldest first
     whole: bytes | None  # all pages
     load: dict[str, int]  # unfinished requests, by the front that sent them
+    gauges: Gauges
 
 
 class Digest:
@@ -45,7 +48,7 @@ class Digest:
     def clear(self) -> None:
         self.removed([*self.pages])
 
-    def report(self, load: dict[str, int]) -> ReplicaReport:
+    def report(self, load: dict[str, int], gauges: Gauges) -> ReplicaReport:
         """The next report, with the changes since the one before."""
         added, removed = array("Q"), array("Q")
         for page, is_added in self._changed.items():
@@ -54,7 +57,7 @@ class Digest:
         self._history.append((added.tobytes(), removed.tobytes()))
         self.version += 1
         whole = array("Q", self.pages).tobytes() if self.version % SNAPSHOT == 0 else None
-        return ReplicaReport(self.version, [*self._history], whole, load)
+        return ReplicaReport(self.version, [*self._history], whole, load, gauges)
 
 
 class DigestView:

@@ -6,7 +6,6 @@ Ray pickles this module by value, with its globals: state does not belong here.
 import asyncio
 from array import array
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -38,19 +37,25 @@ class PrefixRouter(RequestRouter):
         front, pages = prompt_of(pending_request)
         self.table.front = front or self.table.front
         order = self.table.choose(pages, [*replicas])
-        if order and pending_request is not None:
-            id = pending_request.metadata.internal_request_id
-            self.table.send(order[0], id, pages)
-            pending_request.future.add_done_callback(partial(self._chosen, id, pages))
+        if order and pending_request is not None and not pending_request.future.done():
+            self.table.send(order[0], pending_request.metadata.internal_request_id, pages)
         return [[replicas[name]] for name in order]
 
-    def _chosen(self, id: str, pages: Sequence[int], future: asyncio.Future[RunningReplica]) -> None:
-        """A request is about to be sent to a replica, which need not be the first choice. `on_request_routed` would be
-        too late: a short request may have ended before Ray calls it."""
-        if future.cancelled():
+    async def _choose_replica_for_request(
+        self, pending_request: PendingRequest, *, is_retry: bool = False
+    ) -> RunningReplica:
+        """Choose a replica, which need not be the first choice. Ray sends the request to it before anything else can
+        happen. What Ray offers for this would miss cases: `on_request_routed` comes too late, as a short request may
+        have ended before, and nothing is called if the request is cancelled just after the choice."""
+        id, (_, pages) = pending_request.metadata.internal_request_id, prompt_of(pending_request)
+        try:
+            replica = await super()._choose_replica_for_request(pending_request, is_retry=is_retry)
+        except asyncio.CancelledError:
             self.table.finish(id)
-        elif (name := future.result().replica_id.unique_id) in self.table.replicas:
+            raise
+        if (name := replica.replica_id.unique_id) in self.table.replicas:
             self.table.send(name, id, pages)
+        return replica
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         """A replica has ended a request or refused it: then it may be at another one already."""

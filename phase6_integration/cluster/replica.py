@@ -5,6 +5,7 @@ If the engine fails, the actor ends with it, and Ray Serve starts another: there
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import tempfile
@@ -14,8 +15,10 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import msgspec
+import ray
 import zmq
 import zmq.asyncio
+from ray.exceptions import ActorUnavailableError, RayActorError
 
 from phase0_request.request import FinishReason
 from phase6_integration.cluster.digest import Digest
@@ -29,6 +32,9 @@ from phase6_integration.process.messages import EngineRequest, Finish, Logged, P
 
 ENGINE = "phase6_integration.wings.structured.isolated_grammars:isolating_engine"
 ENGINE_FAILED = 70  # exit status of the actor
+NAMESPACE = "serve"  # of the actors of Ray Serve
+WATCH = 2.0  # seconds between two looks at whether a front lives
+RETRY = 1.0  # seconds
 INTERVAL = 0.02  # seconds between two updates of a request: each costs Ray about a millisecond
 encode = msgspec.msgpack.Encoder().encode
 log = logging.getLogger("nanoserve")
@@ -37,7 +43,8 @@ log = logging.getLogger("nanoserve")
 class Call:
     """One request of a front, from its arrival to its last token: what is not sent back yet."""
 
-    def __init__(self) -> None:
+    def __init__(self, front: str) -> None:
+        self.front = front
         self.progress: list[Progress] = []
         self.at = 0.0  # the end of the last step
         self.arrived = asyncio.Event()
@@ -49,7 +56,7 @@ class Replica:
     async def __init__(self, options: EngineOptions) -> None:  # type: ignore[misc]
         """Load the model. Ray Serve sends requests only after this."""
         self._calls: dict[str, Call] = {}
-        self._fronts: Counter[str] = Counter()  # unfinished requests by the front that sent them
+        self._fronts: dict[str, asyncio.Task[None]] = {}  # by name, what watches it
         self._gauges = Gauges()
         self._digest = Digest()
         self._ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
@@ -75,14 +82,15 @@ class Replica:
         """What the engine said when it was loaded."""
         return encode(self._info)
 
-    async def generate(self, front: str, message: bytes, pages: bytes) -> AsyncIterator[tuple[int, bytes]]:
-        """Generate one completion. Yields the updates about it, each with the number of this process. `pages` are
-        hashes of the prompt, for the router. A front that cancels the call aborts the request."""
+    async def generate(self, front: str, message: bytes, pages: bytes) -> AsyncIterator[bytes]:
+        """Generate one completion. Yields the updates about it. `pages` are hashes of the prompt, for the router. A
+        front that cancels the call aborts the request. So does one that dies."""
         request = msgspec.msgpack.decode(message, type=EngineRequest)
         (number,) = request.numbers
         id = request.name(number)
-        call = self._calls[id] = Call()
-        self._fronts[front] += 1
+        call = self._calls[id] = Call(front)
+        if front not in self._fronts:
+            self._fronts[front] = asyncio.create_task(self._watch(front))
         reason: FinishReason | None = None
         sent = 0.0
         self._client.watchdog.work_begins()
@@ -96,34 +104,59 @@ class Replica:
                 call.arrived.clear()
                 progress, call.progress = call.progress, []
                 reason = progress[-1].finish_reason
-                yield os.getpid(), encode(Update(call.at, 0.0, 0, 0, progress, self._gauges))
+                yield encode(Update(call.at, 0.0, 0, 0, progress, self._gauges))
         finally:
             del self._calls[id]
-            self._fronts[front] -= 1
             if reason is None:
+                self._client.send(Finish(id, FinishReason.ABORT))
+
+    async def _watch(self, front: str) -> None:
+        """Abort what a front has asked for once it has died: Ray goes on with calls whose caller is gone."""
+        try:
+            actor = ray.get_actor(front, NAMESPACE)
+            while True:
+                with contextlib.suppress(ActorUnavailableError):
+                    await actor.__ray_ready__.remote()
+                await asyncio.sleep(WATCH)
+        except (RayActorError, ValueError) as error:  # ValueError: no actor has this name
+            log.warning("a front is gone: %s", error)
+        del self._fronts[front]
+        for id, call in self._calls.items():
+            if call.front == front:
                 self._client.send(Finish(id, FinishReason.ABORT))
 
     # Called by Ray Serve.
 
     async def record_routing_stats(self) -> dict[str, bytes]:
         """What routers learn, each few tenths of a second."""
-        return {"report": encode(self._digest.report(dict(+self._fronts)))}
+        load = Counter(call.front for call in self._calls.values())
+        return {"report": encode(self._digest.report(load, self._gauges))}
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """What the autoscaling policy learns."""
         return {"waiting": self._gauges.waiting, "pages_used": self._gauges.usage}
 
-    async def __del__(self) -> None:
-        """The end, once all requests have ended or the grace period is over."""
-        self._following.cancel()
-        await self._client.stop()
+    def __del__(self) -> None:
+        """The end, once all requests have ended or the grace period is over. May be called again."""
+        for task in (self._following, *self._fronts.values()):
+            task.cancel()
+        self._client.kill()
         self._directory.cleanup()
 
     # What the engine has cached.
 
     async def _follow(self, endpoint: str) -> None:
-        """Keep the digest equal to the engine's prefix cache. If events are missing, it begins anew: a router may know
-        too little, and not too much."""
+        """Keep the digest equal to the engine's prefix cache. If events are missing or cannot be read, it begins anew:
+        a router may know too little, and not too much."""
+        while True:
+            try:
+                await self._read_events(endpoint)
+            except Exception:
+                log.exception("the engine's KV events cannot be read: what is cached now is not routed to")
+                self._digest.clear()
+                await asyncio.sleep(RETRY)
+
+    async def _read_events(self, endpoint: str) -> None:
         with zmq.asyncio.Context() as context, context.socket(zmq.SUB) as socket:
             socket.set_hwm(0)
             socket.connect(endpoint)

@@ -7,11 +7,20 @@ itself, and expects the pages of their prompts where it has sent them.
 import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from itertools import zip_longest
+from typing import Any
+from weakref import WeakSet
 
 from phase6_integration.cluster.digest import DigestView, ReplicaReport
+from phase6_integration.engine.stats import Gauges
 
+NO_STATE: dict[str, Any] = dict.fromkeys(
+    ("running", "waiting", "pages_total", "pages_free", "pages_used", "pages_cached"), 0
+)
 LINGER = 2  # reports after the end of a request, by which its replica has told of its pages
+
+tables: "WeakSet[RoutingTable]" = WeakSet()  # of this process: Ray Serve makes routers, and gives them to nobody
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +66,7 @@ class ReplicaView:
 
     def __init__(self) -> None:
         self.digest = DigestView()
+        self.gauges = Gauges()
         self.expected: Counter[int] = Counter()  # pages of prompts that were sent to it
         self.sent: dict[str, Sequence[int]] = {}  # the pages of unfinished requests of this router, by id
         self.others = 0  # unfinished requests of other routers
@@ -80,6 +90,7 @@ class ReplicaView:
 
     def apply(self, report: ReplicaReport, front: str) -> None:
         self.digest.apply(report)
+        self.gauges = report.gauges
         self.others = sum(count for name, count in report.load.items() if name != front)
         finished, self._finished = self._finished, []
         for reports, pages in finished:
@@ -99,16 +110,25 @@ class RoutingTable:
         self.front = ""  # the name under which replicas report the requests of this router
         self.policy = policy or RoutingPolicy()
         self.replicas: dict[str, ReplicaView] = {}
+        self._ended = Gauges()  # of replicas that are gone, what they counted
         self._draw = random.Random(seed)
+        tables.add(self)
 
     def keep(self, names: Iterable[str]) -> None:
-        """These are the replicas now. Of others nothing is kept."""
-        self.replicas = {name: self.replicas.get(name) or ReplicaView() for name in names}
+        """These are the replicas now. Of others only what they counted is kept."""
+        before, self.replicas = self.replicas, {name: self.replicas.get(name) or ReplicaView() for name in names}
+        gone = [replace(view.gauges, **NO_STATE) for name, view in before.items() if name not in self.replicas]
+        self._ended = total([self._ended, *gone])
 
     def report(self, name: str, report: ReplicaReport) -> None:
         view = self.replicas[name]
         if report.version > view.digest.version:
             view.apply(report, self.front)
+
+    @property
+    def gauges(self) -> Gauges:
+        """The state of all replicas together, and what they and those before them have counted."""
+        return total([self._ended, *(view.gauges for view in self.replicas.values())])
 
     def choose(self, pages: Sequence[int], names: Sequence[str]) -> list[str]:
         """These replicas, the best for a prompt of these pages first."""
@@ -130,3 +150,10 @@ class RoutingTable:
     def finish(self, id: str) -> None:
         for view in self.replicas.values():
             view.finish(id)
+
+
+def total(gauges: Iterable[Gauges]) -> Gauges:
+    each = [*gauges]
+    columns: dict[str, Any] = {field.name: [getattr(one, field.name) for one in each] for field in fields(Gauges)}
+    accepted = tuple(map(sum, zip_longest(*columns.pop("accepted_tokens"), fillvalue=0)))
+    return Gauges(accepted_tokens=accepted, **{name: sum(column) for name, column in columns.items()})

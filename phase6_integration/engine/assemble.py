@@ -66,6 +66,16 @@ def assemble(options: EngineOptions, loaded: Model | None = None, stats: Stats |
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     model = loaded or load_model(options)
+    try:
+        return connected(model, options, stats)
+    except BaseException:
+        if loaded is None and model.decoder.ranks is not None:
+            model.decoder.ranks.close()
+        raise
+
+
+def connected(model: Model, options: EngineOptions, stats: Stats | None) -> Assembled:
+    """The parts around a model."""
     device, on_gpu = model.decoder.device, model.decoder.device.type == "cuda"
     if on_gpu:
         torch.cuda.set_device(device)  # streams and events are those of the current device
@@ -99,7 +109,7 @@ def assemble(options: EngineOptions, loaded: Model | None = None, stats: Stats |
     context = _context_length(options, context, caches[0])
     samplers = sampler, sampler.for_drafts()
     runners = [
-        make_runner(each, KVPool(layout, pages, device), cache, own, sizes, context, ahead=scheduler.ahead > 0)
+        make_runner(each, each.decoder.kv_pool(layout, pages), cache, own, sizes, context, ahead=scheduler.ahead > 0)
         for each, layout, cache, own in zip(models, layouts, caches, samplers, strict=False)
     ]
     if drafter is not None:
@@ -165,7 +175,7 @@ def profile(model: Model, sampler: Sampler, tokens: int, running: int, layout: K
     if not on_gpu:  # one layer: all take the same memory, one after the other
         decoder = copy(decoder)
         decoder.layers = decoder.layers[:1]
-    runner = ModelRunner(decoder, KVPool(layout, pages, decoder.device), cache, sampler)
+    runner = ModelRunner(decoder, decoder.kv_pool(layout, pages), cache, sampler)
     dummies = [Request(f"{number}", (0,) * length, LARGEST) for number in range(requests)]
     scored = Request("scored", (0,) * (block + 1), SamplingParams(prompt_logprobs=MAX_LOGPROBS))
 
@@ -224,7 +234,7 @@ def graph_bytes(model: Model, sampler: Sampler, sizes: Sequence[int], context: i
 
     def taken(few: Sequence[int]) -> int:
         before = unreserved_bytes()
-        pool = KVPool(layout, 1, model.decoder.device)
+        pool = model.decoder.kv_pool(layout, 1)
         runner = make_runner(model, pool, PagedCache(1, layout.page_size), sampler, few, context)
         bytes = before - unreserved_bytes()
         del runner, pool

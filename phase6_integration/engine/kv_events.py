@@ -19,6 +19,7 @@ import msgspec
 import zmq
 
 from phase0_request.checks import ConfigError
+from phase1_kv_pool.cache import CacheObserver
 from phase4_radix.block_hashes import BlockHashes
 from phase4_radix.prefix_cache import PrefixCache
 from phase6_integration.engine.options import KVEventsConfig
@@ -65,7 +66,7 @@ class EventBatch(msgspec.Struct, array_like=True, gc=False):
 # endregion
 
 
-class KVEventPublisher:
+class KVEventPublisher(CacheObserver):
     """Observes a prefix cache, and publishes what enters and leaves it."""
 
     def __init__(self, cache: PrefixCache, config: KVEventsConfig) -> None:

@@ -155,14 +155,17 @@ def check_model() -> str:
 
 
 def check_kernels() -> str:
-    """What kernels are compiled for, and whether they are kept for the next start."""
+    """How a model is computed unless a flag says otherwise, and whether its kernels are kept for the next start."""
     import torch
 
     from phase2_prefill_decode.kernels.cpu.cache import PLACE, is_writable
     from phase2_prefill_decode.kernels.cpu.microkernel import SET
+    from phase2_prefill_decode.loading.model import Model
 
     if torch.cuda.is_available():
         return "compiled by Triton, once for this GPU"
     if not is_writable():
         raise Problem("compiled at each start", "set NUMBA_CACHE_DIR to a writable place")
-    return f"products, attention and sampling for {SET}, kept in {PLACE}"
+    decoder = Model.load().decoder
+    cached = str(decoder.dtype).removeprefix("torch.")
+    return f"matrices in {decoder.linear}; keys and values in {cached}; compiled for {SET}, kept in {PLACE}"

@@ -22,7 +22,6 @@ from phase0_request.machine import give_back_freed_memory
 from phase0_request.request import Request
 from phase0_request.tokenizer import BUNDLED
 from phase1_kv_pool.cache import PagedCache
-from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.lab.random_weights import save_random
 from phase2_prefill_decode.loading.model import Model
 from phase2_prefill_decode.parallel.leader import Leader
@@ -61,7 +60,7 @@ class Steps:
 
     def __init__(self, model: Model) -> None:
         self.cache = PagedCache(-(-CONTEXT // PAGE) * (max(BATCHES) + 2) + PROMPT // PAGE, PAGE)
-        pool = KVPool(model.config.kv_layout(PAGE), self.cache.max_tokens // PAGE, model.decoder.device)
+        pool = model.decoder.kv_pool(model.config.kv_layout(PAGE), self.cache.max_tokens // PAGE)
         self.runner = ModelRunner(model.decoder, pool, self.cache, Sampler.of(model, 0))
         self.collectives = Collectives(model)
 

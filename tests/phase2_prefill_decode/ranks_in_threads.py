@@ -1,6 +1,7 @@
 """The ranks of a model as threads of this process, with the same sockets, commands and collectives."""
 
 import contextlib
+import json
 import socket
 import threading
 from collections.abc import Iterator
@@ -20,7 +21,10 @@ class RanksInThreads(Ranks):
     def _start(self, theirs: socket.socket) -> None:
         def follow() -> None:
             with theirs:
-                worker.follow(theirs)
+                try:
+                    worker.follow(theirs)
+                except ValueError as error:  # as its process would say it
+                    worker.send(theirs, json.dumps({"error": str(error)}).encode())
 
         threading.Thread(target=follow, daemon=True).start()
 

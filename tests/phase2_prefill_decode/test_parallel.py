@@ -16,6 +16,7 @@ from phase0_request.params import SamplingParams
 from phase0_request.tokenizer import BUNDLED
 from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.pool import KVPool
+from phase2_prefill_decode.decoder import Decoder
 from phase2_prefill_decode.engine import Engine, static
 from phase2_prefill_decode.loading.checkpoint import Checkpoint
 from phase2_prefill_decode.loading.config import ModelConfig
@@ -23,6 +24,7 @@ from phase2_prefill_decode.loading.model import Model
 from phase2_prefill_decode.loading.quantized.layout import SCHEMES
 from phase2_prefill_decode.loading.quantized.quantize import quantize
 from phase2_prefill_decode.parallel import worker
+from phase2_prefill_decode.parallel.layers import ParallelDecoder
 from phase2_prefill_decode.parallel.ranks import RankError, Ranks
 from phase2_prefill_decode.parallel.shard import Shard, ShardedCheckpoint
 from phase2_prefill_decode.sampling.sampler import Sampler
@@ -190,12 +192,35 @@ def test_recorded_steps_run_on_all_ranks(tmp_path: Path, monkeypatch: pytest.Mon
     with split(saved(oracle, tmp_path), 2) as model:
         cache, state = PagedCache(32, 16), DeviceState(torch.device("cpu"), 8, 8)
         scheduler = StaticScheduler(cache, model.eos_ids, batch_size=4)
-        pool = KVPool(model.config.kv_layout(16), 32, "cpu")
+        pool = model.decoder.kv_pool(model.config.kv_layout(16), 32)
         runner = ModelRunner(model.decoder, pool, cache, Sampler.of(model, 0), state)
         runner.record([1, 2, 4], 128, replays_itself)
         given = prompts(300, [3, 17, 30])
         answers = Engine(model, EngineCore(scheduler, runner)).generate(given, GREEDY)
     assert all(follows(oracle, p, answer.output_tokens) for p, answer in zip(given, answers, strict=True))
+
+
+def test_engines_that_share_a_model_do_not_read_each_others_keys(tmp_path: Path) -> None:
+    """Of several ranks: the others have one KV pool. The engine made last has it."""
+    with split(saved(variant("qwen3"), tmp_path), 2) as model:
+        one, other = static(model), static(model)
+        with pytest.raises(RuntimeError, match="another engine of this model has its keys and values"):
+            one.generate(prompts(300, [9]), GREEDY)
+        assert other.generate(prompts(300, [9]), GREEDY)
+
+
+def test_a_pool_that_another_rank_has_no_memory_for_is_refused_when_it_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kv_pool(self: ParallelDecoder, *_: Any) -> KVPool:
+        if self.group.rank == 0:
+            return KVPool(self.config.kv_layout(16), 1)
+        raise ValueError("9 pages need 7 GiB")
+
+    monkeypatch.setattr(Decoder, "kv_pool", kv_pool)
+    said = "rank 1 of 2 has failed: 9 pages need 7 GiB"
+    with split(saved(variant("qwen3"), tmp_path), 2) as model, pytest.raises(RankError, match=said):
+        static(model)
 
 
 def replays_itself(run: Any) -> Any:

@@ -287,7 +287,7 @@ class Engine:
             if not self.scheduler.sequences:
                 break
             self.step()
-        self.deliver(self.scheduler.drain())
+        self.deliver(self.core.drain())
         assert not self.scheduler.has_work, f"not done after {limit} steps"
         assert not self.in_flight
         return self

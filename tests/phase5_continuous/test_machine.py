@@ -23,6 +23,7 @@ from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.policies import ByPriority, FirstComeFirstServed, LongestPrefixFirst
 from phase5_continuous.scheduler import Scheduler
 from phase5_continuous.speculation.speculation import Proposer, Speculation
+from tests.phase5_continuous.recorded import Recorded
 from tests.phase5_continuous.support import EOS, Engine, Oracle, draft_model
 
 BEGINNINGS = [(), (5,) * 4, (5,) * 8, (5,) * 8 + (6,) * 5]
@@ -89,6 +90,8 @@ class Anything(RuleBasedStateMachine):
             speculation=None if proposer is None else Speculation(proposer, 5, spare_rows=200),
         )
         self.engine = Engine(scheduler)
+        self.recorded = Recorded(self.engine)
+        self.joined: Recorded | None = None  # a record that began in the middle
 
     @rule(burst=st.lists(ARRIVALS, min_size=1, max_size=4))
     def submit(self, burst: list[Arrival]) -> None:
@@ -162,6 +165,13 @@ class Anything(RuleBasedStateMachine):
             with pytest.raises(ValueError, match=r"only a new request can be submitted|is here already"):
                 scheduler.submit(one)
 
+    @rule()
+    def join(self) -> None:
+        """A record begins now."""
+        if self.joined is not None:
+            self.joined.close()
+        self.joined = Recorded(self.engine)
+
     # These cases have rules of their own: the rules above reach them too seldom.
 
     @precondition(lambda self: self.engine.scheduler.sequences)
@@ -210,6 +220,9 @@ class Anything(RuleBasedStateMachine):
         if not hasattr(self, "engine"):
             return
         self.engine.check()
+        for recorded in (self.recorded, self.joined):
+            if recorded is not None:
+                recorded.check()
         if not self.cache.shares:  # a cache that shares may replace a page by its duplicate while it is read
             for page in self.engine.device.pages_in_flight:
                 assert self.cache.allocator.count(page) > 0, f"page {page} is free, and a step in flight reads it"
@@ -224,10 +237,13 @@ class Anything(RuleBasedStateMachine):
             while self.engine.in_flight:
                 self.engine.commit()
             self.engine.run().check_the_end()
+            self.holds()
             Anything.seen += Counter(reason.value for reason in self.engine.ended.values())
+            Anything.seen += Counter(f"held: {why}" for why in self.recorded.whys)
             Anything.seen["preempted"] += self.engine.scheduler.running_set.num_preemptions
             Anything.seen["pending preemption"] += self.engine.pending_preemptions
             if (speculation := self.engine.scheduler.speculation) is not None:
+                assert self.recorded.accepted == sum(speculation.accepted)
                 Anything.seen["accepted"] += sum(speculation.accepted)
                 Anything.seen["rejected"] += speculation.drafted - sum(speculation.accepted)
 
@@ -256,6 +272,7 @@ def run_machine(cache_type: type[PagedCache], how: str, examples: int, rarely: i
     ]
     rare += ["pending preemption"] if how == "ahead" else []
     rare += ["accepted", "rejected"] if how.startswith("with") else []
+    rare += [f"held: {why}" for why in ("tokens", "places", "pages", "fairness")]
     assert {what: Anything.seen[what] for what in rare if Anything.seen[what] < rarely} == {}
     return Anything.rules_run
 

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from phase6_integration.cluster.digest import Digest
 from phase6_integration.cluster.routing import RoutingPolicy, RoutingTable, rank
+from phase6_integration.engine.stats import Gauges
 
-POLICY = RoutingPolicy()
+POLICY, IDLE = RoutingPolicy(), Gauges()
 loads = st.lists(st.integers(0, 200), min_size=1, max_size=12)
 
 
@@ -60,8 +61,8 @@ def test_a_conversation_stays_with_its_replica_before_any_report_and_after() -> 
     digest = Digest()
     digest.stored([1, 2, 3, 4])
     for _ in range(4):
-        table.report(first, digest.report({}))
-        table.report(other, Digest().report({}))
+        table.report(first, digest.report({}, IDLE))
+        table.report(other, Digest().report({}, IDLE))
     assert {table.choose([*prompt, 4, 5], "ab")[0] for _ in range(20)} == {first}
 
 
@@ -69,11 +70,11 @@ def test_pages_that_a_replica_does_not_tell_of_are_not_expected_for_ever() -> No
     table, digest, _ = two()
     table.send("a", "r1", [1, 2, 3])
     for _ in range(5):
-        table.report("a", digest.report({"me": 1}))
+        table.report("a", digest.report({"me": 1}, IDLE))
         assert table.replicas["a"].hits([1, 2, 3]) == 3, "it may be prefilling them"
     table.finish("r1")
-    table.report("a", digest.report({}))
-    table.report("a", digest.report({}))
+    table.report("a", digest.report({}, IDLE))
+    table.report("a", digest.report({}, IDLE))
     assert table.replicas["a"].hits([1, 2, 3]) == 0
     assert not table.replicas["a"].expected
 
@@ -81,8 +82,8 @@ def test_pages_that_a_replica_does_not_tell_of_are_not_expected_for_ever() -> No
 def test_requests_between_two_reports_do_not_all_go_to_one_replica() -> None:
     table, digest, empty = two()
     digest.stored([1, 2, 3])
-    table.report("a", digest.report({}))
-    table.report("b", empty.report({}))
+    table.report("a", digest.report({}, IDLE))
+    table.report("b", empty.report({}, IDLE))
     for number in range(40):
         name = table.choose([1, 2, 3], "ab")[0]
         table.send(name, f"r{number}", [1, 2, 3])
@@ -95,7 +96,7 @@ def test_load_counts_the_requests_of_other_fronts_and_not_the_own_ones_twice() -
     table, digest, _ = two()
     table.send("a", "r1", [1])
     table.send("a", "r2", [2])
-    table.report("a", digest.report({"me": 5, "other": 3}))
+    table.report("a", digest.report({"me": 5, "other": 3}, IDLE))
     assert table.replicas["a"].load == 5
     table.finish("r1")
     assert table.replicas["a"].load == 4
@@ -106,10 +107,20 @@ def test_load_counts_the_requests_of_other_fronts_and_not_the_own_ones_twice() -
 def test_a_replica_that_is_gone_is_forgotten_with_its_requests() -> None:
     table, digest, _ = two()
     digest.stored([1, 2, 3])
-    table.report("a", digest.report({}))
+    table.report("a", digest.report({}, IDLE))
     table.send("a", "r1", [1, 2, 3])
     table.keep("b")
     table.finish("r1")
     table.keep("ab")
     assert table.replicas["a"].load == 0
     assert table.replicas["a"].hits([1, 2, 3]) == 0
+
+
+def test_a_replica_that_is_gone_has_no_state_and_its_counts_stay() -> None:
+    """Prometheus takes a counter that falls for one that began anew."""
+    table, one, other = two()
+    table.report("a", one.report({}, Gauges(3, 1, 64, 50, 8, 6, 2, 500, 250, 4, 12, (4, 2))))
+    table.report("b", other.report({}, Gauges(1, 0, 64, 60, 4, 0, 1, 100, 0, 1, 3, (1, 1, 1))))
+    assert table.gauges == Gauges(4, 1, 128, 110, 12, 6, 3, 600, 250, 5, 15, (5, 3, 1))
+    table.keep("b")
+    assert table.gauges == Gauges(1, 0, 64, 60, 4, 0, 3, 600, 250, 5, 15, (5, 3, 1))

@@ -12,6 +12,7 @@ import httpx
 import psutil
 import pytest
 
+from phase0_request.checks import ConfigError
 from phase0_request.params import SamplingParams
 from phase2_prefill_decode.parallel.ranks import WORKER, RankError
 from phase6_integration.engine.engine import NanoServingEngine
@@ -51,6 +52,13 @@ def test_an_engine_over_two_processes_answers_as_one_and_says_which_has_died() -
             with pytest.raises(RankError, match=KILLED):
                 together.generate(prompts, GREEDY, progress=False)
     assert workers(os.getpid()) == []
+
+
+def test_a_split_model_that_no_engine_can_be_made_of_leaves_no_process() -> None:
+    with pytest.raises(ConfigError) as caught:  # which keeps all frames, and so the model
+        NanoServingEngine.from_pretrained(tensor_parallel_size=2, kv_cache_pages=2, max_model_len=2048)
+    assert workers(os.getpid()) == []
+    assert "max_model_len is 2048" in str(caught.value)
 
 
 # Over HTTP. Each fault is followed by a restart, and by the same answer as before.

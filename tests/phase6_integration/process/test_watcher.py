@@ -1,4 +1,4 @@
-"""Readers of a live record: each rebuilds the state of one that misses nothing, whenever it came, however slow it is."""
+"""Readers of a live record: each rebuilds the state of one that misses nothing, however late it came or slow it is."""
 
 import asyncio
 import json

@@ -11,6 +11,7 @@ export class Compare {
     this.player = new Player(views);
     this.element = element;
     element.classList.add("v-compare");
+    this.player.element.addEventListener("keydown", (event) => views[0].keys.down(event));
     const sides = records.map(() => h("div"));
     element.append(h("div", { className: "viewer v-shared" }, this.player.element), h("div", { className: "v-sides" }, sides));
     this.views = views;

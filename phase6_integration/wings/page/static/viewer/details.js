@@ -30,7 +30,7 @@ export class Details {
 
   #key(state, selected) {
     const request = state.requests.get(selected?.request);
-    if (request) return JSON.stringify([selected, request.state, request.computed, request.out, state.tables.get(request.r), request.slot]);
+    if (request) return JSON.stringify([selected, request.state, request.computed, request.out, state.tables.get(request.r), request.slot, state.known.get(request.id)?.ids?.length]);
     if (selected?.page !== undefined) return JSON.stringify([selected, state.holders(selected.page), state.kind(selected.page)]);
     return JSON.stringify(["running", "preempted", "waiting"].map((each) => state.all(each).map(({ r, slot }) => [r, slot])));
   }
@@ -65,7 +65,7 @@ export class Details {
       ["Output", `${request.out} of ${request.max || "?"} tokens`],
       ["Computed", `${request.computed} of ${request.total} tokens`],
       ["Pages", `${table.length}${table.length ? `, ${table.filter((page) => state.users[page] > 1).length} shared` : ""}`],
-      ["First token", request.firstOut === null ? null : `after ${seconds(request.firstOut - request.arrived)}`],
+      ["First token", request.firstOut === null || request.arrived === null ? null : `after ${seconds(request.firstOut - request.arrived)}`],
       ["Preempted", request.preemptions ? count(request.preemptions, "time") : null],
       ["Tenant", request.tenant || null],
       ["Priority", request.priority || null],

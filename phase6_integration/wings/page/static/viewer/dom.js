@@ -64,7 +64,7 @@ export function palette(element) {
   const ground = parts(colours.raised);
   colours.tints = colours.hues.map((hue) => mix(parts(hue), ground, 0.3));
   colours.font = getComputedStyle(element).fontFamily;
-  colours.unit = parseFloat(getComputedStyle(element.querySelector(".v-body")).getPropertyValue("--v-unit")) || 1;
+  colours.unit = parseFloat(getComputedStyle(element.querySelector(".v-body")).fontSize) / 13;
   probe.remove();
   return colours;
 }

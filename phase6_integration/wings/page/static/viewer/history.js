@@ -17,6 +17,7 @@ export class History {
     this.kept = [{ at: 0, state: this.head.clone() }]; // the states before line `at`
     this.lanes = new Lanes();
     this.shown = null;
+    this.used = 0; // pages up to the highest that any line has named: pools are large, and filled from page 0 on
   }
 
   get end() { return this.base + this.lines.length; }
@@ -24,6 +25,9 @@ export class History {
   push(line) {
     if (this.end % SPACING === 0 && this.end > 0) this.kept.push({ at: this.end, state: this.head.clone() });
     this.head.apply(line);
+    for (const [name, , pages, swapped] of line.pages ?? []) {
+      if (name !== "free" && name !== "evict") for (const page of name === "swap" ? swapped : pages) this.used = Math.max(this.used, page + 1);
+    }
     this.lanes.add(line, this.end, this.head);
     this.facts.push(factsOf(line, this.head, this.facts.at(-1)));
     this.lines.push(line);
@@ -77,7 +81,7 @@ function factsOf(line, state, before) {
     decode: (line.decode?.length ?? 0) + (line.verify?.length ?? 0),
     out: (before?.out ?? 0) + (line.out?.length ?? 0),
     asked: before?.asked ?? 0, hits: before?.hits ?? 0,
-    ttft: null, itl: line.out?.length && ms ? ms : null, reused: null,
+    ttft: null, itl: null, reused: null,
   };
   if (!line.snapshot) {
     for (const [r, cached] of line.admitted ?? []) {
@@ -85,9 +89,11 @@ function factsOf(line, state, before) {
       facts.hits += cached;
     }
   }
-  const first = (line.out ?? []).filter((r) => state.requests.get(r).firstOut === state.requests.get(r).lastOut);
-  const waits = first.map((r) => state.requests.get(r).firstOut - state.requests.get(r).arrived);
-  if (waits.length && !line.snapshot) facts.ttft = Math.max(...waits) * 1000;
+  const drew = Array.from(new Set(line.out), (r) => state.requests.get(r)).filter(Boolean);
+  const waits = drew.filter(({ firstOut, lastOut, arrived }) => firstOut === lastOut && arrived !== null).map(({ firstOut, arrived }) => firstOut - arrived);
+  const gaps = drew.map(({ gap }) => gap).filter((gap) => gap !== null);
+  if (waits.length) facts.ttft = Math.max(...waits) * 1000;
+  if (gaps.length) facts.itl = (gaps.reduce((sum, gap) => sum + gap, 0) / gaps.length) * 1000;
   facts.reused = facts.asked ? facts.hits / facts.asked : null;
   return facts;
 }

@@ -22,10 +22,10 @@ export class Keys {
       h("dl", {}, HELP.map(([key, what]) => h("div", {}, h("dt", {}, h("kbd", {}, key)), h("dd", {}, what)))),
       h("form", { method: "dialog" }, h("button", { className: "v-button v-wide" }, "Close")));
     this.button = h("button", { type: "button", className: "v-why v-keys", "aria-label": "Keys", title: "Keys (?)", onclick: () => this.dialog.showModal() }, "⌨");
-    viewer.element.addEventListener("keydown", (event) => this.#down(event));
+    viewer.element.addEventListener("keydown", (event) => this.down(event));
   }
 
-  #down(event) {
+  down(event) {
     const { viewer } = this, { player } = viewer, { target } = event;
     if (event.ctrlKey || event.metaKey || event.altKey || !viewer.history?.lines.length || this.dialog.open) return;
     if (target.closest("select, textarea, input:not([type=range])")) return;

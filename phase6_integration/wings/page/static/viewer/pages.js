@@ -5,7 +5,7 @@
 import { fit, hueOf, tintOf, type } from "./dom.js";
 import { CACHED, FREE, PRIVATE, SHARED } from "./state.js";
 
-const MOST = 46, LEAST = 4; // pixels of a cell
+const MOST = 60, LEAST = 4; // pixels of a cell
 const GUTTER = 34; // for the number of each row's first page
 
 export class Pages {
@@ -21,7 +21,7 @@ export class Pages {
     for (let columns = 8; columns <= 512; columns += columns < 32 ? 4 : 8) {
       const wide = Math.floor((width - GUTTER) / columns);
       const pitch = Math.min(MOST, wide, Math.floor(height / Math.ceil(count / columns)));
-      if (pitch > best.pitch || (pitch === best.pitch && pitch === MOST)) best = { pitch, columns };
+      if (pitch > best.pitch) best = { pitch, columns };
     }
     if (best.pitch < LEAST) best = { pitch: LEAST, columns: Math.max(8, Math.floor((width - GUTTER) / LEAST / 8) * 8) };
     this.count = count;
@@ -32,6 +32,9 @@ export class Pages {
     this.drawn = null;
   }
 
+  /** Where the cell of a page begins. */
+  corner(page) { return [GUTTER + (page % this.columns) * this.pitch, 1 + Math.floor(page / this.columns) * this.pitch]; }
+
   at(x, y) {
     const column = Math.floor((x - GUTTER) / this.pitch), row = Math.floor((y - 1) / this.pitch);
     const page = row * this.columns + column;
@@ -41,7 +44,7 @@ export class Pages {
   draw({ state, line, colours, lit }) {
     const context = fit(this.canvas, this.width, this.height);
     const { owner, other, filled } = state.owners();
-    const size = state.header.page_size, touched = touchedBy(line);
+    const size = state.header.page_size, touched = touchedBy(line, state.header.num_pages);
     if (this.colours !== colours || !this.drawn) {
       this.colours = colours;
       this.drawn = new Float64Array(2 * this.count).fill(-1);
@@ -49,7 +52,7 @@ export class Pages {
     }
     for (let page = 0; page < this.count; page++) {
       const kind = state.kind(page), dim = lit !== null && !lit.pages.has(page), users = state.users[page];
-      const mark = page === this.cursor ? 3 : lit?.page === page ? 2 : touched.get(page) ?? 0;
+      const mark = page === this.cursor ? 3 : lit?.page === page ? 2 : touched[page];
       const look = ((((users * 257 + filled[page]) * 4 + kind) * 5 + mark + 1) * 2 + dim), held = (owner[page] + 1) * 2 ** 24 + other[page] + 1;
       if (this.drawn[2 * page] === look && this.drawn[2 * page + 1] === held) continue;
       this.drawn[2 * page] = look;
@@ -71,7 +74,7 @@ export class Pages {
 
   #cell(context, colours, page, { kind, first, second, users, full, dim, mark }) {
     const { pitch } = this, gap = pitch >= 12 ? 2 : 1, size = pitch - gap;
-    const x = GUTTER + (page % this.columns) * pitch, y = 1 + Math.floor(page / this.columns) * pitch;
+    const [x, y] = this.corner(page);
     context.clearRect(x, y, pitch, pitch);
     context.globalAlpha = dim ? 0.22 : 1;
     if (kind === FREE) fill(context, colours.free, x, y, size);
@@ -122,12 +125,12 @@ function fill(context, colour, x, y, size) {
 }
 
 /** The pages that a line allocated or attached (1), and those that it freed or evicted (-1). */
-function touchedBy(line) {
-  const touched = new Map();
+function touchedBy(line, count) {
+  const touched = new Int8Array(count);
   for (const [name, first, ...rest] of line?.snapshot ? [] : line?.pages ?? []) {
-    if (name === "attach" || name === "grow") for (const page of rest[0]) touched.set(page, 1);
-    if (name === "swap") for (const page of rest[1]) touched.set(page, 1);
-    if (name === "evict") for (const page of first) touched.set(page, -1);
+    if (name === "attach" || name === "grow") for (const page of rest[0]) touched[page] = 1;
+    if (name === "swap") for (const page of rest[1]) touched[page] = 1;
+    if (name === "evict") for (const page of first) touched[page] = -1;
   }
   return touched;
 }

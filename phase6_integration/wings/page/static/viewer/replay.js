@@ -16,10 +16,20 @@ async function start(main) {
     records.push({ title: element.dataset.title, lines: await linesOf(element) });
   }
   if (records.length > 1) return new Compare(main, records);
-  const viewer = new Viewer(main, { title: records[0].title });
+  const viewer = new Viewer(main.appendChild(h("div")), { title: records[0].title });
   viewer.push(records[0].lines);
+  viewer.element.focus();
   return viewer;
 }
 
+/** Light or dark, whatever the system has. */
+function themeButton() {
+  const root = document.documentElement, isDark = () => (root.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
+  return h("button", { type: "button", className: "v-why v-keys", "aria-label": "Light or dark", title: "Light or dark", onclick: () => (root.dataset.theme = isDark() ? "light" : "dark") }, "◐");
+}
+
 const main = document.querySelector("main");
-start(main).then((shown) => (globalThis.shown = shown), (error) => main.append(h("p", { role: "alert" }, `This record cannot be shown: ${error.message}`)));
+start(main).then((shown) => {
+  main.querySelector(".v-name, .v-transport").append(themeButton());
+  globalThis.shown = shown;
+}, (error) => main.append(h("p", { role: "alert" }, `This record cannot be shown: ${error.message}`)));

@@ -4,7 +4,7 @@ import { h, hueOf } from "./dom.js";
 import { words } from "./words.js";
 
 const SHOWN = 5;
-const LOUD = new Set(["gap", "preemption", "eviction", "error", "held", "admission", "finish"]);
+const LOUD = new Set(["gap", "preemption", "eviction", "error", "held", "prefix", "admission", "finish"]);
 
 export class Words {
   constructor(mechanisms, source, choose, hover) {

@@ -74,7 +74,7 @@ function stack(context, { axis, history, colours, top, pages, high }) {
     }
   }
   const counts = history.fact(axis.cursor)?.counts;
-  label(context, colours, axis, STACK, counts ? `${Math.round(((counts[2] + counts[3]) / pages) * 100)} % used` : "", top);
+  label(context, colours, axis, STACK, counts ? `${counts[2] + counts[3]} used` : "", top);
 }
 
 function label(context, colours, axis, name, value, top) {

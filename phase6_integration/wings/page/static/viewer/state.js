@@ -17,9 +17,10 @@ export class Request {
     this.out = output;
     this.preemptions = 0;
     this.slot = -1; // its colour: the lowest number that no other live request has
-    this.arrived = t;
-    this.firstOut = null;
+    this.arrived = t; // null: before the record began, as far as it is known
+    this.firstOut = output ? 0 : null; // times of its first and its last token
     this.lastOut = null;
+    this.gap = null; // between the last two
   }
 
   get total() { return this.prompt + this.out; }
@@ -70,7 +71,7 @@ export class State {
     if ("step" in line) this.step = line.step;
     this.t = line.t ?? this.t;
     for (const [id, text] of Object.entries(line.vocab ?? {})) this.vocab.set(+id, text);
-    for (const fields of line.new ?? []) this.#arrive(new Request(fields.r, fields, this.t));
+    for (const fields of line.new ?? []) this.#arrive(new Request(fields.r, fields, line.snapshot ? null : this.t));
     for (const operation of line.pages ?? []) this.#operate(operation);
     for (const [r, cached] of line.admitted ?? []) Object.assign(this.#request(r), { cached, computed: cached });
     for (const [r] of line.preempted ?? []) this.#preempt(this.#request(r));
@@ -177,6 +178,7 @@ export class State {
     if (id !== undefined) request.ids[request.out] = id;
     request.out += 1;
     request.firstOut ??= t;
+    request.gap = request.lastOut === null ? null : t - request.lastOut;
     request.lastOut = t;
   }
 

@@ -15,7 +15,7 @@ export class Timeline {
     this.rows = []; // what is drawn where, for the pointer
   }
 
-  draw({ history, at, state, colours, lit, width, room }) {
+  draw({ history, at, state, colours, lit, width, room, pages }) {
     const { axis } = this;
     const { unit } = colours;
     axis.place(history, at, width, unit);
@@ -35,7 +35,7 @@ export class Timeline {
     for (const row of rows.list) this.#lane(row, state, at, lit);
     this.budgetTop = this.top + lanes + GAP;
     this.#composition(history, state, lit);
-    drawSeries(context, { axis, history, colours, top: this.budgetTop + this.high + GAP, pages: state.header.num_pages });
+    drawSeries(context, { axis, history, colours, top: this.budgetTop + this.high + GAP, pages });
     this.#future(history, at);
     this.#cursor(at);
   }
@@ -79,7 +79,7 @@ export class Timeline {
 
   #lane({ lane, row, since = lane.since, queued }, state, at, lit) {
     const { context, axis, colours, pitch } = this;
-    const y = this.top + row * pitch, high = pitch > 6 ? pitch - 3 : Math.max(pitch - 1, 1), middle = y + high / 2;
+    const y = this.top + row * pitch, high = pitch > 6 ? pitch - 3 : Math.max(pitch - 1, 2), middle = y + high / 2;
     const request = state.requests.get(lane.r) ?? lane, hue = hueOf(colours, lane), tint = tintOf(colours, lane);
     context.globalAlpha = lit && !lit.requests.has(lane.r) ? 0.18 : 1;
     const admitted = lane.spans[0]?.[1] ?? Infinity;

@@ -69,7 +69,8 @@ export class Tree {
     this.nodes = [];
   }
 
-  draw({ state, colours, lit, width, room, moving, again }) {
+  draw(options) {
+    const { state, colours, lit, width, room, moving } = (this.options = options);
     const all = nodesOf(state);
     let laid = arrange(all, Infinity);
     if (laid.rows * 12 > room) laid = arrange(all, 0, true);
@@ -80,7 +81,7 @@ export class Tree {
     Object.assign(this, { pitch, step, width, state, colours, lit, high: pitch >= 24 ? Math.round(13 * colours.unit) : Math.max(3, Math.min(12, pitch - 3)) });
     this.height = Math.max(room, laid.rows * pitch + 12);
     this.nodes = laid.list;
-    this.#move(moving, again);
+    this.#move(moving);
     const context = (this.context = fit(this.canvas, width, this.height));
     context.clearRect(0, 0, width, this.height);
     this.#root(laid.list);
@@ -94,7 +95,7 @@ export class Tree {
   #x(depth) { return LEFT + depth * this.step; }
 
   // Cells glide from where they were to where they are now. What is drawn at the end depends on the state alone.
-  #move(moving, again) {
+  #move(moving) {
     const count = this.state.header.num_pages, at = new Float32Array(2 * count).fill(-1);
     for (const node of this.nodes) {
       for (let index = 0; index < node.pages.length; index++) {
@@ -110,7 +111,8 @@ export class Tree {
     this.target = at;
     const share = this.from ? Math.min(1, (performance.now() - this.began) / MOTION) : 1;
     if (share === 1) this.from = null;
-    else again();
+    else requestAnimationFrame(() => this.from && performance.now() - this.drawn > 8 && this.draw(this.options));
+    this.drawn = performance.now();
     this.ease = 1 - (1 - share) ** 3;
     this.cells = this.from ? at.map((to, index) => (to >= 0 && this.from[index] >= 0 ? this.from[index] + (to - this.from[index]) * this.ease : to)) : at;
   }
@@ -240,5 +242,5 @@ function clip(context, text, room) {
     if (context.measureText(`${text.slice(0, middle)}…`).width <= room) low = middle;
     else high = middle - 1;
   }
-  return low ? `${text.slice(0, low)}…` : "";
+  return low > 3 ? `${text.slice(0, low)}…` : "";
 }

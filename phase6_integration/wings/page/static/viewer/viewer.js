@@ -19,6 +19,8 @@ import { Words } from "./said.js";
 const still = window.matchMedia("(prefers-reduced-motion: reduce)");
 const dark = window.matchMedia("(prefers-color-scheme: dark)");
 
+const LEAST_PAGES = 256; // that are drawn, if the pool has them
+
 export class Viewer {
   #live = false;
   #asked = false; // a frame
@@ -35,6 +37,10 @@ export class Viewer {
     this.known = new Map(); // of `know`
     this.vocab = new Map();
     this.#build(source, player);
+    const sight = new IntersectionObserver((seen) => {
+      for (const { target, isIntersecting } of seen) [this.pages, this.tree, this.timeline].find(({ canvas }) => canvas === target).visible = isIntersecting;
+    });
+    for (const { canvas } of [this.pages, this.tree, this.timeline]) sight.observe(canvas);
     new ResizeObserver(() => this.#resize()).observe(this.body);
     const repaint = () => { this.colours = null; this.#ask(); };
     dark.addEventListener("change", repaint);
@@ -114,15 +120,16 @@ export class Viewer {
       h("h3", {}, title, this.said.where(mechanism)), ...content);
     const scroll = (view) => h("div", { className: "v-scroll" }, view.canvas);
     this.body = h("div", { className: "v-body" },
-      panel("pages", "page", "Pages", this.counts, scroll(this.pages)),
+      panel("pages", "page", "Pages", this.counts, scroll(this.pages), (this.more = h("p", { className: "v-quiet" }))),
       panel("tree", "tree", "Prefix tree", scroll(this.tree)),
       panel("time", "budget", "Batch over time", lanesLegend(), scroll(this.timeline)),
       panel("who", null, "Requests", this.details.element));
-    const keys = new Keys(this);
+    const keys = (this.keys = new Keys(this));
     this.top = h("header", { className: "v-top" },
       h("div", { className: "v-name" }, this.title ? h("h2", {}, this.title) : null, this.about, player ? null : keys.button),
       player ? null : this.player.element, this.said.element);
     this.element.classList.add("viewer");
+    this.element.tabIndex = -1; // a click anywhere in it gives it the keys
     this.element.append(this.top, this.body, keys.dialog, this.said.popover);
     this.#listen();
   }
@@ -165,6 +172,9 @@ export class Viewer {
   }
 
   #resize() {
+    const width = this.body.clientWidth;
+    if (width === this.width) return;
+    this.width = width;
     this.layout = null;
     this.#ask();
   }
@@ -178,21 +188,35 @@ export class Viewer {
   #measure() {
     const inner = (view) => view.canvas.parentElement.clientWidth;
     this.colours = palette(this.element);
-    this.layout = { pages: inner(this.pages), tree: inner(this.tree), time: inner(this.timeline), room: parseFloat(getComputedStyle(this.body).getPropertyValue("--v-room")) || 280 };
-    this.pages.layout(this.history.header.num_pages, this.layout.pages, this.layout.room);
+    const room = parseFloat(getComputedStyle(this.body).getPropertyValue("--v-room")) * this.colours.unit;
+    this.layout = { pages: inner(this.pages), tree: inner(this.tree), time: inner(this.timeline), room };
+    this.layout.pagesShown = this.#pagesShown();
+    this.pages.layout(this.layout.pagesShown, this.layout.pages, room);
+    if (this.pages.pitch < 8) this.pages.layout(this.layout.pagesShown, this.layout.pages, room * 1.7);
+    const more = this.history.header.num_pages - this.layout.pagesShown;
+    this.more.textContent = more ? `and ${more.toLocaleString("en")} more, never used` : "";
+  }
+
+  // Of a large pool the part that has been used, and at most as much again.
+  #pagesShown() {
+    const { used, header } = this.history;
+    let shown = LEAST_PAGES;
+    while (shown < used) shown *= 2;
+    return Math.min(shown, header.num_pages);
   }
 
   #draw() {
     if (!this.history?.lines.length || this.index === undefined || !this.element.isConnected) return;
     this.colours ??= palette(this.element);
-    if (!this.layout) this.#measure();
+    if (this.layout?.pagesShown !== this.#pagesShown()) this.#measure();
     const { history, colours, layout, index: at } = this, state = this.state, line = this.line, lit = this.lit(state);
     const playing = this.player.playing;
     const moving = !still.matches && !(playing && this.player.speed > 1);
-    const fast = playing && this.player.speed > 2; // then the tree and words change more rarely than pages and lanes
-    this.pages.draw({ state, line, colours, lit });
-    if (!fast || this.frames % 2) this.tree.draw({ state, colours, lit, width: layout.tree, room: layout.room, moving, again: () => this.#ask() });
-    this.timeline.draw({ history, at, state, colours, lit, width: layout.time, room: layout.room * 0.8 });
+    const fast = playing && this.player.speed > 2; // then tree and lanes take turns, and words change more rarely
+    const due = (view) => !playing || view.visible !== false || this.frames % 12 < 2; // what is out of sight can lag
+    if (due(this.pages)) this.pages.draw({ state, line, colours, lit });
+    if (due(this.tree) && !(fast && this.frames % 2 === 0)) this.tree.draw({ state, colours, lit, width: layout.tree, room: layout.room, moving });
+    if (due(this.timeline) && !(fast && this.frames % 2 === 1)) this.timeline.draw({ history, at, state, colours, lit, width: layout.time, room: layout.room * 0.8, pages: layout.pagesShown });
     this.#legend(state, colours);
     if (!fast || this.frames % 6 === 0) this.details.draw({ state, colours, selected: this.hovered ?? this.selected });
     if (!fast || this.frames % 6 === 3) this.said.draw({ line, state, colours, playing, announce: this.announce && !playing });

@@ -2,7 +2,7 @@
 
 import { count } from "./dom.js";
 
-const ORDER = ["gap", "preemption", "eviction", "error", "held", "admission", "finish", "arrival", "duplicate", "draft", "chunk", "publish", "decode"];
+const ORDER = ["gap", "preemption", "eviction", "error", "held", "prefix", "admission", "finish", "arrival", "duplicate", "draft", "chunk", "publish", "decode"];
 
 /** `state` is the state after the line. */
 export function words(line, state) {
@@ -14,10 +14,8 @@ export function words(line, state) {
     for (const { r, prompt = 0, max, tenant } of line.new ?? []) {
       say("arrival", `r${r} arrives${tenant ? ` from ${tenant}` : ""}: a prompt of ${count(prompt, "token")}, ${max ? `up to ${max} to generate` : "nothing to generate"}`, r);
     }
-    for (const [r, cached] of line.admitted ?? []) say("admission", admitted(state.requests.get(r), cached), r);
-    for (const [r, by] of line.preempted ?? []) {
-      say("preemption", `r${r} preempted: ${by === null || by === undefined ? "another tenant is next in turn, or its step failed" : by === r ? "the pool has no page for it" : `r${by} needs a page and none is free`}`, r);
-    }
+    for (const [r, cached] of line.admitted ?? []) say(cached ? "prefix" : "admission", admitted(state.requests.get(r), cached), r);
+    for (const [r, by] of line.preempted ?? []) say("preemption", `r${r} preempted: ${cause(r, by ?? null, line, state)}`, r);
     pages(line, say);
   }
   for (const [r, start, length] of line.prefill ?? []) say("chunk", prefill(state.requests.get(r), start, length), r);
@@ -53,6 +51,13 @@ function pages(line, say) {
     } else if (name === "store") stored.push(...rest[0]);
   });
   if (stored.length) say("publish", `${count(stored.length, "full page")} ${stored.length === 1 ? "joins" : "join"} the tree`);
+}
+
+function cause(r, by, line, state) {
+  if (by === r) return "the pool has no page for it";
+  if (by !== null) return `r${by} needs a page and none is free`;
+  const together = line.preempted.length > 1, tenants = new Set(Array.from(state.requests.values(), ({ tenant }) => tenant));
+  return together || tenants.size < 2 ? "its step failed, and it starts again" : "another tenant, which runs fewer, is next in turn";
 }
 
 const REASONS = { stop: "it drew its stop token", length: "it has all the tokens it asked for", abort: "aborted", timeout: "out of time" };

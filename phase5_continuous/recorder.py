@@ -1,0 +1,318 @@
+"""Recorder: what an engine did, a line a step: arrivals, admissions, pages, slices, tokens, and why the next one waits.
+
+It observes the loop and the cache, and changes nothing. An engine without one pays nothing for it. A line is a dict of
+short keys, to be written as JSON; `Replay` rebuilds the state of the engine from the lines.
+
+    {"step": 17, "t": 0.31, "ms": [0.1, 0.2, 2.0, 0.1], "new": [{"r": 4, "id": "c", "prompt": 40, "max": 16}],
+     "admitted": [[4, 32]], "pages": [["attach", 4, [7, 8]], ["grow", 4, [21]]], "prefill": [[4, 32, 8]],
+     "decode": [0, 2], "out": [0, 2, 4], "held": [[5, "pages", 3, 1]]}
+
+The state of pages and requests after a line is that at the moment when it was written: once a step is committed. With
+steps that run ahead, the next one has been planned by then: what its plan changed is in this line, its slices are in
+the next.
+"""
+
+import gzip
+import json
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from io import TextIOWrapper
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from phase0_request.batch import Event
+from phase0_request.core import CoreObserver, EngineCore, Step
+from phase0_request.request import Request, RequestState
+from phase1_kv_pool.cache import CacheObserver
+from phase2_prefill_decode.scheduler import PagedScheduler, StaticScheduler
+from phase4_radix.prefix_cache import PrefixCache
+from phase5_continuous.admission import Held
+from phase5_continuous.policies import POLICIES
+from phase5_continuous.scheduler import Scheduler
+
+VERSION = 1
+
+Line = dict[str, Any]
+
+
+class Verification(NamedTuple):
+    """A decode with a draft: how much of it the step accepts is known when it is committed."""
+
+    request: Request
+    drafted: int
+    accepted_before: int
+
+
+class Planned(NamedTuple):
+    """What a line says about a plan: kinds of slices hold until a step is committed."""
+
+    step: Step
+    prefill: list[list[int]]
+    decode: list[int]
+    verify: list[Verification]
+    held: list[list[Any]]
+
+
+class Recorder(CoreObserver, CacheObserver):
+    """Writes the lines of an engine from now on, the header first. If it has done something already, a snapshot
+    follows: a line that leads from nothing to the present. With `text`, the ids of all tokens are written."""
+
+    def __init__(
+        self, core: EngineCore[Any, Any], write: Callable[[Line], object], *, text: bool = False, model: str = ""
+    ) -> None:
+        self.core = core
+        self.scheduler: PagedScheduler = core.scheduler
+        self.cache = self.scheduler.cache
+        self.write = write
+        self.text = text
+        self.began = core.clock()
+        self._numbers: dict[Request, int] = {}  # of the requests that are here
+        self._count = 0
+        self._ended: list[Request] = []  # they may hold pages until a step in flight is committed
+        self._tables: set[Request] = set()  # with a page table in the record
+        self._planned: deque[Planned] = deque()
+        self._clear()
+        write(self._header(model))
+        if core.steps or core.has_work or self.cache.usage.free < self.cache.usage.total:
+            self.snapshot()
+        core.observers.append(self)
+        self.cache.observers.append(self)
+
+    def close(self) -> None:
+        """Write what is left, and observe no longer."""
+        self.flush()
+        self.core.observers.remove(self)
+        self.cache.observers.remove(self)
+
+    def snapshot(self) -> None:
+        """Write a line that leads from nothing to the present."""
+        self.flush()
+        requests = [sequence.request for sequence in self.scheduler.sequences]
+        self._numbers = {request: self._numbers.get(request, -1) for request in requests}
+        for request in requests:
+            if self._numbers[request] < 0:
+                self._numbers[request], self._count = self._count, self._count + 1
+        self._new += [self._arrival(request) for request in requests]
+        self._tables = {request for request in requests if self.cache.has_table(request)}
+        self._pages += tree_pages(self.cache, self.text)
+        for request in self._tables:
+            self._pages.append(["attach", self._numbers[request], [*self.cache.table(request)]])
+            self._admitted.append([self._numbers[request], request.computed])
+        self._preempted += [[self._numbers[r], None] for r in requests if r.state is RequestState.PREEMPTED]
+        line: Line = {"snapshot": True, "step": self.core.steps, "t": self._since(self.core.clock())}
+        self._emit(line, [Event(request, None, request.finish_reason) for request in requests if request.finished])
+
+    def flush(self) -> None:
+        """Write what has changed since the last step, if anything has."""
+        self._emit({}, ())
+
+    # The loop calls these,
+
+    def submitted(self, request: Request) -> None:
+        self._number(request)
+
+    def launched(self, step: Step) -> None:
+        prefill, decode, verify = list[list[int]](), list[int](), list[Verification]()
+        numbers = self._numbers
+        for request, start, length in step.batch.slices:
+            drafted = len(request.draft)
+            if drafted:
+                verify.append(Verification(request, drafted, request.accepted_drafts))
+            if start < len(request.prompt_tokens) or start + 1 < request.total:
+                prefill.append([numbers[request], start, length - drafted])
+            elif not drafted:
+                decode.append(numbers[request])
+        self._planned.append(Planned(step, prefill, decode, verify, self._held()))
+
+    def completed(self, step: Step) -> None:
+        line: Line = {}
+        if step.batch:
+            parts = step.plan, step.pack, step.run, step.commit
+            line = {
+                "step": self.core.steps,
+                "t": self._since(step.start),
+                "ms": [round(1e3 * part, 3) for part in parts],
+            }
+            if self._planned and self._planned[0].step is step:  # else it was launched before the record began
+                _, prefill, decode, verify, held = self._planned.popleft()
+                verified = [
+                    [self._numbers[request], drafted, request.accepted_drafts - before]
+                    for request, drafted, before in verify
+                ]
+                line |= {"prefill": prefill, "decode": decode, "verify": verified, "held": held}
+        self._emit(line, step.events)
+
+    def discarded(self) -> None:
+        self._planned.clear()
+
+    # and the cache these.
+
+    def grown(self, request: Request, pages: Sequence[int]) -> None:
+        number = self._number(request)
+        if request not in self._tables:
+            cached = self.cache.table(request)[: -len(pages)]
+            self._tables.add(request)
+            self._pages.append(["attach", number, cached])
+            self._admitted.append([number, len(cached) * self.cache.page_size])
+        self._pages.append(["grow", number, [*pages]])
+
+    def swapped(self, request: Request, first: int, pages: Sequence[int]) -> None:
+        self._pages.append(["swap", self._numbers[request], first, [*pages]])
+
+    def released(self, request: Request) -> None:
+        if request not in self._tables:  # it was attached, did not fit, and is released again
+            return
+        self._tables.remove(request)
+        self._pages.append(["free", self._numbers[request]])
+        if request.state is RequestState.RUNNING:
+            scheduler = self.scheduler
+            by = scheduler.running_set.preempted_for if isinstance(scheduler, Scheduler) else None
+            self._preempted.append([self._numbers[request], None if by is None else self._numbers.get(by)])
+
+    def stored(self, parent: int | None, pages: Sequence[int], tokens: Sequence[int], salt: str) -> None:
+        self._pages.append(["store", parent, [*pages], *([[*tokens]] if self.text else ())])
+
+    def removed(self, pages: Sequence[int]) -> None:
+        self._pages.append(["evict", [*pages]])
+
+    # A line.
+
+    def _clear(self) -> None:
+        self._new: list[Line] = []
+        self._admitted: list[list[int]] = []
+        self._preempted: list[list[int | None]] = []
+        self._pages: list[list[Any]] = []
+
+    def _emit(self, line: Line, events: Sequence[Event]) -> None:
+        numbers, done = self._numbers, list[list[Any]]()
+        drawn = [event for event in events if event.token is not None]
+        for request, _, reason, _ in events:
+            if reason is not None:
+                error = () if request.error is None else (request.error,)
+                done.append([self._number(request), reason.value, *error])
+                self._ended.append(request)
+        line |= {"new": self._new, "admitted": self._admitted, "preempted": self._preempted, "pages": self._pages}
+        line |= {"out": [numbers[event.request] for event in drawn], "done": done}
+        if self.text:
+            line["ids"] = [event.token for event in drawn]
+        line = {key: value for key, value in line.items() if value != []}
+        self._clear()
+        if self._ended:
+            for request in self._ended:
+                if request not in self._tables:
+                    numbers.pop(request, None)
+            self._ended = [request for request in self._ended if request in self._tables]
+        if line:
+            self.write(line)
+
+    def _number(self, request: Request) -> int:
+        """The number of a request in this record: a new one at its first appearance."""
+        if request not in self._numbers:
+            self._numbers[request] = self._count
+            self._count += 1
+            self._new.append(self._arrival(request))
+        return self._numbers[request]
+
+    def _arrival(self, request: Request) -> Line:
+        given: Line = {
+            "r": self._numbers[request], "id": request.id, "prompt": len(request.prompt_tokens),
+            "max": request.params.max_tokens, "priority": request.priority, "tenant": request.tenant,
+            "salted": request.cache_salt != "", "output": len(request.output_tokens),
+        }  # fmt: skip
+        if self.text:
+            given["tokens"] = request.tokens(0, request.total)
+        return {key: value for key, value in given.items() if value or key in ("r", "id")}
+
+    def _held(self) -> list[list[Any]]:
+        scheduler = self.scheduler
+        if not isinstance(scheduler, Scheduler) or scheduler.last_plan is None:
+            return []
+        return [self._explained(held) for held in scheduler.admission.held(scheduler.last_plan)]
+
+    def _explained(self, held: Held) -> list[Any]:
+        more = [self._numbers[each] if isinstance(each, Request) else each for each in held.more]
+        return [self._numbers[held.request], held.why, *more]
+
+    def _header(self, model: str) -> Line:
+        cache, scheduler = self.cache, self.scheduler
+        line: Line = {
+            "record": VERSION, "model": model, "text": self.text, "started": round(time.time(), 3),
+            "page_size": cache.page_size, "num_pages": cache.usage.total, "shares": cache.shares,
+        }  # fmt: skip
+        if isinstance(scheduler, StaticScheduler):
+            line["max_running"] = scheduler.batch_size
+        if isinstance(scheduler, Scheduler):
+            policies = {kind: name for name, kind in POLICIES.items()}
+            budget, admission = scheduler.budget, scheduler.admission
+            line |= {
+                "max_running": admission.max_running, "budget": budget.max_batched_tokens,
+                "chunk": budget.max_chunk_size, "policy": policies.get(type(admission.policy), ""),
+                "watermark": scheduler.running_set.watermark // cache.page_size,
+            }  # fmt: skip
+        return line
+
+    def _since(self, now: float) -> float:
+        return round(now - self.began, 6)
+
+
+def tree_pages(cache: Any, text: bool) -> Sequence[list[Any]]:
+    """The operations that store what the tree of a cache holds."""
+    stored, ends = list[list[Any]](), dict[int, int]()  # the last page of the newest node of each depth
+    for view in cache.tree.nodes() if isinstance(cache, PrefixCache) else ():
+        stored.append(["store", ends.get(view.depth - 1), view.pages, *([view.tokens] if text else ())])
+        ends[view.depth] = view.pages[-1]
+    return stored
+
+
+class Vocabulary:
+    """Adds the text of tokens to lines that have their ids: in each line, of those that occur for the first time."""
+
+    def __init__(self, text: Callable[[int], str]) -> None:
+        self._text = text
+        self._known: set[int] = set()
+
+    def add(self, line: Line) -> Line:
+        lists = [new.get("tokens", ()) for new in line.get("new", ())]
+        lists += [operation[3] for operation in line.get("pages", ()) if operation[0] == "store" and len(operation) > 3]
+        unknown = {*line.get("ids", ())}.union(*lists) - self._known
+        if unknown:
+            self._known |= unknown
+            line["vocab"] = {str(token): self._text(token) for token in sorted(unknown)}
+        return line
+
+
+def encoded(line: Line) -> str:
+    """A line as JSON, without its line break."""
+    return json.dumps(line, ensure_ascii=False, separators=(",", ":"))
+
+
+@contextmanager
+def open_record(file: Path) -> Iterator[TextIOWrapper]:
+    """Open a file for the lines of a record, compressed if its name ends with ".gz"."""
+    with open(file, "wb") as raw:
+        to = gzip.GzipFile("", "wb", fileobj=raw, mtime=0) if file.suffix == ".gz" else raw
+        with TextIOWrapper(to, "utf-8") as lines:
+            yield lines
+
+
+@contextmanager
+def recording(
+    core: EngineCore[Any, Any], file: Path | None, text: Callable[[int], str] | None = None, model: str = ""
+) -> Iterator[None]:
+    """Record an engine into a file, if one is given: with the text of its tokens if `text` makes it of their ids."""
+    if file is None:
+        yield
+        return
+    vocabulary = Vocabulary(text) if text is not None else None
+    with open_record(file) as lines:
+
+        def write(line: Line) -> None:
+            lines.write(encoded(vocabulary.add(line) if vocabulary is not None else line) + "\n")
+
+        recorder = Recorder(core, write, text=text is not None, model=model)
+        try:
+            yield
+        finally:
+            recorder.close()
