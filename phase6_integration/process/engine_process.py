@@ -110,15 +110,6 @@ class Loop:
             case LoadModel():
                 raise ValueError("an engine can be loaded only once")
 
-    def _watch(self, message: Watch) -> None:
-        if not message.on and self._recorder is not None:
-            self._recorder.close()
-            self._recorder = None
-        elif message.on and self._recorder is not None:
-            self._recorder.snapshot()
-        elif message.on:
-            self._recorder = Recorder(self.core, lambda line: self.channel.send(Recorded(line)), text=message.text)
-
     def _submit(self, request: Request, timeout: float | None) -> None:
         """Submit a request. One that the engine refuses is reported as ended at once."""
         try:
@@ -162,6 +153,16 @@ class Loop:
         return admitted
 
     # endregion
+
+    def _watch(self, message: Watch) -> None:
+        """Record while someone watches. One recorder writes for all readers: a snapshot is for one that comes later."""
+        if not message.on and self._recorder is not None:
+            self._recorder.close()
+            self._recorder = None
+        elif message.on and self._recorder is not None:
+            self._recorder.snapshot()
+        elif message.on:
+            self._recorder = Recorder(self.core, lambda line: self.channel.send(Recorded(line)), text=message.text)
 
 
 class LoadedEngine(NamedTuple):

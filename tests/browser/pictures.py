@@ -52,7 +52,7 @@ def stills(browser: Browser, url: str) -> None:
             crowd(page, "8 that share a prefix")
             page.screenshot(path=FOLDER / f"{width}-{theme}-chat.png")
             if width < 960:
-                page.get_by_role("button", name="Engine").click()
+                page.get_by_role("button", name="Engine", exact=True).click()
             back(page, 60)
             page.screenshot(path=FOLDER / f"{width}-{theme}-engine.png")
             page.context.close()
@@ -60,7 +60,7 @@ def stills(browser: Browser, url: str) -> None:
 
 def back(page: Page, steps: int) -> None:
     for _ in range(steps):
-        page.get_by_role("button", name="A step back").click()
+        page.get_by_role("button", name="A step back", exact=True).click()
 
 
 def animation(browser: Browser, url: str) -> None:
@@ -73,7 +73,7 @@ def animation(browser: Browser, url: str) -> None:
     for number in range(56):
         frames.append((page.screenshot(), 160 if number < 24 else 100))
         for _ in range(1 if number < 24 else 3):
-            page.get_by_role("button", name="A step forward").click()
+            page.get_by_role("button", name="A step forward", exact=True).click()
     frames.append((page.screenshot(), 2500))
     save(frames)
 
