@@ -97,6 +97,7 @@ house: $(VENV)/.serve ## the size of the parts, what the server reaches, and the
 
 book: $(VENV)/.book ## the site of the book, into build/book; a warning, as of a dead link, is an error
 	@$(BIN)/python -m sphinx --quiet --fresh-env --fail-on-warning --keep-going -c chapters/book -d build/doctrees . build/book
+	@$(BIN)/python -m chapters.book.pack build/book
 	@echo "The book is in build/book/index.html"
 
 resolve: $(VENV)/.dev ## pins and ranges can be installed on every supported Python and platform (asks the index)

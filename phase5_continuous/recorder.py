@@ -205,7 +205,7 @@ class Recorder(CoreObserver, CacheObserver):
                     numbers.pop(request, None)
             self._ended = [request for request in self._ended if request in self._tables]
         if line:
-            self.write(line)
+            self.write(line if "t" in line else {"t": self._since(self.core.clock()), **line})
 
     def _number(self, request: Request) -> int:
         """The number of a request in this record: a new one at its first appearance."""

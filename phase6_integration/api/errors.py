@@ -27,7 +27,22 @@ UNKNOWN_TOKEN = "token_outside_vocabulary"
 UNSUPPORTED = "unsupported_field"
 UNKNOWN = "extra_forbidden"  # pydantic's
 MANY_NAMES = 16  # of fields in one message
-_WORD = re.compile(r"[a-z_]{1,32}")  # the name of a role, or of a kind of content
+CLOSE = 0.8  # similarity of a name that may have been meant: a slip of a letter or two
+ELSEWHERE = {  # names that fields of this server have in Ollama, llama.cpp, SGLang and transformers
+    **dict.fromkeys(("n_predict", "num_predict", "max_new_tokens"), "'max_tokens'"),
+    **dict.fromkeys(("format", "json_schema"), "'response_format'"),
+    "regex": "'structured_outputs.regex'",
+    **dict.fromkeys(("ebnf", "grammar"), "'structured_outputs.grammar'"),
+    **dict.fromkeys(("repeat_penalty", "rep_pen"), "'repetition_penalty'"),
+    "stop_sequences": "'stop'",
+    "options": "fields of the request, such as 'temperature'",
+    "do_sample": "'temperature', which is 0 for no sampling",
+    **dict.fromkeys(("n_ctx", "num_ctx"), "--max-model-len of the server"),
+    **dict.fromkeys(("truncate", "truncation"), "'truncate_prompt_tokens', which is -1 for as many as fit"),
+    "enable_thinking": "'chat_template_kwargs.enable_thinking'",
+    "system": "a message of role system",
+}
+_WORD = re.compile(r"[A-Za-z0-9_.+-]{1,32}")  # the name of a role, a kind of content, a number in quotes
 
 
 class Error(BaseModel):
@@ -117,20 +132,27 @@ def own_names(names: Mapping[str, str]) -> Iterator[None]:
 
 
 def invalid(details: Sequence[ErrorDetails], known: Collection[str] = ()) -> RequestError:
-    """All fields that are unknown or not supported; or the first of pydantic's other errors, and their number. `known`
-    are the fields of the request."""
+    """All fields that are unknown or not supported; or else pydantic's other errors, up to MANY_NAMES. `known` are the
+    fields of the request."""
     refused = [detail for detail in details if detail["type"] in (UNKNOWN, UNSUPPORTED)]
     if refused:
         return _refused(refused, known)
-    first = details[0]
-    kind, param = first["type"], param_of(first)
-    more = f" (and {len(details) - 1} more)" if len(details) > 1 else ""
-    if kind == "json_invalid":
-        return bad_value(None, f"the body is not valid JSON: {first['msg'].removeprefix('Invalid JSON: ')}", "bad_json")
-    if kind == "missing":
-        return bad_value(param, f"{param!r} is required{more}", "missing_field")
-    what = first["msg"].removeprefix("Value error, ").partition(" after validation")[0]
-    return bad_value(param or None, f"{param or 'the body'}: {what}{_given(first)}{more}")
+    first, rest = details[0], details[MANY_NAMES:]
+    if first["type"] == "json_invalid":
+        why = first["msg"].removeprefix("Invalid JSON: ")
+        what = "is nested too deeply" if why.startswith("recursion limit") else "is not valid JSON"
+        return bad_value(None, f"the body {what}: {why}", "bad_json")
+    messages = [*map(_what_is_wrong, details[:MANY_NAMES]), *([f"and {len(rest)} more"] if rest else ())]
+    code = "missing_field" if first["type"] == "missing" else "invalid_value"
+    return bad_value(param_of(first) or None, ". ".join(messages), code)
+
+
+def _what_is_wrong(detail: ErrorDetails) -> str:
+    param = param_of(detail)
+    if detail["type"] == "missing":
+        return f"{param!r} is required"
+    what = detail["msg"].removeprefix("Value error, ").partition(" after validation")[0]
+    return f"{param or 'the body'}: {what}{_given(detail)}"
 
 
 def param_of(detail: ErrorDetails) -> str:
@@ -149,8 +171,10 @@ def _refused(details: Sequence[ErrorDetails], known: Collection[str]) -> Request
         if detail["type"] == UNSUPPORTED:
             parts.append(f"{param!r} is not supported by this server, {detail['msg']}")
             continue
-        nearest = get_close_matches(param, known, 1)
+        nearest = get_close_matches(param, known, 1, CLOSE)
         meant = f"; did you mean {nearest[0]!r}?" if nearest else ""
+        if param in ELSEWHERE:
+            meant = f"; here it is {ELSEWHERE[param]}"
         parts.append(f"{param!r} is not a field of this request{meant}")
     if len(details) > MANY_NAMES:
         parts.append(f"and {len(details) - MANY_NAMES} more")
@@ -168,7 +192,7 @@ def _given(detail: ErrorDetails) -> str:
         return f", got {len(value)}"
     if isinstance(value, bool | None):
         return f", got {json.dumps(value)}"
-    if kind == "literal_error" and isinstance(value, str) and _WORD.fullmatch(value):
+    if isinstance(value, str) and (kind == "literal_error" or kind.endswith("_type")) and _WORD.fullmatch(value):
         return f", got {value!r}"
     if isinstance(value, int | float):
         shown = json.dumps(value)
@@ -190,14 +214,16 @@ async def respond(request: Request, error: Exception) -> Response:
 async def _http(request: Request, error: Exception) -> Response:
     """Errors of the router: an unknown path, a wrong method."""
     assert isinstance(error, HTTPException)
-    words = {
-        404: ("there is nothing at this path; /openapi.json lists all that there is", "not_found"),
-        405: ("this path does not take this method", "method_not_allowed"),
-    }
-    message, code = words.get(error.status_code, (str(error.detail), None))
-    headers = error.headers
-    if error.status_code == 405 and (operations := request.app.openapi()["paths"].get(request.url.path)):
-        headers = {"allow": ", ".join(map(str.upper, operations))}  # the router names those of the first route only
+    message, code, headers = str(error.detail), None, error.headers
+    if error.status_code == 404:
+        paths = request.app.openapi()["paths"]
+        meant = "/v1" + re.sub(r"^(/v1)+(?=/)|/+$", "", request.url.path)
+        near = f"did you mean {meant}?" if meant in paths else f"there are {', '.join(paths)}"
+        message, code = f"there is nothing at this path; {near}", "not_found"
+    if error.status_code == 405:
+        message, code = "this path does not take this method", "method_not_allowed"
+        if operations := request.app.openapi()["paths"].get(request.url.path):
+            headers = {"allow": ", ".join(map(str.upper, operations))}  # the router names those of the first route
     return await respond(request, RequestError(error.status_code, message, code=code, headers=headers))
 
 

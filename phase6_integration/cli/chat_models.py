@@ -11,7 +11,7 @@ import httpx
 
 from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason
-from phase6_integration.cli.common import http_error, open_engine
+from phase6_integration.cli.common import error_message, http_error, open_engine
 from phase6_integration.engine.options import EngineOptions
 from phase6_integration.engine.stats import Gauges
 from phase6_integration.load.client import first_model
@@ -101,7 +101,7 @@ class RemoteModel:
         try:
             with self.client.stream("POST", "/v1/chat/completions", json=body) as response:
                 if response.status_code != 200:
-                    raise AnswerError(f"{response.status_code}: {_message(response.read())}")
+                    raise AnswerError(f"{response.status_code}: {error_message(response.read())}")
                 for line in response.iter_lines():
                     if not line.startswith("data:"):
                         continue
@@ -128,10 +128,3 @@ class RemoteModel:
 
     def close(self) -> None:
         self.client.close()
-
-
-def _message(body: bytes) -> str:
-    try:
-        return str(json.loads(body)["error"]["message"])
-    except (ValueError, LookupError, TypeError):
-        return "a response that is no JSON error"

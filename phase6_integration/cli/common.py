@@ -1,6 +1,7 @@
 """What the commands share: flags for sampling, the choice of a local model or a server, HTTP errors."""
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -114,14 +115,15 @@ def loading(words: str = "loading", console: "Console | None" = None) -> Iterato
 
 
 def server_url(url: str) -> str:
-    """A server's URL as people write it, with or without /v1. ValueError if it is none."""
+    """A server's URL as people write it, with or without http:// and /v1. ValueError if it is none."""
+    given, url = url, url if "://" in url else f"http://{url}"
     parts = urlsplit(url)
     try:
         valid = parts.port != 0 and parts.scheme in ("http", "https") and bool(parts.hostname)
     except ValueError:
         valid = False
     if not valid or parts.username or parts.query or parts.fragment:
-        raise ValueError(f"a server's URL looks like http://127.0.0.1:8000, got {url!r}")
+        raise ValueError(f"a server's URL looks like http://127.0.0.1:8000, got {given!r}")
     return url.rstrip("/").removesuffix("/v1")
 
 
@@ -149,6 +151,14 @@ def http_error(error: "httpx.TransportError", url: str) -> str:
     if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
         return f"no server answers at {server_url(url)} ({error}); is it running?"
     return f"the connection was lost: {error}"
+
+
+def error_message(body: bytes) -> str:
+    """What a server's answer says is wrong."""
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, LookupError, TypeError):
+        return "a response that is no JSON error"
 
 
 def printable(text: str) -> str:

@@ -28,7 +28,9 @@ def run(_: argparse.Namespace, parser: Parser) -> int:
             console.print(state, Text(f"{finding.name:<11}{finding.words}"), sep="")
             if finding.advice:
                 console.print(Text(f"{'':<20}{finding.advice}", "dim"))
-    console.print(f"\n{states.count(State.FAULT)} faults, {states.count(State.WARNING)} warnings.")
+    counts = {"fault": states.count(State.FAULT), "warning": states.count(State.WARNING)}
+    found = ", ".join(f"{count} {what}{'' if count == 1 else 's'}" for what, count in counts.items())
+    console.print(f"\n{found}.")
     return 1 if State.FAULT in states else 0
 
 

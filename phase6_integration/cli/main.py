@@ -15,7 +15,9 @@ COMMANDS = {
     "chat": ("phase6_integration.cli.chat_command", "chat in the terminal, with a local model or a server"),
     "generate": ("phase6_integration.cli.generate_command", "complete prompts with a local model"),
     "bench": ("phase6_integration.cli.bench_command", "put a server under load and measure it"),
+    "record": ("phase6_integration.cli.record_command", "write down what a running server does"),
     "replay": ("phase6_integration.cli.replay_command", "make a page of a record, that opens from disk"),
+    "trace": ("phase6_integration.cli.trace_command", "make a Chrome trace of a record, for Perfetto"),
     "doctor": ("phase6_integration.cli.doctor_command", "check this machine and run the bundled model on it"),
 }
 

@@ -11,7 +11,7 @@ from phase6_integration.wings.page.replay import replay
 
 def add_flags(parser: Parser) -> None:
     parser.usage = "nanoserve replay FILE [FILE ...] [-o replay.html]"
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a record; several are shown side by side")
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a record; several: side by side (needed)")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", default=Path("replay.html"), help="(%(default)s)")
 
 

@@ -41,7 +41,7 @@ class Parser(argparse.ArgumentParser):
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """A question with the nearest known name; nothing if none is near."""
-    nearest = get_close_matches(name, list(known), 1)
+    nearest = get_close_matches(name, list(known), 1, 0.75)
     return f" (did you mean {nearest[0]}?)" if nearest else ""
 
 

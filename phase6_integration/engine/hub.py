@@ -11,6 +11,13 @@ from phase2_prefill_decode.threads import threads_for
 from phase6_integration.engine.options import EngineOptions
 
 log = logging.getLogger(__name__)
+HUB_SAYS = {  # by status
+    None: "it cannot be reached, or this process may not ask it (HF_HUB_OFFLINE)",
+    401: "there is none of this name, or it needs a token (HF_TOKEN)",
+    403: "its terms must be accepted on its page first",
+    404: "there is none of this name and revision",
+    429: "it was asked too often; try again later",
+}
 PATTERNS = ["*.json", "*.safetensors", "*.jinja"]  # no code, no pickles
 
 
@@ -36,9 +43,10 @@ def directory_of(model: str, revision: str | None = None, download_dir: str | No
     except HFValidationError as error:
         raise ConfigError(f"{model} is neither a directory nor the name of a repository: {error}") from error
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
-        raise ConfigError(
-            f"{model} is no directory here, and the hub did not give {named} ({type(error).__name__})"
-        ) from error
+        response = getattr(error, "response", None)
+        status = None if response is None else response.status_code
+        why = HUB_SAYS.get(status, f"HTTP {status}")
+        raise ConfigError(f"{model} is no directory here, and the hub did not give {named}: {why}") from error
     fields = {"repository": model, "revision": revision or "main", "commit": snapshot.name}
     log.info("the %s is a repository on the hub, since no directory here has its name", what, extra={"fields": fields})
     return snapshot

@@ -115,11 +115,11 @@ def visit(browser: Browser) -> Iterator[Open]:
 
 
 @pytest.fixture(scope="session")
-def accessible() -> Callable[[Page], None]:
-    """Fails if axe finds a serious fault on the page as it is now."""
+def accessible() -> Callable[..., None]:
+    """Fails if axe finds a serious fault on the page as it is now, or within a part of it."""
 
-    def check(page: Page) -> None:
-        found = Axe().run(page).response["violations"]
+    def check(page: Page, within: str | None = None) -> None:
+        found = Axe().run(page, context=within).response["violations"]
         serious = [fault for fault in found if fault["impact"] in ("serious", "critical")]
         assert [(fault["id"], [node["target"] for node in fault["nodes"]]) for fault in serious] == []
 

@@ -173,7 +173,7 @@ def test_a_live_viewer_keeps_the_last_thousand_lines_and_follows(shown: Page) ->
         shown.evaluate(push, [first, 50])
     assert shown.evaluate("live.index") == 1400
     base = shown.evaluate("live.history.base")
-    assert 1400 - 1000 - 128 <= base <= 1400 - 1000 + 1
+    assert 1400 - 1000 - 256 <= base <= 1400 - 1000 + 1
     shown.evaluate("live.player.step(-5000)")
     assert shown.evaluate("[live.index, live.state.requests.get(0).out]") == [base, base + 1]
     shown.evaluate(push, [1401, 1])

@@ -62,7 +62,7 @@ def test_a_static_engine_can_be_recorded_too() -> None:
     engine.core.abort(one)
     engine.core.drain()
     recorder.close()
-    assert lines[1:] == [{"new": [{"r": 0, "id": "one", "prompt": 5, "max": 3}], "done": [[0, "abort"]]}]
+    assert lines[1:] == [{"t": 0.0, "new": [{"r": 0, "id": "one", "prompt": 5, "max": 3}], "done": [[0, "abort"]]}]
     assert (engine.core.observers, static.cache.observers) == ([], [])
 
 

@@ -95,7 +95,7 @@ def test_what_is_refused_is_named_and_nothing_is_tokenized(
     error = error_of(response)
     assert (response.status_code, error["param"]) == (400, param)
     assert [word for word in (*words, param.split(".")[0]) if word not in error["message"]] == []
-    assert words or "more)" not in error["message"]
+    assert words or ". " not in error["message"]
 
 
 CONFLICTS: list[tuple[str, dict[str, Any], str]] = [
@@ -127,6 +127,33 @@ def test_all_refused_fields_are_in_one_error_with_the_nearest_names() -> None:
     many = error_of(post(COMPLETE, {**PROMPT, **{f"q{i}": i for i in range(500)}}))
     assert "484 more" in many["message"]
     assert "5000 places" in error_of(post(COMPLETE, {**PROMPT, **{f"q{i}": i for i in range(5000)}}))["message"]
+
+
+def test_names_of_other_servers_are_answered_with_ours() -> None:
+    message = error_of(post(CHAT, {**HELLO, "n_predict": 5, "format": "json", "options": {}, "zzz": 1}))["message"]
+    for words in ("here it is 'max_tokens'", "here it is 'response_format'", "'zzz' is not a field of this request"):
+        assert words in message
+    assert "did you mean" not in message, "a guess that is far from what was written misleads"
+
+
+def test_all_wrong_values_are_in_one_error_as_they_were_given() -> None:
+    error = error_of(post(CHAT, {"messages": [{"role": "robot", "content": ""}], "top_p": 3, "max_tokens": "ten"}))
+    assert (error["code"], error["param"]) == ("invalid_value", "messages.0.role")
+    for words in ("'tool' or 'assistant', got 'robot'", "top_p: Input should be", "got 3", "max_tokens", "got 'ten'"):
+        assert words in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/chat/completions", "did you mean /v1/chat/completions?"),
+        ("/v1/v1/chat/completions", "did you mean /v1/chat/completions?"),
+        ("/v1/chat/completions/", "did you mean /v1/chat/completions?"),
+        ("/v1/embeddings", "/v1/chat/completions, "),
+    ],
+)
+def test_an_unknown_path_says_which_there_are(path: str, meant: str) -> None:
+    assert meant in error_of(post(path, {}))["message"]
 
 
 @pytest.mark.parametrize("name", ["=text", "=", "[key]", "", "a.b", "0", "new\nline"])

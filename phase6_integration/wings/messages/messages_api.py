@@ -105,7 +105,8 @@ def _messages(message: Message) -> list[Json]:
         if isinstance(block, ToolUseBlock)
     ]
     texts = [{"type": "text", "text": block.text} for block in message.content if isinstance(block, TextBlock)]
-    thinking = "".join(block.thinking for block in message.content if isinstance(block, ThinkingBlock))
+    thoughts = [block.thinking for block in message.content if isinstance(block, ThinkingBlock)]
+    thinking = "".join(thoughts) if message.role == "assistant" else ""
     if calls and message.role != "assistant":
         raise unservable("messages", "messages: tool_use is the assistant's; a user has tool_result")
     if results and message.role != "user":

@@ -27,9 +27,11 @@ NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ()}  # 
 
 
 def error_body(error: RequestError) -> bytes:
+    """The error as this API has it, and `param` and `code` as everywhere on this server."""
     kind = TYPES.get(error.status, "invalid_request_error")
+    own = {"type": kind, "message": error.message, "param": error.param, "code": error.code}
     details = {"details": NO_THREADS} if error.param == "thread" else {}
-    return encode({"type": "error", "error": {"type": kind, "message": error.message, **details}})
+    return encode({"type": "error", "error": {**own, **details}})
 
 
 class MessagesFormatter(ChatFormatter):

@@ -14,7 +14,7 @@ SERVER = ["--url", "http://127.0.0.1:1"]
     ("arguments", "words"),
     [
         (["chat", "--temperature", "-1"], "temperature must be a number from 0 to 100, got -1.0"),
-        (["chat", "--url", "nowhere"], "a server's URL looks like http://127.0.0.1:8000, got 'nowhere'"),
+        (["chat", "--url", "ftp://nowhere"], "a server's URL looks like http://127.0.0.1:8000, got 'ftp://nowhere'"),
         (["chat", "--api-key", "secret"], "--api-key is for a server; name it with --url"),
         (["chat", *SERVER, "--api-key", "secret\r\nx: y"], "an API key must be printable ASCII"),
         (["chat", *SERVER, "--device", "cpu"], "--device is for a local model"),

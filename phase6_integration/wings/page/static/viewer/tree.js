@@ -111,8 +111,10 @@ export class Tree {
     this.target = at;
     const share = this.from ? Math.min(1, (performance.now() - this.began) / MOTION) : 1;
     if (share === 1) this.from = null;
-    else requestAnimationFrame(() => this.from && performance.now() - this.drawn > 8 && this.draw(this.options));
-    this.drawn = performance.now();
+    else {
+      const { options } = this; // of another draw, if one comes before the next frame
+      requestAnimationFrame(() => options === this.options && this.draw({ ...options }));
+    }
     this.ease = 1 - (1 - share) ** 3;
     this.cells = this.from ? at.map((to, index) => (to >= 0 && this.from[index] >= 0 ? this.from[index] + (to - this.from[index]) * this.ease : to)) : at;
   }

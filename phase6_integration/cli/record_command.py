@@ -1,0 +1,65 @@
+"""`nanoserve record`: write what a running server does into a file, until Ctrl-C or for some seconds."""
+
+import argparse
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+
+from phase0_request.checks import check_number
+from phase5_continuous.recorder import open_record
+from phase6_integration.cli.common import add_server, error_message, http_error, http_settings
+from phase6_integration.engine.flags import Parser
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+PREFIX = "data:"
+
+
+def add_flags(parser: Parser) -> None:
+    parser.usage = "nanoserve record FILE [flags]"
+    parser.add_argument("file", type=Path, metavar="FILE", help="to write; .gz compresses (needed)")
+    parser.add_argument("--seconds", type=float, metavar="N", help="stop after so long (at Ctrl-C)")
+    add_server(parser, DEFAULT_URL)
+
+
+def run(given: argparse.Namespace, parser: Parser) -> int:
+    options, count = vars(given), 0
+    try:
+        settings, seconds = http_settings(options), options.get("seconds")
+        if seconds is not None:
+            check_number("--seconds", seconds, 0, above=True)
+    except ValueError as error:
+        parser.error(str(error))
+    try:
+        with httpx.Client(**settings) as client, client.stream("GET", "/record") as response:
+            if response.status_code != 200:
+                raise ValueError(f"the server answers {response.status_code}: {error_message(response.read())}")
+            with open_record(given.file) as file, suppress(KeyboardInterrupt):
+                for count, line in enumerate(lines(response, seconds), 1):
+                    file.write(line + "\n")
+                    if sys.stderr.isatty():
+                        print(f"\r{count} lines; Ctrl-C ends the record ", end="", file=sys.stderr, flush=True)
+    except httpx.TransportError as error:
+        print(f"{parser.prog}: {http_error(error, given.url)}", file=sys.stderr)
+        return 1
+    except (ValueError, OSError) as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return 1
+    print(f"{count} lines; `nanoserve replay {given.file}` makes a page of them")
+    return 0
+
+
+def lines(response: httpx.Response, seconds: float | None) -> Iterator[str]:
+    """The lines of a server's record, as they come. The time is up by a signal, as if by Ctrl-C: a server that does
+    nothing sends nothing."""
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, seconds or 0)
+    try:
+        for event in response.iter_lines():
+            if event.startswith(PREFIX):
+                yield event.removeprefix(PREFIX).strip()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)

@@ -1,0 +1,136 @@
+"""`nanoserve record`, `replay` and `trace`, and `generate --record`."""
+
+import gzip
+import json
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from phase5_continuous.replay import Replay, read
+from phase6_integration.cli.main import main
+
+SAMPLE = Path(__file__).parents[2] / "data" / "record.jsonl.gz"
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    """A server that sends the sample and then nothing, until it is shut down; to other paths an error."""
+    ends = threading.Event()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if self.path != "/record" or self.headers["authorization"] != "Bearer key":
+                body = json.dumps({"error": {"message": "a key is needed"}}).encode()
+                self.send_response(401)
+                self.send_header("content-length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+                return
+            self.send_response(200)
+            self.end_headers()
+            for line in gzip.decompress(SAMPLE.read_bytes()).splitlines():
+                self.wfile.write(b": a comment\n\ndata: %s\n\n" % line)
+            self.wfile.flush()
+            ends.wait(60)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    made = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    made.daemon_threads = True
+    threading.Thread(target=made.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{made.server_port}"
+    ends.set()
+    made.shutdown()
+    made.server_close()
+
+
+def test_a_record_of_a_server_has_its_lines_and_ends_after_the_seconds(server: str, tmp_path: Path) -> None:
+    file = tmp_path / "run.jsonl.gz"
+    assert main(["record", str(file), "--url", server, "--api-key", "key", "--seconds", "0.5"]) == 0
+    assert [*read(file)] == [*read(SAMPLE)]
+
+
+def test_an_error_of_the_server_is_shown_and_leaves_no_file(
+    server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["record", str(tmp_path / "run"), "--url", server, "--api-key", "wrong"]) == 1
+    assert capsys.readouterr().err == "nanoserve record: the server answers 401: a key is needed\n"
+    assert not (tmp_path / "run").exists()
+
+
+def test_generate_records_what_it_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "--chat", "What is a page?", "--record", str(tmp_path / "run.jsonl")]) == 0
+    replay, texts = Replay(), dict[str, str]()
+    for line in read(tmp_path / "run.jsonl"):
+        replay.apply(line)
+        texts |= line.get("vocab", {})
+    (request,) = replay.requests.values()
+    output = "".join(texts[str(token)] for token in request.tokens[request.prompt :])
+    assert output.removesuffix("<|im_end|>").strip() == capsys.readouterr().out.strip()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("{}\n", "its first line is no header"),
+        ('{"record": 99}\n', "version 99; only 1 can be read"),
+        ('{"record": 1, "page_size": 4}\n{"pages": [["free", 3]]}\n', "line 2 does not follow"),
+        ("a poem\n", "Expecting value"),
+    ],
+)
+def test_what_is_no_record_is_no_replay(
+    content: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, page = tmp_path / "run.jsonl", tmp_path / "page.html"
+    file.write_text(content)
+    assert main(["replay", str(file), "-o", str(page)]) == 1
+    assert words in capsys.readouterr().err
+    assert not page.exists()
+
+
+def test_a_trace_has_the_format_that_viewers_document(tmp_path: Path) -> None:
+    """Complete events with a time and a length, names of threads, and in each lane no two that overlap and are not
+    nested: Perfetto would drop one. https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU"""
+    made = tmp_path / "trace.json"
+    assert main(["trace", str(SAMPLE), "-o", str(made)]) == 0
+    events = json.loads(made.read_text())["traceEvents"]
+    assert {event["ph"] for event in events} == {"X", "M", "C", "i"}
+    assert all(type(event[key]) is int for event in events for key in ("pid", "tid"))
+    assert all(event["ts"] >= 0 and event.get("dur", 0) >= 0 for event in events if event["ph"] != "M")
+    lanes = defaultdict(list)
+    for event in events:
+        if event["ph"] == "X":
+            lanes[event["pid"], event["tid"]].append((event["ts"], -event["dur"], event["name"]))
+    for spans in lanes.values():
+        ends: list[float] = []
+        for start, length, name in sorted(spans):
+            while ends and ends[-1] <= start + 1e-6:
+                ends.pop()
+            assert not ends or start - length <= ends[-1] + 1e-6, name
+            ends.append(start - length)
+    named = {(event["pid"], event["tid"]) for event in events if event["name"] == "thread_name"}
+    assert lanes.keys() <= named
+
+
+def test_a_lane_of_a_trace_has_a_request_at_a_time_and_is_used_again(tmp_path: Path) -> None:
+    assert main(["trace", str(SAMPLE), "-o", str(tmp_path / "trace.json")]) == 0
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    replay, most, alive = Replay(), 0, 0
+    for line in read(SAMPLE):
+        replay.apply(line)
+        alive += len(line.get("new", ()))
+        most, alive = max(most, alive), alive - len(line.get("done", ()))
+    requests = [event for event in events if event["ph"] == "X" and "end" in event["args"]]
+    assert {event["name"] for event in requests} == {request.id for request in replay.requests.values()}
+    assert {event["tid"] for event in requests} == set(range(1, most + 1))
+    assert len(requests) > most
+    assert sum(event["args"]["output tokens"] for event in requests) == sum(r.output for r in replay.requests.values())
+    for lane in range(1, most + 1):
+        of_lane = sorted((event["ts"], event["ts"] + event["dur"]) for event in requests if event["tid"] == lane)
+        assert all(end <= start for (_, end), (start, _) in pairwise(of_lane))
