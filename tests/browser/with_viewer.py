@@ -117,6 +117,11 @@ def test_the_keyboard_does_all(shown: Page) -> None:
     shown.keyboard.press("ArrowRight")
     shown.keyboard.press("Enter")
     expect(shown.locator(".v-page.v-here small")).to_have_text("0")
+    shown.keyboard.press("Escape")
+    for panel, title in (("tree", "Page 0"), ("time", "r0")):
+        shown.locator(f".v-{panel} canvas").focus()
+        shown.keyboard.press("ArrowDown")
+        expect(shown.locator(".v-title")).to_contain_text(title)
     viewer.get_by_role("button", name="Pause").or_(viewer.get_by_role("button", name="Play")).focus()
     shown.keyboard.press("]")
     shown.keyboard.press("Space")

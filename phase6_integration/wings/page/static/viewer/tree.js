@@ -130,9 +130,10 @@ export class Tree {
   }
 
   #join({ parent, row, depth, pages }) {
+    if (parent?.row === row) return; // it follows without a gap
     const { context, colours, high } = this;
     const startX = parent ? this.#x(parent.depth + parent.pages.length) - this.step / 2 : 8;
-    const startY = this.#y(parent ? parent.row : 0) + high / 2;
+    const startY = this.#y(parent ? parent.row : 0) + (parent ? high : high / 2);
     const [page] = pages;
     const x = page === undefined ? this.#x(depth) : this.cells[2 * page], y = (page === undefined ? this.#y(row) : this.cells[2 * page + 1]) + high / 2;
     context.strokeStyle = colours.faint;
