@@ -11,8 +11,9 @@ from pathlib import Path
 
 from chapters.bugs import Bug
 from chapters.course import Course
+from chapters.events import Result, shorten
 from chapters.exercises import Exercise, blanked
-from chapters.testing import Result, Run, at_once, copy_checkout, run_tests, shorten
+from chapters.testing import Run, at_once, copy_checkout, run_tests
 from chapters.workspace import State, answered, attempt, fingerprint, workspace_line
 
 PLACE = re.compile(r"(phase\d_\w+/[\w/]+\.py)(?::|\", line )(\d+)")  # in a traceback, or in the stack of a thread

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Generator
+from importlib.util import find_spec
 
 import pytest
 from hypothesis import settings
@@ -57,6 +58,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Before any test module imports torch, which looks at the environment above, or Triton, which looks at this."""
     if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
         return  # its workers run the tests
+    if find_spec("torch") is None:
+        return  # in a browser's tab, which runs what needs no tensors
     from phase1_kv_pool.kernels import prepare_triton
 
     prepare_triton()

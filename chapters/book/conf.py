@@ -13,7 +13,13 @@ copyright = "the authors of nano-serving. Apache-2.0"
 
 extensions = ["myst_nb", "sphinx_copybutton", "chapters.book.extension"]
 root_doc = "chapters/index"
-include_patterns = ["chapters/*.md", "chapters/*.ipynb", "*.md", "phase0_request/tiny_chat/README.md"]
+include_patterns = [
+    "chapters/*.md",
+    "chapters/book/pages/*.md",
+    "chapters/*.ipynb",
+    "*.md",
+    "phase0_request/tiny_chat/README.md",
+]
 exclude_patterns = [".*", "build", "workspace", "chapters/figures", "chapters/results"]
 templates_path = ["templates"]
 
@@ -23,7 +29,9 @@ nb_merge_streams = True
 
 html_theme = "furo"
 html_static_path = ["static"]
-html_css_files = ["book.css"]
+html_favicon = "static/favicon.svg"
+html_css_files = ["book.css", "tab/tab.css"]
+html_js_files = [("tab/book.js", {"type": "module"})]
 html_copy_source = False
 html_show_sphinx = False
 html_additional_pages = {"index": "index.html"}

@@ -1,11 +1,12 @@
 """The Sphinx extension of the book: what GitHub does not show, added to the same Markdown.
 
 A listing is captioned with a link to its place in the source, links to source files lead to pages of them with an
-anchor for each line, and the first mention of a term shows its meaning.
+anchor for each line, the first mention of a term shows its meaning, and scenes run in the page.
 """
 
 from __future__ import annotations
 
+import json
 import posixpath
 import re
 from collections.abc import Iterator
@@ -20,9 +21,11 @@ from sphinx import addnodes, application
 from sphinx.application import Sphinx
 from sphinx.project import Project
 
+from chapters.book.pack import IN_TAB, packages
 from chapters.source import locate
 
 BOOK = Path(__file__).parent
+PHASES_IN_TAB = {int(id[0]) for id in IN_TAB}
 COMMENT = re.compile(r"\s*<!--(?:(?!-->).)*-->\s*", re.DOTALL)
 # Terms that are plain English too, so that a first occurrence says little about its meaning.
 PLAIN = (
@@ -45,6 +48,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("source-read", prepare)
     app.connect("doctree-read", finish, priority=400)  # before Sphinx collects files to download
     app.connect("html-collect-pages", source_pages)
+    app.connect("html-page-context", map_imports)
     return {"parallel_read_safe": False}
 
 
@@ -58,6 +62,10 @@ def prepare(app: Sphinx, docname: str, source: list[str]) -> None:
     text = re.sub(r"(?<!`)<!-- /?measured\b(?:(?!-->).)*-->(?!`)", "", source[0])  # between ` it is shown
     text = re.sub(r"^\[[^|\n]*\| \[Map\]\(map\.md\)( \|.*)?$", "", text, flags=re.MULTILINE)
     text = re.sub(r"\[([^]\n]+)\]\(([\w./-]*/[\w-]+)/?\)", lambda link: without_folder(app, docname, link), text)
+    chapter = re.match(r"chapters/0(\d)_", docname)
+    if chapter and int(chapter[1]) in PHASES_IN_TAB:
+        here = f'<p><a class="here" href="book/pages/exercises.html#{int(chapter[1])}">Solve them in the page</a></p>'
+        text = text.replace("\n## Exercises\n", f"\n## Exercises\n\n{here}\n")
     contents = (BOOK / "contents.md").read_text("utf-8") if docname == app.config.root_doc else ""
     source[0] = f"{text}\n{contents}"
 
@@ -96,7 +104,11 @@ def caption_listings(app: Sphinx, docname: str, document: nodes.document) -> Non
             caption = to_source(app, docname, path, f"#L-{line}", nodes.Text(f"{path}:{line}"))
             group = nodes.container("", nodes.paragraph("", "", caption), block.deepcopy(), classes=["listing"])
             block.replace_self(group)
-        comment.parent.remove(comment)
+        scene = re.search(r"<!-- scene: (\w+) -->", comment.astext())
+        if scene:
+            comment.replace_self(nodes.raw("", f'<div class="scene" data-scene="{scene[1]}"></div>', format="html"))
+        else:
+            comment.parent.remove(comment)
 
 
 def terms() -> list[tuple[re.Pattern[str], str]]:
@@ -148,3 +160,19 @@ def source_pages(app: Sphinx) -> Iterator[tuple[str, dict[str, Any], str]]:
         lexer = get_lexer_for_filename("x.txt" if path.endswith("Dockerfile") else path)
         code = highlight(Path(app.srcdir, path).read_text("utf-8"), lexer, form)
         yield f"source/{path}", {"title": path, "body": f'<h1 class="source">{path}</h1>{code}'}, "page.html"
+
+
+def map_imports(
+    app: Sphinx, page: str, template: str, context: dict[str, Any], document: nodes.document | None
+) -> None:
+    """Tell the page of exercises where the packages of its editor are."""
+    if page == "chapters/book/pages/exercises":
+        tab = app.builder.get_relative_uri(page, "tab/npm").removesuffix(".html")
+        described = {name: json.loads((folder / "package.json").read_text("utf-8")) for name, folder in packages()}
+        modules = {
+            name: each.get("module") or each["exports"]["import"]
+            for name, each in described.items()
+            if name != "pyodide"
+        }
+        places = {name: f"{tab}/{name}/{module}" for name, module in modules.items()}
+        app.add_js_file(None, body=json.dumps({"imports": places}), type="importmap", priority=100)

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
@@ -143,6 +144,13 @@ Prompt = Annotated[
 ]
 Length = Annotated[int, Field(ge=0, le=MAX_TOKENS)]
 OutputLength = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
+# As llama.cpp and Ollama have it, -1 is not given: as many tokens as the model likes, or fit.
+_LENGTHS = [{"type": "integer", "minimum": 1, "maximum": MAX_TOKENS}, {"const": -1}, {"type": "null"}]
+OptionalLength = Annotated[
+    OutputLength | None,
+    BeforeValidator(lambda given: None if given == -1 else given),
+    WithJsonSchema({"anyOf": _LENGTHS, "default": None}),
+]
 TopLogprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
 Choices = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
@@ -227,7 +235,7 @@ class SamplingFields(StructuredFields):
     """The fields that completions and chat completions share."""
 
     model: Name | None = None
-    max_tokens: OutputLength | None = None
+    max_tokens: OptionalLength = None
     min_tokens: Length | None = None
     temperature: float | None = bounded(0, 100)
     top_p: float | None = Field(None, gt=0, le=1, allow_inf_nan=False)
@@ -253,6 +261,7 @@ class SamplingFields(StructuredFields):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None  # default: true
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=MAX_TOKENS)] | None = None  # keep the last so many
+    truncation_side: Annotated[Any, Unsupported("left")] = None
     prompt_logprobs: TopLogprobs | None = None
     return_token_ids: bool | None = None
     stream: bool | None = None
@@ -384,7 +393,7 @@ class Prediction(RequestModel):
 
 
 class ChatRequest(SamplingFields, ConversationFields):
-    max_completion_tokens: OutputLength | None = None
+    max_completion_tokens: OptionalLength = None
     prediction: Prediction | None = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None

@@ -43,10 +43,9 @@ def directory_of(model: str, revision: str | None = None, download_dir: str | No
     except HFValidationError as error:
         raise ConfigError(f"{model} is neither a directory nor the name of a repository: {error}") from error
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
-        status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
-        why = (
-            "it cannot be reached, or is not to be asked" if status is None else HUB_SAYS.get(status, f"HTTP {status}")
-        )
+        response = getattr(error, "response", None)
+        status = None if response is None else response.status_code
+        why = HUB_SAYS.get(status, f"HTTP {status}")
         raise ConfigError(f"{model} is no directory here, and the hub did not give {named}: {why}") from error
     fields = {"repository": model, "revision": revision or "main", "commit": snapshot.name}
     log.info("the %s is a repository on the hub, since no directory here has its name", what, extra={"fields": fields})

@@ -68,8 +68,8 @@ def serve(pytestconfig: pytest.Config) -> Iterator[Serve]:
         yield start
 
 
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Browser]:
+@contextmanager
+def chromium() -> Iterator[Browser]:
     path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
     assert path, f"no Chromium: install it (apt-get install chromium), or name it in CHROMIUM. Looked for {NAMES}"
     arguments = ["--no-sandbox"] if os.geteuid() == 0 else []  # Chromium's sandbox is not for root
@@ -78,6 +78,12 @@ def browser() -> Iterator[Browser]:
         browser = playwright.chromium.launch(executable_path=path, args=arguments)
         yield browser
         browser.close()
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    with chromium() as browser:
+        yield browser
 
 
 @pytest.fixture
@@ -109,11 +115,11 @@ def visit(browser: Browser) -> Iterator[Open]:
 
 
 @pytest.fixture(scope="session")
-def accessible() -> Callable[[Page], None]:
-    """Fails if axe finds a serious fault on the page as it is now."""
+def accessible() -> Callable[..., None]:
+    """Fails if axe finds a serious fault on the page as it is now, or within a part of it."""
 
-    def check(page: Page) -> None:
-        found = Axe().run(page).response["violations"]
+    def check(page: Page, within: str | None = None) -> None:
+        found = Axe().run(page, context=within).response["violations"]
         serious = [fault for fault in found if fault["impact"] in ("serious", "critical")]
         assert [(fault["id"], [node["target"] for node in fault["nodes"]]) for fault in serious] == []
 

@@ -117,6 +117,11 @@ def test_the_keyboard_does_all(shown: Page) -> None:
     shown.keyboard.press("ArrowRight")
     shown.keyboard.press("Enter")
     expect(shown.locator(".v-page.v-here small")).to_have_text("0")
+    shown.keyboard.press("Escape")
+    for panel, title in (("tree", "Page 0"), ("time", "r0")):
+        shown.locator(f".v-{panel} canvas").focus()
+        shown.keyboard.press("ArrowDown")
+        expect(shown.locator(".v-title")).to_contain_text(title)
     viewer.get_by_role("button", name="Pause").or_(viewer.get_by_role("button", name="Play")).focus()
     shown.keyboard.press("]")
     shown.keyboard.press("Space")
@@ -173,7 +178,7 @@ def test_a_live_viewer_keeps_the_last_thousand_lines_and_follows(shown: Page) ->
         shown.evaluate(push, [first, 50])
     assert shown.evaluate("live.index") == 1400
     base = shown.evaluate("live.history.base")
-    assert 1400 - 1000 - 128 <= base <= 1400 - 1000 + 1
+    assert 1400 - 1000 - 256 <= base <= 1400 - 1000 + 1
     shown.evaluate("live.player.step(-5000)")
     assert shown.evaluate("[live.index, live.state.requests.get(0).out]") == [base, base + 1]
     shown.evaluate(push, [1401, 1])

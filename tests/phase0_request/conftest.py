@@ -1,14 +1,19 @@
 import itertools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from phase0_request import Request, SamplingParams, Tokenizer
+from phase0_request import Request, SamplingParams
+
+if TYPE_CHECKING:
+    from phase0_request import Tokenizer
 
 
 @pytest.fixture(scope="session")
-def tokenizer() -> Tokenizer:
+def tokenizer() -> "Tokenizer":
+    from phase0_request import Tokenizer
+
     return Tokenizer.from_pretrained()
 
 

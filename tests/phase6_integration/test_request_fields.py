@@ -109,7 +109,7 @@ COMPLETIONS: dict[str, Values] = {
 }
 CHATS: dict[str, Values] = {
     **SHARED,
-    "max_tokens": integer(0, 1, 2000, 2049),
+    "max_tokens": integer(0, -1, 2000, 2049),
     "prediction": (
         ["a", {}, {"type": "content"}, {"type": "text", "content": "a"}, {"type": "content", "content": [5]}],
         [{"type": "content", "content": text} for text in ("", "a", [{"type": "text", "text": "a"}])],
@@ -168,6 +168,7 @@ FOREIGN: dict[str, tuple[list[Any], Any]] = {
     "early_stopping": ([False], True),
     "kv_transfer_params": ([{}], {"do_remote_prefill": True}),
     "length_penalty": ([1, 1.0], 2.0),
+    "truncation_side": (["left"], "right"),
     "logits_processors": ([[]], ["x"]),
     "prompt_embeds": ([], "AAAA"),
     "return_tokens_as_token_ids": ([False], True),

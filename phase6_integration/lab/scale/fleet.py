@@ -15,9 +15,9 @@ from typing import NamedTuple
 import numpy as np
 
 from phase2_prefill_decode.kernels.cpu.intrinsics import compiled, kernel
+from phase6_integration.lab.scale.traces import LONGEST_ANSWER, NONE, row
 
 PAGE, CHUNK, BUDGET, MOST_RUNNING = 16, 512, 1024, 256
-LONGEST_PROMPT, LONGEST_ANSWER = 4096, 512
 ROUTERS = ("random", "round robin", "least loaded", "approximate tree", "digests")
 RANDOM, ROUND_ROBIN, LEAST_LOADED, APPROXIMATE, DIGESTS = range(5)
 # The defaults of a router with an approximate tree (smg, formerly SGLang's): the differences of load beyond which
@@ -26,23 +26,12 @@ UNEVEN, UNEVEN_RATIO, MATCHED = 64, 1.5, 0.3
 WEIGHT, SLACK, IMBALANCE = 0.5, 4, 0.5  # of RoutingPolicy
 LINGER = 2  # reports after the end of a request, during which its pages are expected
 WAITING, PREFILLING = range(2)
-NONE = -1  # the end of a list, no prefix, a free entry
+# NONE is also the end of a list, and a free entry.
 
-
-def row(**names: str) -> np.dtype[np.void]:
-    return np.dtype([(name, kind) for kind, columns in names.items() for name in columns.split()])
-
-
-# Of a request: its trace, the tokens to compute and those in the step that runs, the tokens cached and those that the
-# router expected, the pages it took, where its cache entry is, and the request behind it in its list.
-REQUEST = row(
-    f8="time", i4="conversation prefix prompt answer left chunk hit expected pages entry next", f4="ttft tpot"
-)
 REPLICA = row(i8="free running decoding context steps entries vacant")  # context: the keys that its decodes read
 ENTRY = row(i4="tokens seen locks")  # seen: in the last report
-CONVERSATION = row(
-    i4="replica entry sent said router", f8="until"
-)  # of its last request, and how long that is expected to be cached
+# Of the last request of a conversation, and how long that is expected to be cached.
+CONVERSATION = row(i4="replica entry sent said router", f8="until")
 PREFIX = row(i4="entry seen sent", f8="until")  # the same of a prefix on one replica
 
 
@@ -78,29 +67,6 @@ def fleet(requests: np.ndarray, replicas: int, pages: int, shared: int, prefixes
         np.zeros(replicas, np.int64), np.full(size, np.inf), turn, np.full((2, 2, replicas), NONE),
         np.full((replicas, LONGEST_ANSWER + 1), NONE, np.int32), parts, np.zeros(3),
     )  # fmt: skip
-
-
-@kernel
-def make(seed, rate, users, chances, shared, question, answer, turns, requests):
-    """Fill a trace. Users ask in random turns. A conversation has `turns` on average, begins with a prefix drawn by its
-    chance (`chances` are their running sums), and each prompt repeats all that was said before."""
-    np.random.seed(seed)
-    going, left = np.full(users, NONE), np.zeros(users, np.int64)
-    kind, said = np.full(users, NONE), np.zeros(users, np.int64)
-    now, begun = 0.0, 0
-    for i in range(len(requests)):
-        now += np.random.exponential(1 / rate)
-        user = np.random.randint(users)
-        if left[user] == 0:
-            going[user], begun, left[user], said[user] = begun, begun + 1, np.random.randint(1, 2 * turns), 0
-            if len(chances):
-                kind[user], said[user] = np.searchsorted(chances, np.random.random()), shared
-        q, asked = requests[i], max(1, round(np.random.lognormal(np.log(question), 1.0)))
-        q.time, q.conversation, q.prefix = now, going[user], kind[user]
-        q.prompt = min(said[user] + asked, shared + LONGEST_PROMPT)
-        q.answer = min(max(1, round(np.random.lognormal(np.log(answer), 1.0))), LONGEST_ANSWER)
-        said[user] = q.prompt + q.answer
-        left[user] = left[user] - 1 if said[user] < LONGEST_PROMPT else 0
 
 
 # The cache

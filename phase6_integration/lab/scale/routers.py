@@ -7,7 +7,7 @@ simulator with the engine's own scheduler, cache and `rank`, and by the compiled
 
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from itertools import product
@@ -22,46 +22,16 @@ from phase2_prefill_decode.threads import cores
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.lab.simulator import Setting, Simulation
 from phase5_continuous.lab.stats import SLO, Stats
-from phase5_continuous.lab.traces import EOS, PAUSE, WORD, Arrival
 from phase5_continuous.lab.traces import request as request_of
 from phase6_integration.cluster.routing import RoutingPolicy, rank
 from phase6_integration.lab.scale import fleet
+from phase6_integration.lab.scale.traces import KINDS, LONGEST_ANSWER, Kind, arrivals
 
 PAGES = 24_576  # of 16 tokens: the memory that an H100 has beside the weights of an 8B model in bfloat16
 PERIOD = 0.5  # seconds between two reports
 GOAL = SLO()
 ROUTERS = fleet.ROUTERS
 LARGE = ROUTERS[2:]  # in the large run
-FIRST, QUESTIONS = 2, 1_000_000  # tokens that no two prefixes, and no two questions, begin with
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
-    """What requests have in common. Lengths are log-normal, given by their medians."""
-
-    prefixes: int = 0  # different ones
-    zipf: float = 0.0  # the n-th is drawn n ** zipf times as seldom as the first
-    shared: int = 0  # tokens of each
-    question: int = 256
-    answer: int = 128
-    turns: int = 1  # of a conversation, on average
-
-    def rows(self, requests: int, rate: float, seed: int = 0) -> Any:
-        """A trace, with `rate` requests a second."""
-        weights = np.arange(1.0, self.prefixes + 1) ** -self.zipf
-        users = max(round(rate * PAUSE), 1) if self.turns > 1 else 1
-        made = np.zeros(requests, fleet.REQUEST).view(np.recarray)
-        chances = np.cumsum(weights / weights.sum())
-        fleet.make(seed, rate, users, chances, self.shared, self.question, self.answer, self.turns, made)
-        return made
-
-
-KINDS = {
-    "conversations": Kind(prefixes=4, shared=256, turns=5),
-    "shared_prompts": Kind(prefixes=2000, zipf=1.0, shared=1024, question=128, answer=64),
-    "tenants": Kind(prefixes=500, zipf=1.2, shared=512, turns=5),
-    "nothing_shared": Kind(question=512),
-}
 LOADS = {  # requests a second of each replica
     "conversations": (8, 12, 16, 20, 24),
     "shared_prompts": (20, 40, 60, 80, 100),
@@ -126,20 +96,9 @@ def point(rows: Any, generated: float, imbalance: float) -> Point:
     return Point(*map(float, values))
 
 
-def arrivals(rows: Any, shared: int) -> Iterator[Arrival]:
-    """A trace as phase 5's simulator wants it: with tokens."""
-    said: dict[int, tuple[int, ...]] = {}
-    for number, row in enumerate(rows):
-        prefix = (FIRST + row.prefix, *(WORD,) * (shared - 1)) if row.prefix >= 0 else ()
-        before = said.get(row.conversation, prefix)
-        prompt = (*before, QUESTIONS + number, *(WORD,) * (row.prompt - len(before) - 1))
-        said[row.conversation] = (*prompt, *(WORD,) * (row.answer - 1), EOS)
-        yield Arrival(float(row.time), tuple(map(int, prompt)), int(row.answer))
-
-
 def with_schedulers(rows: Any, shared: int, router: str, count: int, pages: int) -> dict[str, float]:
     """A small fleet with the engine's scheduler and prefix cache in every replica, and the router's own function."""
-    setting, stats, draw, ratios = Setting(pages=pages, max_tokens=fleet.LONGEST_ANSWER), Stats(), random.Random(0), []
+    setting, stats, draw, ratios = Setting(pages=pages, max_tokens=LONGEST_ANSWER), Stats(), random.Random(0), []
     replicas = [Simulation((), setting) for _ in range(count)]
     for replica in replicas:
         replica.stats = stats
@@ -189,12 +148,12 @@ def calibrate() -> dict[str, dict[str, Any]]:
 def compared(
     name: str, rate: float, replicas: int, requests: int, routers: Sequence[str] = ROUTERS
 ) -> dict[str, dict[str, Any]]:
-    """Routers on one trace, with the seconds that each simulation took. The compiled loops run side by side."""
+    """Routers on one trace, with the processor time of each simulation. The compiled loops run side by side."""
 
     def timed(router: str) -> dict[str, Any]:
-        began = time.perf_counter()
+        began = time.thread_time()
         figures = asdict(run(KINDS[name], router, replicas, requests, rate))
-        return {**figures, "took_seconds": time.perf_counter() - began}
+        return {**figures, "took_seconds": time.thread_time() - began}
 
     with ThreadPoolExecutor(cores()) as pool:
         return dict(zip((router.replace(" ", "_") for router in routers), pool.map(timed, routers), strict=True))
@@ -204,13 +163,21 @@ def main(arguments: list[str] | None = None) -> int:
     p = parser("phase6_integration.lab scale.routers", __doc__)
     p.add_argument("--replicas", type=at_least_one, default=1000, help="of the large run (%(default)s)")
     p.add_argument("-n", "--requests", type=at_least_one, default=10_000_000, help="of the large run (%(default)s)")
+    p.add_argument(
+        "--only-large", nargs="+", choices=[each.replace(" ", "_") for each in ROUTERS], metavar="ROUTER",
+        help="no loads, and these routers in the large run: %(choices)s",
+    )  # fmt: skip
     options, console = p.parse_args(arguments), Console(highlight=False)
+    names = [each for each in ROUTERS if each.replace(" ", "_") in options.only_large] if options.only_large else LARGE
     figures: dict[str, Any] = {"requests": options.requests, "replicas": options.replicas, "small": calibrate()}
     for key, both in figures["small"].items():
         section(console, f"Simulated twice: {key}", both, 2)
-    figures["large"] = compared("conversations", BUSY, options.replicas, options.requests, LARGE)
+    figures["large"] = compared("conversations", BUSY, options.replicas, options.requests, names)
     title = f"{options.replicas:,} replicas, {options.requests:,} requests in conversations, {BUSY:g} a second of each"
     section(console, title, figures["large"], 2)
+    if options.only_large:
+        finish(p, options, arguments, figures, console=console)
+        return 0
     loads: dict[str, dict[str, Any]] = {}
     for name, rate in track([(n, r) for n in LOADS for r in LOADS[n]], "loads", console=console, transient=True):
         at_rate = compared(name, rate, FEWER, round(rate * FEWER * SECONDS))

@@ -50,8 +50,10 @@ def chat_body(request: ResponsesRequest) -> dict[str, Any]:
     """The chat request that says the same."""
     shared = {name: getattr(request, name) for name in SamplingFields.model_fields if name != "stream_options"}
     logprobs = bool(request.top_logprobs) or LOGPROBS in (request.include or ())
+    keep = -1 if request.truncation == "auto" else request.truncate_prompt_tokens  # -1: as many as fit
     own = {
         "messages": _messages(request),
+        "truncate_prompt_tokens": keep,
         "max_completion_tokens": request.max_output_tokens,
         "logprobs": logprobs or None,
         "top_logprobs": request.top_logprobs if logprobs else None,

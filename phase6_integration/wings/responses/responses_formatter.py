@@ -189,5 +189,5 @@ def _echo(asked: ResponsesRequest, defaults: Json) -> Json:
         "safety_identifier": None,
         "service_tier": "default",
         "store": False,
-        "truncation": "disabled",
+        "truncation": asked.truncation or "disabled",
     }

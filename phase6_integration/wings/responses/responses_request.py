@@ -11,7 +11,7 @@ from phase6_integration.api.schemas import (
     FromClient,
     FunctionName,
     Hint,
-    OutputLength,
+    OptionalLength,
     RequestModel,
     SamplingFields,
     StreamOptions,
@@ -167,7 +167,7 @@ class ResponsesRequest(SamplingFields):
         by_kind("the input is a string or a list of items"),
     ]
     instructions: str | None = None
-    max_output_tokens: OutputLength | None = None
+    max_output_tokens: OptionalLength = None
     top_logprobs: TopLogprobs | None = None
     text: TextOptions | None = None
     tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
@@ -197,4 +197,4 @@ class ResponsesRequest(SamplingFields):
     response_format: Annotated[Any, Unsupported()] = None  # text.format
     return_token_ids: Annotated[Any, Unsupported(False)] = None
     stream_options: ResponsesStreamOptions | None = None
-    truncation: Annotated[Any, Unsupported("disabled")] = None
+    truncation: Literal["auto", "disabled"] | None = None

@@ -4,9 +4,13 @@ import json
 
 import pytest
 
+from phase6_integration.api.settings import ServerSettings
+from phase6_integration.app import create_app
 from phase6_integration.wings.responses.responses_api import chat_body
 from phase6_integration.wings.responses.responses_request import ResponsesRequest
-from tests.phase6_integration.responses import TOOL, Json, ask, error_of, events_of
+from tests.phase6_integration.asgi import Call, awaited
+from tests.phase6_integration.fake_engine import FakeEngine
+from tests.phase6_integration.responses import PATH, TOOL, Json, ask, error_of, events_of
 
 pytestmark = pytest.mark.usefixtures("one_tokenizer")
 
@@ -87,7 +91,7 @@ REFUSED: list[tuple[Json, str, str]] = [
     ({"background": True}, "background", "unsupported_field"),
     ({"conversation": "conv_1"}, "conversation", "unsupported_field"),
     ({"prompt": {"id": "pmpt_1"}}, "prompt", "unsupported_field"),
-    ({"truncation": "auto"}, "truncation", "unsupported_field"),
+    ({"truncation": "none"}, "truncation", "invalid_value"),
     ({"n": 2}, "n", "unsupported_field"),
     ({"max_tokens": 5}, "max_tokens", "unsupported_field"),
     ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_field"),
@@ -191,3 +195,13 @@ def test_the_format_of_the_text_is_the_response_format() -> None:
     assert chat({"text": {"format": own}})["response_format"] == format
     assert chat({"text": {"format": {"type": "json_object"}}})["response_format"] == {"type": "json_object"}
     assert "response_format" not in chat({"text": {"verbosity": "low"}})
+
+
+@awaited
+async def test_truncation_keeps_as_much_of_a_long_input_as_fits() -> None:
+    app = create_app(FakeEngine(max_model_len=64), ServerSettings())
+    body = {"input": "one two three " * 500, "max_output_tokens": 8}
+    async with Call(app, PATH, {**body, "truncation": "auto"}) as cut, Call(app, PATH, body) as whole:
+        pass
+    assert (cut.json["truncation"], cut.json["usage"]["input_tokens"]) == ("auto", 56)
+    assert whole.json["error"]["code"] == "context_length_exceeded"

@@ -61,7 +61,8 @@ export class Details {
   #request(state, colours, request, selected) {
     const { r } = request, table = state.tables.get(r) ?? [];
     const facts = [
-      ["Prompt", `${count(request.prompt, "token")}${request.cached ? `, ${request.cached} from the cache` : ""}`],
+      ["Prompt", count(request.prompt, "token")],
+      ["From the cache", request.cached ? count(request.cached, "token") : null],
       ["Output", `${request.out} of ${request.max || "?"} tokens`],
       ["Computed", `${request.computed} of ${request.total} tokens`],
       ["Pages", `${table.length}${table.length ? `, ${table.filter((page) => state.users[page] > 1).length} shared` : ""}`],

@@ -49,8 +49,8 @@ export function fit(canvas, width, height) {
   return context;
 }
 
-const COLOURS = ["ground", "raised", "ink", "quiet", "faint", "line", "accent", "free", "cached", "alarm", "on-hue"];
-export const HUES = 9;
+const COLOURS = ["ground", "raised", "ink", "quiet", "faint", "line", "accent", "free", "cached", "alarm"];
+export const HUES = 8;
 
 /** The colours of the style sheet as the theme has them now: a probe resolves `light-dark()`. */
 export function palette(element) {
@@ -62,6 +62,7 @@ export function palette(element) {
   const colours = Object.fromEntries(COLOURS.map((name) => [name, resolve(name)]));
   colours.hues = Array.from({ length: HUES }, (_, index) => resolve(`hue-${index}`));
   const ground = parts(colours.raised);
+  colours.onHues = colours.hues.map((hue) => (lightness(parts(hue)) > 0.3 ? "#0d0f11" : "#ffffff"));
   colours.tints = colours.hues.map((hue) => mix(parts(hue), ground, 0.3));
   colours.font = getComputedStyle(element).fontFamily;
   colours.unit = parseFloat(getComputedStyle(element.querySelector(".v-body")).fontSize) / 13;
@@ -70,9 +71,11 @@ export function palette(element) {
 }
 
 const parts = (colour) => colour.match(/[\d.]+/g).slice(0, 3).map(Number);
+const lightness = (rgb) => rgb.reduce((sum, part, index) => sum + [0.2126, 0.7152, 0.0722][index] * (part / 255) ** 2.2, 0);
 const mix = (a, b, share) => `rgb(${a.map((value, index) => Math.round(value * share + b[index] * (1 - share))).join(" ")})`;
 
 export const hueOf = (colours, request) => (request && request.slot >= 0 ? colours.hues[request.slot % HUES] : colours.quiet);
+export const onHueOf = (colours, request) => (request && request.slot >= 0 ? colours.onHues[request.slot % HUES] : colours.ink);
 export const tintOf = (colours, request) => (request && request.slot >= 0 ? colours.tints[request.slot % HUES] : colours.line);
 
 /** The font of a canvas, larger on large screens. */

@@ -3,7 +3,7 @@
 import { State } from "./state.js";
 import { Lanes } from "./lanes.js";
 
-const SPACING = 128; // lines between two kept states
+const SPACING = 256; // lines between two kept states
 export const LIVE_LINES = 1000; // how far back a live view can step
 
 export class History {

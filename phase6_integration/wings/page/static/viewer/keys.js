@@ -11,7 +11,8 @@ const HELP = [
   ["+ −", "wider or narrower steps"],
   ["N P", "select the next or the previous request"],
   ["Escape", "clear the selection"],
-  ["Arrows in the pages", "go from page to page; Enter selects"],
+  ["Arrows in the pages", "from page to page; Enter selects"],
+  ["↑ ↓ in the tree, the lanes", "from branch to branch, from lane to lane"],
   ["?", "this list"],
 ];
 
@@ -30,14 +31,15 @@ export class Keys {
     if (event.ctrlKey || event.metaKey || event.altKey || !viewer.history?.lines.length || this.dialog.open) return;
     if (target.closest("select, textarea, input:not([type=range])")) return;
     if (event.key === " " && target.closest("button, a")) return;
-    const inPages = target === viewer.pages.canvas;
+    const inPages = target === viewer.pages.canvas, inTree = target === viewer.tree.canvas, inLanes = target === viewer.timeline.canvas;
+    const up = (by) => (inPages ? this.#page(by * viewer.pages.columns) : inTree ? this.#branch(by) : this.#lane(by));
     const ten = event.shiftKey ? 10 : 1;
     const acts = {
       " ": () => player.toggle(),
       ArrowLeft: () => (inPages ? this.#page(-1) : player.step(-ten)),
       ArrowRight: () => (inPages ? this.#page(1) : player.step(ten)),
-      ArrowUp: inPages && (() => this.#page(-viewer.pages.columns)),
-      ArrowDown: inPages && (() => this.#page(viewer.pages.columns)),
+      ArrowUp: (inPages || inTree || inLanes) && (() => up(-1)),
+      ArrowDown: (inPages || inTree || inLanes) && (() => up(1)),
       Enter: inPages && (() => viewer.pages.cursor >= 0 && viewer.select(viewer.hovered ?? { page: viewer.pages.cursor })),
       Home: () => { player.pause(); player.seek(player.first, true); },
       End: () => { player.pause(); player.seek(player.last, true); },
@@ -67,6 +69,22 @@ export class Keys {
     const [request] = viewer.state.holders(pages.cursor);
     viewer.hover(request === undefined ? { page: pages.cursor } : { page: pages.cursor, request });
     viewer.said.spoken.textContent = `page ${pages.cursor}, ${["free", "cached", `of request ${request}`, `shared by ${viewer.state.users[pages.cursor]}`][viewer.state.kind(pages.cursor)]}`;
+  }
+
+  #branch(by) {
+    const { viewer } = this;
+    const nodes = viewer.tree.nodes.filter(({ pages }) => pages.length).sort((one, other) => one.row - other.row || one.depth - other.depth);
+    const at = nodes.findIndex(({ pages }) => pages[0] === viewer.selected?.node);
+    const next = nodes[at < 0 ? 0 : Math.max(0, Math.min(nodes.length - 1, at + by))];
+    if (next) viewer.select({ page: next.pages[0], node: next.pages[0] });
+  }
+
+  #lane(by) {
+    const { viewer } = this, { state, index } = viewer;
+    const rows = viewer.timeline.rows.filter(({ lane }) => lane.arrived <= index && lane.until >= index && state.requests.has(lane.r)).sort((one, other) => one.row - other.row);
+    const at = rows.findIndex(({ lane }) => lane.r === viewer.selected?.request);
+    const next = rows[at < 0 ? 0 : Math.max(0, Math.min(rows.length - 1, at + by))];
+    if (next) viewer.select({ request: next.lane.r });
   }
 
   #request(by) {

@@ -2,7 +2,7 @@
 //
 // A cell's picture depends on nothing outside it, so only cells that changed are drawn again.
 
-import { fit, hueOf, tintOf, type } from "./dom.js";
+import { fit, hueOf, onHueOf, tintOf, type } from "./dom.js";
 import { CACHED, FREE, PRIVATE, SHARED } from "./state.js";
 
 const MOST = 60, LEAST = 4; // pixels of a cell
@@ -86,7 +86,7 @@ export class Pages {
       context.fillRect(x, y + size - high, size, high);
     }
     if (kind === SHARED) this.#shared(context, colours, x, y, size, first, second);
-    if (kind >= PRIVATE && size >= 18) this.#label(context, colours, kind === SHARED ? `${users}×` : `${first?.r ?? ""}`, x, y, size, kind, full);
+    if (kind >= PRIVATE && size >= 18) this.#label(context, colours, kind === SHARED ? `${users}×` : `${first?.r ?? ""}`, x, y, size, kind === SHARED || full > 0.55 ? onHueOf(colours, first) : colours.ink);
     context.globalAlpha = 1;
     if (mark) {
       context.lineWidth = mark > 1 ? 2 : 1.5;
@@ -110,11 +110,11 @@ export class Pages {
     context.fill();
   }
 
-  #label(context, colours, text, x, y, size, kind, full) {
+  #label(context, colours, text, x, y, size, colour) {
     context.font = type(colours, size >= 24 ? 11 : 9.5, 600);
     context.textAlign = "center";
     context.textBaseline = "middle";
-    context.fillStyle = kind === SHARED || full > 0.55 ? colours["on-hue"] : colours.ink;
+    context.fillStyle = colour;
     context.fillText(text, x + size / 2, y + size / 2 + 0.5, size - 2);
   }
 }

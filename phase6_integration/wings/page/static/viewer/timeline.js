@@ -1,6 +1,6 @@
 // The batch over time: a lane a request, each step's composition against its token budget, and the series below.
 
-import { fit, hueOf, short, tintOf, type } from "./dom.js";
+import { fit, hueOf, onHueOf, short, tintOf, type } from "./dom.js";
 import { Axis } from "./axis.js";
 import { DECODE, PREEMPTED, PREFILL } from "./lanes.js";
 import { drawSeries, SERIES_HEIGHT } from "./series.js";
@@ -88,7 +88,7 @@ export class Timeline {
     for (const [kind, first, last, tokens] of lane.spans) {
       if (last < axis.first || first > axis.last) continue;
       const x = axis.x(Math.max(first, axis.first)), end = axis.x(Math.min(last, axis.last + 1));
-      if (kind === PREFILL) this.#block(x, y, end - x, high, hue, tokens);
+      if (kind === PREFILL) this.#block(x, y, end - x, high, lane, tokens);
       else if (kind === DECODE) {
         const thick = Math.max(1, Math.round(high * 0.36));
         context.fillStyle = hue;
@@ -99,17 +99,17 @@ export class Timeline {
     }
     if (lane.until <= axis.last && lane.row >= 0 && lane.until >= axis.first) this.#end(lane, axis.x(lane.until + 1), y, high, hue);
     const present = queued || (admitted <= at && lane.until >= at);
-    if (present && pitch >= 10) this.#name(lane, request, middle, hue, queued);
+    if (present && pitch >= 9 * colours.unit) this.#name(lane, request, middle, hue, queued);
     context.globalAlpha = 1;
   }
 
-  #block(x, y, width, high, hue, tokens) {
-    const { context } = this;
-    context.fillStyle = hue;
+  #block(x, y, width, high, lane, tokens) {
+    const { context, colours } = this;
+    context.fillStyle = hueOf(colours, lane);
     context.fillRect(x, y, Math.max(width - 1, 1.5), high);
     if (width >= 26 && high >= 10) {
       context.font = type(this.colours, 9.5);
-      context.fillStyle = this.colours["on-hue"];
+      context.fillStyle = onHueOf(colours, lane);
       context.textAlign = "center";
       context.fillText(short(tokens), x + (width - 1) / 2, y + high / 2 + 0.5);
       context.textAlign = "left";
@@ -151,7 +151,7 @@ export class Timeline {
     const { context, colours, axis } = this;
     context.fillStyle = queued ? colours.quiet : hue;
     if (!queued) context.fillRect(axis.labels - 14, y - 4, 8, 8);
-    context.font = type(colours, 11);
+    context.font = type(colours, Math.min(11, this.pitch / colours.unit));
     context.fillStyle = queued ? colours.quiet : colours.ink;
     context.textAlign = "right";
     context.textBaseline = "middle";

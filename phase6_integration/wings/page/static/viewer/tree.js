@@ -111,8 +111,10 @@ export class Tree {
     this.target = at;
     const share = this.from ? Math.min(1, (performance.now() - this.began) / MOTION) : 1;
     if (share === 1) this.from = null;
-    else requestAnimationFrame(() => this.from && performance.now() - this.drawn > 8 && this.draw(this.options));
-    this.drawn = performance.now();
+    else {
+      const { options } = this; // of another draw, if one comes before the next frame
+      requestAnimationFrame(() => options === this.options && this.draw({ ...options }));
+    }
     this.ease = 1 - (1 - share) ** 3;
     this.cells = this.from ? at.map((to, index) => (to >= 0 && this.from[index] >= 0 ? this.from[index] + (to - this.from[index]) * this.ease : to)) : at;
   }
@@ -128,9 +130,10 @@ export class Tree {
   }
 
   #join({ parent, row, depth, pages }) {
+    if (parent?.row === row) return; // it follows without a gap
     const { context, colours, high } = this;
     const startX = parent ? this.#x(parent.depth + parent.pages.length) - this.step / 2 : 8;
-    const startY = this.#y(parent ? parent.row : 0) + high / 2;
+    const startY = this.#y(parent ? parent.row : 0) + (parent ? high : high / 2);
     const [page] = pages;
     const x = page === undefined ? this.#x(depth) : this.cells[2 * page], y = (page === undefined ? this.#y(row) : this.cells[2 * page + 1]) + high / 2;
     context.strokeStyle = colours.faint;

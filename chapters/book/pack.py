@@ -1,0 +1,177 @@
+"""Packs what the book's pages run, beside them: `python -m chapters.book.pack FOLDER`.
+
+    npm/            Pyodide and CodeMirror, as package-lock.json names them, each checked against its hash
+    libraries.zip   the pure Python libraries that the tests need, from this environment, and Hypothesis for a browser
+    course.json     the exercises that need no tensors, and the quick questions
+    course.zip      phases 0 to 5, their tests, the course's checker
+    model/          the bundled model
+    record.jsonl    a run of the server on it
+
+A page loads nothing from anywhere else.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import urllib.request
+import zipfile
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from importlib.metadata import files, version
+from pathlib import Path
+from typing import Any
+
+from chapters.course import Course
+from chapters.exercises import blanked, load
+from chapters.quiz import load as quiz
+from chapters.workspace import by_file
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+BOOK = Path(__file__).parent
+REGISTRY = os.environ.get("NPM_CONFIG_REGISTRY", "https://registry.npmjs.org")
+CACHE = ROOT / "build" / "fetched"
+LIBRARIES = ("hypothesis", "iniconfig", "packaging", "pluggy", "pygments", "pytest", "rich", "sortedcontainers")
+# The exercises whose tests need neither torch nor numpy.
+IN_TAB = {
+    f"{phase}.{n}"
+    for phase, them in enumerate(((1, 8), (2, 4), (), (1, 4), (1, 7), (1, 9)))
+    for n in range(*them or (0,))
+}
+UNUSED = ("ws", "@types/emscripten")  # which Pyodide names for other uses
+LEXERS = ("__init__", "_mapping", "diff", "python")  # of the hundreds that Pygments has
+PLATFORM = ("--platform=pyemscripten_2026_0_wasm32", "--python-version=3.14", "--implementation=cp")  # of Pyodide
+PHASES = "phase[0-5]_*/"
+COURSE = [
+    f"{PHASES}**/*.py",
+    f"{PHASES}*.pyi",
+    "chapters/*.py",
+    "chapters/*.toml",
+    "chapters/book/__init__.py",
+    "chapters/book/tab/*.py",
+]
+TESTS = ["tests/*.py", *(f"tests/{PHASES}{each}*.py" for each in ("", "lab/"))]
+VIEWER = ROOT / "phase6_integration/wings/page/static/viewer"
+MODEL = Path("phase0_request", "tiny_chat")
+
+
+def pack(site: Path) -> None:
+    tab = site / "tab"
+    shutil.rmtree(tab, ignore_errors=True)
+    (tab / "model").mkdir(parents=True)
+    for name, folder in packages():
+        shutil.copytree(folder, tab / "npm" / name, ignore=shutil.ignore_patterns("*.map", "*.ts", "*.cjs", "*.html"))
+    shutil.copytree(VIEWER, tab / "viewer", ignore=shutil.ignore_patterns("replay.*"))
+    shutil.copy(ROOT / MODEL / "model.safetensors", tab / "model")
+    (tab / "record.jsonl").write_bytes(gzip.decompress((ROOT / "tests/data/record.jsonl.gz").read_bytes()))
+    (tab / "course.json").write_text(json.dumps(described()), "utf-8")
+    write(tab / "course.zip", course())
+    write(tab / "libraries.zip", libraries())
+
+
+def packages() -> Iterator[tuple[str, Path]]:
+    """The npm packages of the lock file: the name of each, and the folder with its files."""
+    locked = json.loads((BOOK / "package-lock.json").read_text("utf-8"))["packages"]
+    for path, package in locked.items():
+        name = path.removeprefix("node_modules/")
+        if name and name not in UNUSED:
+            folder = CACHE / f"{name}-{package['version']}"
+            if not folder.exists():
+                file = f"{name}/-/{name.rpartition('/')[2]}-{package['version']}.tgz"
+                unpack(download(file, package["integrity"]), folder)
+            yield name, folder
+
+
+def download(file: str, integrity: str) -> bytes:
+    try:
+        with urllib.request.urlopen(f"{REGISTRY.rstrip('/')}/{file}", timeout=300) as answer:
+            data: bytes = answer.read()
+    except OSError as error:
+        raise SystemExit(f"error: {file}, which the book's pages run, cannot be had from {REGISTRY}: {error}") from None
+    kind, _, expected = integrity.partition("-")
+    if base64.b64encode(hashlib.new(kind, data).digest()).decode() != expected:
+        raise SystemExit(f"error: {file} is not the file that package-lock.json names")
+    return data
+
+
+def unpack(data: bytes, folder: Path) -> None:
+    part = folder.with_name(f"{folder.name}.part")
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        archive.extractall(part, filter="data")
+    (inner,) = part.iterdir()
+    inner.rename(folder)
+    part.rmdir()
+
+
+def described() -> dict[str, Any]:
+    """What the page of exercises shows before it runs any Python."""
+    course = Course(ROOT)
+    chapters: list[dict[str, Any]] = []
+    files: dict[str, str] = {}
+    for phase in course.phases():
+        known = load(course, phase)
+        chosen = [exercise for exercise in known if exercise.id in IN_TAB]
+        if chosen:
+            wanted = {exercise.file for exercise in chosen}
+            files |= {file: blanked(course, file, its) for file, its in by_file(known).items() if file in wanted}
+            (page,) = ROOT.glob(f"chapters/{phase.package.replace('phase', '0', 1)}.md")
+            title = page.read_text("utf-8").split("\n")[0].lstrip("# ")
+            asked = [asdict(question) for question in quiz(course, phase.number)]
+            chapters.append(
+                {"number": phase.number, "title": title, "exercises": [*map(asdict, chosen)], "quiz": asked}
+            )
+    return {"chapters": chapters, "files": files}
+
+
+def course() -> Iterator[tuple[str, bytes]]:
+    yield "pyproject.toml", (ROOT / "pyproject.toml").read_bytes()
+    yield "tokenizers.py", (BOOK / "tab" / "tokenizers.py").read_bytes()
+    for pattern in (*COURSE, *TESTS, f"{MODEL}/*.json", f"{MODEL}/*.jinja"):
+        for path in sorted(ROOT.glob(pattern)):
+            yield path.relative_to(ROOT).as_posix(), path.read_bytes()
+
+
+def libraries() -> Iterator[tuple[str, bytes]]:
+    for name in LIBRARIES:
+        for file in files(name) or ():
+            lexer = file.parent.name == "lexers" and file.stem not in LEXERS
+            if (file.suffix == ".py" and not lexer) or file.parent.suffix == ".dist-info":
+                yield file.as_posix(), Path(str(file.locate())).read_bytes()
+    with zipfile.ZipFile(hypothesis()) as wheel:
+        for member in wheel.namelist():
+            if member.endswith(".so"):
+                yield member, wheel.read(member)
+
+
+def hypothesis() -> Path:
+    """The wheel of the installed Hypothesis for Pyodide: a part of it is compiled."""
+    installed = f"hypothesis=={version('hypothesis')}"
+    wanted = f"{installed.replace('==', '-')}-*wasm32.whl"
+    if not list(CACHE.glob(wanted)):
+        CACHE.mkdir(parents=True, exist_ok=True)
+        pins = (ROOT / ".ci/constraints.txt").read_text("utf-8")
+        pinned = re.search(rf"^{re.escape(installed)} (?:.*\\\n)+.*\n", pins, re.MULTILINE)
+        (CACHE / "hypothesis.txt").write_text(pinned[0] if pinned else installed)  # with hashes, or as it is
+        command = f"-m pip --disable-pip-version-check download --quiet --no-deps --only-binary=:all: --dest {CACHE}"
+        subprocess.run([sys.executable, *command.split(), *PLATFORM, "-r", str(CACHE / "hypothesis.txt")], check=True)
+    (wheel,) = CACHE.glob(wanted)
+    return wheel
+
+
+def write(path: Path, members: Iterable[tuple[str, bytes]]) -> None:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in members:
+            archive.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED)
+
+
+if __name__ == "__main__":
+    pack(Path(sys.argv[1]))

@@ -1,0 +1,51 @@
+// The worker, as a page uses it: `await engine.call("check", ...)`, and `tell` events of what happens meanwhile.
+
+export class Engine extends EventTarget {
+  #worker;
+  #waiting = new Map();
+  #number = 0;
+
+  call(name, ...args) {
+    this.#worker ??= this.#start();
+    const id = this.#number++;
+    this.#worker.postMessage({ id, call: name, args });
+    return new Promise((resolve, reject) => this.#waiting.set(id, { resolve, reject }));
+  }
+
+  // End what runs. The next call starts anew.
+  end(reason) {
+    this.#worker?.terminate();
+    this.#worker = undefined;
+    for (const { reject } of this.#waiting.values()) reject(new Error(reason));
+    this.#waiting.clear();
+  }
+
+  #start() {
+    const worker = new Worker(new URL("worker.js", import.meta.url), { type: "module" });
+    worker.onmessage = ({ data }) => {
+      if ("tell" in data) {
+        this.dispatchEvent(new CustomEvent(data.tell, { detail: data.value }));
+        return;
+      }
+      const { resolve, reject } = this.#waiting.get(data.id);
+      this.#waiting.delete(data.id);
+      if ("error" in data) reject(new Error(data.error));
+      else resolve(data.result);
+    };
+    worker.onerror = (event) => this.end(event.message || "the worker could not start");
+    return worker;
+  }
+}
+
+export const data = (name) => new URL(`../../tab/${name}`, import.meta.url);
+
+// An element: h("button", { type: "button", onclick }, "Check")
+export function h(tag, properties = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (name in element && !name.includes("-")) element[name] = value;
+    else element.setAttribute(name, value);
+  }
+  element.append(...children.filter((child) => child !== null && child !== undefined));
+  return element;
+}

@@ -1,0 +1,121 @@
+"""The book in a browser: scenes, exercises and the model run in the tab. `make book` has made it."""
+
+import json
+import subprocess
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect
+
+QUICK = ("0.3", "4.1")
+PLACE = "chapters/book/pages"
+WRONG = "return room"
+RIGHT = "return pending if pending <= room else max((start + room) // page_size * page_size - start, 0) or room"
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture(scope="session")
+def book(root: Path) -> Iterator[str]:
+    """The address of the book, from a plain web server for static files."""
+    folder = root / "build" / "book"
+    assert (folder / "tab" / "course.json").exists(), "there is no book yet: make book"
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=folder)) as server:
+        threading.Thread(target=server.serve_forever).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.fixture
+def opened(book, visit):
+    """Opens a page of the book. It may ask for nothing but files of the book."""
+    asked: list[str] = []
+
+    def open_page(path: str, **more: object) -> Page:
+        page = visit("about:blank", **more)
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto(f"{book}/{path}")
+        page.set_default_timeout(120_000)
+        return page
+
+    yield open_page
+    assert [url for url in asked if not url.startswith((book, "blob:", "data:"))] == []
+
+
+def test_a_scene_changes_when_a_control_moves(opened, accessible) -> None:
+    page = opened("chapters/04_radix.html")
+    page.get_by_role("button", name="Run it here").click()
+    scene = page.locator(".scene")
+    expect(scene).to_have_attribute("data-steps", "86", timeout=120_000)
+    expect(scene.locator(".v-pages")).to_contain_text("shared")
+    accessible(page, ".scene")
+    scene.locator("select[name=cache]").select_option("paged")
+    expect(scene).not_to_have_attribute("data-steps", "86")
+    before = scene.get_attribute("data-steps")
+    scene.locator("input[name=pages]").fill("16")
+    expect(scene).not_to_have_attribute("data-steps", before or "")
+
+
+def test_the_model_answers_in_the_tab_as_on_a_server(opened, accessible, serve) -> None:
+    page = opened(f"{PLACE}/try.html")
+    page.get_by_role("button", name="What is a KV cache?").click()
+    answer = page.locator(".try-said")
+    place = page.locator("#try-here")
+    expect(place).to_have_attribute("data-answered", "1", timeout=120_000)
+    body = {"messages": [{"role": "user", "content": "What is a KV cache?"}], "temperature": 0, "max_tokens": 96}
+    asked = page.request.post(f"{serve()}/v1/chat/completions", data={"model": "tiny_chat", **body})
+    assert answer.inner_text() == asked.json()["choices"][0]["message"]["content"]
+    accessible(page, "#try-here")
+    page.get_by_role("button", name="All five at once").click()
+    expect(page.locator(".v-pages li", has_text="shared")).not_to_have_text("shared 0")
+    page.get_by_role("button", name="Stop").click()
+    expect(place).to_have_attribute("data-answered", "6")
+
+
+@pytest.fixture(scope="module")
+def judged(root: Path, pytestconfig: pytest.Config):
+    """What the command says of the answers to an exercise."""
+    python = Path(pytestconfig.getoption("--serve").split()[0]).parent / "python"
+
+    def judge(id: str) -> list[dict]:
+        command = [python, "-m", "tests.browser.judged", id]
+        found = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+        return json.loads(found.stdout)
+
+    return judge
+
+
+IN_TAB = (*(f"0.{n}" for n in range(1, 8)), "1.2", "1.3", *(f"3.{n}" for n in range(1, 4)))
+IN_TAB += (*(f"4.{n}" for n in range(1, 7)), *(f"5.{n}" for n in range(1, 9)))
+
+
+@pytest.mark.parametrize("id", [pytest.param(id, marks=() if id in QUICK else pytest.mark.slow) for id in IN_TAB])
+def test_an_exercise_is_judged_in_the_tab_as_by_the_command(id: str, opened, judged) -> None:
+    page = opened(f"{PLACE}/exercises.html#{id}")
+    expect(page.locator(".cm-content")).to_be_visible()
+    module = page.evaluate_handle("() => import(new URL('../../../_static/tab/engine.js', location))")
+    engine = module.evaluate_handle("({ Engine }) => new Engine()")
+    for case in judged(id):
+        told = engine.evaluate("(engine, [id, text]) => engine.call('check', id, text)", [id, case["text"]])
+        assert {key: told[key] for key in case["told"]} == case["told"], case["kind"]
+
+
+def test_an_answer_is_written_judged_and_kept(opened, accessible) -> None:
+    page = opened(f"{PLACE}/exercises.html#3.1")
+    page.get_by_role("button", name="Hint 1 of 2").click()
+    expect(page.get_by_text("What can be computed at most")).to_be_visible()
+    for before, answer, expected in (("raise NotImpl", WRONG, "failed"), (WRONG, RIGHT, "passed: 13 of 13 tests pass")):
+        page.locator(".cm-line", has_text=before).first.click(click_count=3)
+        page.keyboard.insert_text(f"    {answer}\n")
+        page.get_by_role("button", name="Check").click()
+        expect(page.locator(".ex-result")).to_contain_text(expected, timeout=120_000)
+    accessible(page, "#exercises-here")
+    page.reload()
+    expect(page.get_by_role("link", name="✓ 3.1")).to_be_visible()
+    expect(page.locator(".cm-line", has_text=RIGHT)).to_be_visible()
