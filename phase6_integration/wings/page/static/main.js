@@ -170,7 +170,7 @@ $("theme").addEventListener("click", () => {
 dark.addEventListener("change", theme);
 theme();
 
-const viewer = new Viewer($("viewer"), { title: "Engine" });
+const viewer = new Viewer($("viewer"), { title: "Engine", sources: fetch("static/viewer/sources.json").then((found) => found.json()) });
 // until the record can be watched: watch((lines) => viewer.push(lines), (words) => { $("watching").textContent = words; });
 settings.build(null);
 document.addEventListener("visibilitychange", refresh);
