@@ -12,7 +12,11 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 
+<<<<<<< HEAD
 from phase6_integration.wings.page.sources import sources
+=======
+from phase6_integration.wings.page import live_record
+>>>>>>> main
 
 FOLDER = Path(__file__).with_name("static")
 TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
@@ -29,6 +33,7 @@ HEADERS = {
 
 
 def attach(app: FastAPI) -> None:
+    app.include_router(live_record.router)
     for file in sorted(FOLDER.rglob("*")):
         if file.suffix in TYPES:
             path = file.relative_to(FOLDER).as_posix()
