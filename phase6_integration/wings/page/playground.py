@@ -12,11 +12,8 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 
-<<<<<<< HEAD
-from phase6_integration.wings.page.sources import sources
-=======
 from phase6_integration.wings.page import live_record
->>>>>>> main
+from phase6_integration.wings.page.sources import sources
 
 FOLDER = Path(__file__).with_name("static")
 TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
