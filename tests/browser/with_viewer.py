@@ -136,9 +136,9 @@ def test_a_sentence_leads_to_the_source(shown: Page) -> None:
     shown.evaluate(f"shown.player.seek({at})")
     said = shown.locator(".v-is-preemption", has_text=f"r{r} preempted: r{by} needs a page and none is free")
     said.get_by_role("button", name="where the source does it").click()
-    expect(shown.get_by_role("dialog", name="Where the source does this")).to_contain_text(
-        "phase5_continuous/running.py"
-    )
+    popover = shown.get_by_role("dialog", name="Where the source does this")
+    expect(popover).to_contain_text("phase5_continuous/running.py:")
+    expect(popover).to_contain_text("def allocate_slots(self")
 
 
 @pytest.mark.parametrize("width", [360, 1440])
