@@ -40,6 +40,7 @@ export class Viewer {
     this.#build(source, sources, player);
     const sight = new IntersectionObserver((seen) => {
       for (const { target, isIntersecting } of seen) [this.pages, this.tree, this.timeline].find(({ canvas }) => canvas === target).visible = isIntersecting;
+      this.#ask();
     });
     for (const { canvas } of [this.pages, this.tree, this.timeline]) sight.observe(canvas);
     new ResizeObserver(() => this.#resize()).observe(this.body);
@@ -69,7 +70,7 @@ export class Viewer {
   get live() { return this.#live; }
   set live(live) {
     this.#live = this.player.live = live;
-    if (live) this.player.play();
+    if (live) this.player.follow();
     else this.player.pause();
   }
 
@@ -211,9 +212,9 @@ export class Viewer {
     this.colours ??= palette(this.element);
     if (this.layout?.pagesShown !== this.#pagesShown()) this.#measure();
     const { history, colours, layout, index: at } = this, state = this.state, line = this.line, lit = this.lit(state);
-    const playing = this.player.playing;
-    const moving = !still.matches && !(playing && this.player.speed > 1);
-    const fast = playing && this.player.speed > 2; // then tree and lanes take turns, and words change more rarely
+    const { playing, following, speed } = this.player;
+    const moving = !still.matches && (!playing || following || speed <= 1);
+    const fast = playing && !following && speed > 2; // then tree and lanes take turns, and words change more rarely
     const due = (view) => !playing || view.visible !== false || this.frames % 12 < 2; // what is out of sight can lag
     if (due(this.pages)) this.pages.draw({ state, line, colours, lit });
     if (due(this.tree) && !(fast && this.frames % 2 === 0)) this.tree.draw({ state, colours, lit, width: layout.tree, room: layout.room, moving });
