@@ -177,7 +177,8 @@ $("theme").addEventListener("click", () => {
 dark.addEventListener("change", theme);
 theme();
 
-const viewer = new Viewer($("viewer"), { title: "Engine" });
+const sources = fetch("static/viewer/sources.json").then((found) => found.json());
+const viewer = new Viewer($("viewer"), { title: "Engine", sources });
 viewer.live = true;
 own.know = (id, request) => viewer.know(id, request);
 watch((lines) => {
