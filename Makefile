@@ -37,7 +37,7 @@ $(error $(VENV) has TORCH=$(INSTALLED): run `make clean` before TORCH=$(TORCH))
 endif
 endif
 
-.PHONY: help serve install test test-avx2 test-all test-browser clients cluster routers lint types gates house book resolve pins notebooks clean
+.PHONY: help serve install test test-avx2 test-all test-browser pictures clients cluster routers lint types gates house book resolve pins notebooks clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -76,6 +76,9 @@ routers: $(ROUTERS)/.done ## what stands in front of servers: nginx and HAProxy,
 
 test-browser: $(BROWSER)/.done ## the page in headless Chromium (apt-get install chromium), needs no more than `make serve`
 	@$(BROWSER)/bin/python -m pytest -q -c tests/browser/pytest.ini --serve "$(BIN)/nanoserve serve" tests/browser
+
+pictures: $(BROWSER)/.done ## the page at several sizes, into build/pictures, and the animation of the README
+	@$(BROWSER)/bin/python tests/browser/pictures.py --serve "$(BIN)/nanoserve serve"
 
 lint: $(VENV)/.dev ## ruff: rules and format; codespell: spelling
 	@$(BIN)/ruff check && $(BIN)/ruff format --check

@@ -98,6 +98,12 @@ class ServerSettings:
         partial(check_choice, allowed=REASONING_PARSERS),
     )
     chat_template: str | None = None  # Jinja text; None: the model's own
+    playground_text: bool | None = option(
+        None,
+        "show the text of all requests to those who watch the engine on the page at / (on, if nobody else can: without "
+        "keys, on a loopback address)",
+        check=check_bool,
+    )
     keepalive: float = option(15.0, "of silence in a stream before a comment is sent", "SECONDS", positive)
     send_timeout: float = option(30.0, "a client may leave sent data unread", "SECONDS", positive)
     receive_timeout: float = option(60.0, "a client may take to send a request", "SECONDS", positive)

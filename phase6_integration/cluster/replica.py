@@ -28,7 +28,7 @@ from phase6_integration.engine.options import EngineOptions
 from phase6_integration.engine.stats import Gauges
 from phase6_integration.process.engine_client import EngineClient
 from phase6_integration.process.health import Health
-from phase6_integration.process.messages import EngineRequest, Finish, Logged, Progress, Ready, Update
+from phase6_integration.process.messages import EngineRequest, Finish, Logged, Progress, Ready, Recorded, Update
 
 ENGINE = "phase6_integration.wings.structured.isolated_grammars:isolating_engine"
 ENGINE_FAILED = 70  # exit status of the actor
@@ -178,7 +178,7 @@ class Replica:
 
     # Called by the engine's client.
 
-    def _receive(self, message: Ready | Update | Logged) -> None:
+    def _receive(self, message: Ready | Update | Recorded | Logged) -> None:
         match message:
             case Ready():
                 self._ready.set_result(message)

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,13 +17,25 @@ from phase0_request.checks import check_number
 from phase0_request.queue import QueueFullError
 from phase0_request.request import FinishReason
 from phase0_request.tokenizer import Tokenizer
+from phase5_continuous.recorder import Line
 from phase6_integration.engine.hub import located
 from phase6_integration.engine.options import EngineOptions
 from phase6_integration.engine.stats import Gauges
 from phase6_integration.process.engine_client import STOP_TIMEOUT, EngineClient
 from phase6_integration.process.health import Health, UnavailableError
-from phase6_integration.process.messages import EngineRequest, Finish, Logged, Progress, Ready, ToEngine, Update
+from phase6_integration.process.messages import (
+    EngineRequest,
+    Finish,
+    Logged,
+    Progress,
+    Ready,
+    Recorded,
+    ToEngine,
+    Update,
+    Watch,
+)
 from phase6_integration.process.outputs import LogprobArrays, Output, OutputStream
+from phase6_integration.process.watcher import Watcher
 
 log = logging.getLogger(__name__)
 BUNDLED_ENGINE = "phase6_integration.process.engine_process:bundled_engine"
@@ -45,6 +58,7 @@ class AsyncEngine:
     """The HTTP process's handle of the engine. It runs on one event loop, without blocking it."""
 
     client_type = EngineClient
+    has_record = True  # it can be watched
 
     def __init__(self, options: EngineOptions | None = None, *, factory: str = BUNDLED_ENGINE) -> None:
         """Read the model's config and tokenizer. `factory`, a `module:name`, builds the engine in its process."""
@@ -71,6 +85,8 @@ class AsyncEngine:
         self._idle = asyncio.Event()
         self._live: dict[str, tuple[Output, OutputStream]] = {}  # by id, until the engine reports the end
         self._waiting: set[str] = set()  # ids of live completions that are not admitted yet
+        self._watchers: list[Watcher] = []
+        self._header: Line | None = None  # of the record, while someone watches
 
     # Start.
 
@@ -170,10 +186,12 @@ class AsyncEngine:
 
     # Messages of the engine.
 
-    def handle(self, message: Ready | Update | Logged) -> None:
+    def handle(self, message: Ready | Update | Recorded | Logged) -> None:
         match message:
             case Update():
                 self._update(message)
+            case Recorded(line=line):
+                self._record(line)
             case Ready():
                 self._process_ready(message)
             case Logged(text=text) if self.health is Health.LOADING:
@@ -239,6 +257,41 @@ class AsyncEngine:
 
     # endregion
 
+    # The record.
+
+    @property
+    def watchers(self) -> int:
+        """How many readers the record has."""
+        return len(self._watchers)
+
+    async def watch(self, text: bool, silence: float) -> AsyncGenerator[list[Line]]:
+        """The engine's record from now on, some lines at a time, until the engine ends; an empty list after so many
+        seconds without a line. With `text` it has the tokens of requests, for all readers or for none."""
+        watcher = Watcher(self._header, self.tokenizer if text else None)
+        self._watchers.append(watcher)
+        self._send(Watch(True, text))
+        try:
+            while (lines := await watcher.lines(silence)) is not None:
+                yield lines
+        finally:
+            self._watchers.remove(watcher)
+            if not self._watchers:
+                self._header = None
+                self._send(Watch(False))
+
+    def _record(self, line: Line) -> None:
+        """Pass a line on to the readers."""
+        if "record" in line:
+            self._header = line
+        for watcher in self._watchers:
+            if watcher.put(line):
+                self._send(Watch(True))
+
+    def _end_watchers(self) -> None:
+        self._header = None
+        for watcher in self._watchers:
+            watcher.end()
+
     def _send(self, message: ToEngine) -> None:
         if self._client is not None:
             self._client.send(message)
@@ -278,17 +331,18 @@ class AsyncEngine:
         now = time.monotonic()
         for id in list(self._live):
             self._end(id, FinishReason.ERROR, now, UnavailableError(health, reason))
+        self._end_watchers()
         self.gauges = replace(self.gauges, running=0, waiting=0, pages_used=0)
 
     async def drain(self, timeout: float) -> None:
         """Refuse new requests and wait for the live ones. Those that remain after `timeout` end with an error."""
         if self.health in (Health.READY, Health.LOADING):
             self.health, self.reason = Health.DRAINING, "it is about to stop"
-        if await self._is_idle(timeout):
-            return
-        for output, _ in list(self._live.values()):
-            self._finish_early(output, FinishReason.ERROR, UnavailableError(self.health, self.reason))
-        await self._is_idle(STOP_TIMEOUT)
+        if not await self._is_idle(timeout):
+            for output, _ in list(self._live.values()):
+                self._finish_early(output, FinishReason.ERROR, UnavailableError(self.health, self.reason))
+            await self._is_idle(STOP_TIMEOUT)
+        self._end_watchers()
 
     async def _is_idle(self, timeout: float) -> bool:
         """Whether the engine has ended every request, now or before the time is up."""

@@ -24,6 +24,7 @@ from phase6_integration.process.messages import (
     Ping,
     Pong,
     Ready,
+    Recorded,
     ToEngine,
     ToFront,
     Update,
@@ -45,7 +46,7 @@ class EngineClient(asyncio.Protocol):
         options: EngineOptions,
         factory: str,
         *,
-        on_message: Callable[[Ready | Update | Logged], None],
+        on_message: Callable[[Ready | Update | Recorded | Logged], None],
         on_failure: Callable[[Health, str], None],
         has_work: Callable[[], bool],
     ) -> None:
@@ -113,7 +114,7 @@ class EngineClient(asyncio.Protocol):
                 self._stop_timers()
                 self._on_message(message)
                 self.watchdog.start()
-            case Update():
+            case Update() | Recorded():
                 self._on_message(message)
             case Logged(level=level, text=text):
                 log.log(level, text)

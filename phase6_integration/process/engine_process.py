@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 from phase0_request.core import EngineCore, Step
 from phase0_request.request import FinishReason, Request
 from phase2_prefill_decode.parallel.ranks import RankError, Ranks, die_with
+from phase5_continuous.recorder import Recorder
 from phase5_continuous.scheduler import Scheduler
 from phase6_integration.engine.gc_freeze import gc_freeze
 from phase6_integration.engine.isolation import BrokenError
@@ -33,8 +34,10 @@ from phase6_integration.process.messages import (
     Pong,
     Progress,
     Ready,
+    Recorded,
     ToEngine,
     Update,
+    Watch,
 )
 
 log = logging.getLogger(__name__)
@@ -68,6 +71,7 @@ class Loop:
         self._requests: dict[str, Request] = {}  # the end of each is not sent yet
         self._unannounced: dict[str, Request] = {}  # the admission of each is not sent yet
         self._unscored: set[str] = set()  # the prompt logprobs of each are not sent yet
+        self._recorder: Recorder | None = None  # while someone watches
 
     # region exercise 6.2
     def run(self) -> NoReturn:
@@ -86,6 +90,8 @@ class Loop:
         self._all_wait = step is None and self.scheduler.is_waiting
         if step is not None:
             self.channel.send(self._update(step))
+        elif self._recorder is not None:
+            self._recorder.flush()
 
     def handle(self, message: ToEngine) -> None:
         """Act on one message: submit completions, finish one, answer a ping. ValueError for a second LoadModel."""
@@ -99,6 +105,8 @@ class Loop:
                     self.core.finish(request, reason)
             case Ping():
                 self.channel.send(Pong())
+            case Watch():
+                self._watch(message)
             case LoadModel():
                 raise ValueError("an engine can be loaded only once")
 
@@ -145,6 +153,16 @@ class Loop:
         return admitted
 
     # endregion
+
+    def _watch(self, message: Watch) -> None:
+        """Record while someone watches. One recorder writes for all readers: a snapshot is for one that comes later."""
+        if not message.on and self._recorder is not None:
+            self._recorder.close()
+            self._recorder = None
+        elif message.on and self._recorder is not None:
+            self._recorder.snapshot()
+        elif message.on:
+            self._recorder = Recorder(self.core, lambda line: self.channel.send(Recorded(line)), text=message.text)
 
 
 class LoadedEngine(NamedTuple):

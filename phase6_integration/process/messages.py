@@ -84,6 +84,13 @@ class Ping(msgspec.Struct, tag=True, frozen=True):
     """To the engine, while it is idle: answer with a Pong."""
 
 
+class Watch(msgspec.Struct, tag=True, frozen=True):
+    """To the engine: write its record from now on, or, if it does, a snapshot for one more reader; or stop."""
+
+    on: bool
+    text: bool = False
+
+
 class Pong(msgspec.Struct, tag=True, frozen=True):
     """From the engine: it reads its messages."""
 
@@ -135,14 +142,20 @@ class Logged(msgspec.Struct, tag=True, frozen=True):
     text: str
 
 
+class Recorded(msgspec.Struct, tag=True, frozen=True):
+    """From the engine, while it is watched: a line of its record."""
+
+    line: dict[str, Any]
+
+
 class Dead(msgspec.Struct, tag=True, frozen=True):
     """From the engine, last: it has failed and ends."""
 
     reason: str
 
 
-ToEngine = LoadModel | EngineRequest | Finish | Ping
-ToFront = Ready | Update | Pong | Logged | Dead
+ToEngine = LoadModel | EngineRequest | Finish | Ping | Watch
+ToFront = Ready | Update | Pong | Logged | Recorded | Dead
 
 _encoder = msgspec.msgpack.Encoder()
 to_engine = msgspec.msgpack.Decoder(ToEngine)

@@ -68,8 +68,8 @@ def serve(pytestconfig: pytest.Config) -> Iterator[Serve]:
         yield start
 
 
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Browser]:
+@contextmanager
+def chromium() -> Iterator[Browser]:
     path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
     assert path, f"no Chromium: install it (apt-get install chromium), or name it in CHROMIUM. Looked for {NAMES}"
     arguments = ["--no-sandbox"] if os.geteuid() == 0 else []  # Chromium's sandbox is not for root
@@ -78,6 +78,12 @@ def browser() -> Iterator[Browser]:
         browser = playwright.chromium.launch(executable_path=path, args=arguments)
         yield browser
         browser.close()
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    with chromium() as browser:
+        yield browser
 
 
 @pytest.fixture

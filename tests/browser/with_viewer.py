@@ -136,9 +136,9 @@ def test_a_sentence_leads_to_the_source(shown: Page) -> None:
     shown.evaluate(f"shown.player.seek({at})")
     said = shown.locator(".v-is-preemption", has_text=f"r{r} preempted: r{by} needs a page and none is free")
     said.get_by_role("button", name="where the source does it").click()
-    expect(shown.get_by_role("dialog", name="Where the source does this")).to_contain_text(
-        "phase5_continuous/running.py"
-    )
+    popover = shown.get_by_role("dialog", name="Where the source does this")
+    expect(popover).to_contain_text("phase5_continuous/running.py:")
+    expect(popover).to_contain_text("def allocate_slots(self")
 
 
 @pytest.mark.parametrize("width", [360, 1440])
@@ -183,5 +183,15 @@ def test_a_live_viewer_keeps_the_last_thousand_lines_and_follows(shown: Page) ->
     assert shown.evaluate("[live.index, live.state.requests.get(0).out]") == [base, base + 1]
     shown.evaluate(push, [1401, 1])
     assert shown.evaluate("live.index") == base, "it does not follow while it is held"
-    shown.evaluate("live.player.toggle()")
-    assert shown.evaluate("[live.index, live.state.requests.get(0).out]") == [1401, 1402]
+    shown.evaluate("live.player.speed = 64; live.player.play()")
+    assert shown.evaluate("live.player.following") is False, "it goes on from where it was held"
+    caught_up = """() => new Promise((done) => {
+      const wait = () => (live.player.following ? done(live.index) : setTimeout(wait, 20));
+      wait();
+    })"""
+    assert shown.evaluate(caught_up) == 1401
+    shown.evaluate(push, [1402, 1])
+    assert shown.evaluate("live.index") == 1402
+    shown.evaluate("live.player.step(-10)")
+    shown.evaluate("live.player.end()")
+    assert shown.evaluate("[live.index, live.state.requests.get(0).out]") == [1402, 1403]

@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from phase0_request.checks import ConfigError
 from phase0_request.params import SamplingParams
@@ -28,7 +26,6 @@ from phase5_continuous.invariants import check
 from phase5_continuous.lab.constrained import SCHEMA, fits, json_grammar
 from phase5_continuous.scheduler import Scheduler
 from phase5_continuous.speculation import suffix
-from phase5_continuous.speculation.ngram import NgramIndex
 from phase5_continuous.speculation.speculation import Chance, Speculation, speculation_of
 from phase5_continuous.speculation.suffix import SuffixProposer
 from tests.phase2_prefill_decode.models import saved, tiny_model
@@ -240,24 +237,6 @@ def test_a_model_that_drafts_for_itself_is_never_wrong(chatty: Model, name: str)
         assert speculation is not None
         accepted = sum(speculation.accepted)
         assert accepted == speculation.drafted > 0 or ("grammar" in CASES[name] and accepted > 0)
-
-
-@given(st.lists(st.integers(0, 3), max_size=40), st.integers(1, 3), st.integers(0, 3), st.integers(1, 8))
-def test_an_ngram_is_continued_as_it_was_the_last_time(text: list[int], shortest: int, more: int, most: int) -> None:
-    """Against a search through the whole text."""
-    index, longest = NgramIndex(shortest, shortest + more), shortest + more
-    index.extend(text[:20])
-    index.extend(text[20:])
-    wanted = list[int]()
-    for length in range(longest, shortest - 1, -1):
-        ends = [end for end in range(length, len(text)) if text[end - length : end] == text[len(text) - length :]]
-        if ends:
-            wanted = [*text]
-            while len(wanted) < len(text) + most:
-                wanted.append(wanted[ends[-1] + len(wanted) - len(text)])
-            wanted = wanted[len(text) :]
-            break
-    assert index.continuation(most) == wanted
 
 
 def planned(spare_rows: int, *sizes: tuple[int, int], chance: float = 0.7, pages: int = 99, **more: Any) -> list[int]:

@@ -5,11 +5,15 @@ only, and nothing inline: model output could do no harm even if it were rendered
 """
 
 import hashlib
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
+
+from phase6_integration.wings.page import live_record
+from phase6_integration.wings.page.sources import sources
 
 FOLDER = Path(__file__).with_name("static")
 TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
@@ -26,11 +30,14 @@ HEADERS = {
 
 
 def attach(app: FastAPI) -> None:
+    app.include_router(live_record.router)
     for file in sorted(FOLDER.rglob("*")):
         if file.suffix in TYPES:
             path = file.relative_to(FOLDER).as_posix()
             route = "/" if path == "index.html" else f"/static/{path}"
             app.add_api_route(route, _sends(file.read_bytes(), TYPES[file.suffix]), include_in_schema=False)
+    of_mechanisms = json.dumps(sources()).encode()
+    app.add_api_route("/static/viewer/sources.json", _sends(of_mechanisms, "application/json"), include_in_schema=False)
 
 
 def _sends(content: bytes, media_type: str) -> Callable[..., Any]:

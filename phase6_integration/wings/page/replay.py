@@ -4,12 +4,13 @@ import base64
 import gzip
 import hashlib
 import html
+import json
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from string import Template
 
-VIEWER = Path(__file__).parent / "static" / "viewer"
+from phase6_integration.wings.page.sources import VIEWER, sources
+
 GZIP = b"\x1f\x8b"
 IMPORT = re.compile(r'^import \{ ([^}]+) \} from "\./([\w.]+)";$', re.MULTILINE)
 EXPORT = re.compile(r"^export (?:class|function|const) (.+)", re.MULTILINE)
@@ -26,6 +27,7 @@ def replay(records: Sequence[tuple[str, bytes]]) -> str:
         script_hash=_hash(script),
         style=style,
         style_hash=_hash(style),
+        sources=json.dumps(sources()).replace("</", "<\\/"),
         records="\n".join(_record(title, record) for title, record in records),
     )
 

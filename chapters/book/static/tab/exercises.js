@@ -33,6 +33,7 @@ class Page {
     this.editor = new Editor(desk, (text) => {
       kept.files[this.exercise.file] = text;
       keep();
+      this.prepared ??= this.engine.call("prepare").catch(() => {}); // so that the first check begins at once
     });
     const button = (text, onclick, more = {}) => h("button", { type: "button", onclick, ...more }, text);
     this.checking = button("Check", () => this.check(), { className: "ex-check" });

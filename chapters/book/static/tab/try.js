@@ -9,6 +9,7 @@ const QUESTIONS = [
   "What does a scheduler do when no page is free?",
   "Why are prompts computed in chunks?",
 ];
+const INSTRUCTION = "You are a careful assistant. You answer questions about serving language models in one plain sentence.";
 const MOST = 96; // tokens of an answer
 
 export async function begin(place) {
@@ -22,7 +23,7 @@ export async function begin(place) {
   warmth.oninput = () => (shown.value = warmth.value);
   const stop = h("button", { type: "button", disabled: true }, "Stop");
   const form = h("form", { className: "try-form" }, input, h("button", {}, "Send"), stop);
-  const several = h("button", { type: "button" }, "All five at once");
+  const several = h("button", { type: "button" }, "All five at once, with one instruction: they share its pages");
   const offered = h("div", { className: "try-offered" }, ...QUESTIONS.map((question) =>
     h("button", { type: "button", onclick: () => ask(question) }, question)), several);
   const stage = h("div", { className: "try-stage" });
@@ -81,7 +82,7 @@ export async function begin(place) {
     if (text) ask(text);
     input.value = "";
   };
-  several.onclick = () => QUESTIONS.forEach((question) => ask(question, [["user", question]]));
+  several.onclick = () => QUESTIONS.forEach((question) => ask(question, [["system", INSTRUCTION], ["user", question]]));
   stop.onclick = () => [...answers.keys()].forEach((id) => engine.call("stop", id));
 }
 

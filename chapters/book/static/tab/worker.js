@@ -32,6 +32,7 @@ const talk = once(async () => {
 });
 
 const calls = {
+  prepare: async () => void (await tested()),
   check: async (exercise, text) => (await tested()).check(exercise, text, (test) => tell("test", test)),
   answer: async (exercise) => (await tested()).answer(exercise),
   exported: async (files) => (await tested()).exported((await python()).toPy(files)),

@@ -49,24 +49,25 @@ export async function* events(response) {
   }
 }
 
-/** Streams a chat. `heard` is called with each piece of each choice. Returns the usage and the finish reasons. */
-export async function chat(body, signal, heard = () => {}) {
-  const began = performance.now();
-  const response = await send("v1/chat/completions", { body: { ...body, stream: true, stream_options: { include_usage: true } }, signal });
-  const answer = { id: response.headers.get("x-request-id"), usage: null, reasons: [], began, first: 0, last: 0 };
+/** Streams a completion. `heard` is called with each piece of each choice. Returns what is known of the answer: the usage,
+ *  the finish reasons, the times and the tokens. `told` is called with each chunk. */
+export async function stream(path, body, signal, heard = () => {}, told = () => {}) {
+  const answer = { usage: null, reasons: [], began: performance.now(), first: 0, last: 0 };
+  const response = await send(path, { body: { ...body, stream: true, stream_options: { include_usage: true } }, signal });
   for await (const batch of events(response)) {
     for (const data of batch) {
       if (data === "[DONE]") return answer;
       const chunk = JSON.parse(data);
       if (chunk.error) throw new Refused(0, chunk.error.message, chunk.error.code);
+      told(chunk);
       answer.usage = chunk.usage ?? answer.usage;
-      for (const { index, delta, finish_reason: reason } of chunk.choices) {
+      for (const { index, delta, text = (delta?.reasoning_content ?? "") + (delta?.content ?? ""), finish_reason: reason } of chunk.choices) {
         if (reason) answer.reasons[index] = reason;
-        const text = (delta?.reasoning_content ?? "") + (delta?.content ?? "");
-        if (!text) continue;
-        answer.last = performance.now();
-        answer.first ||= answer.last;
-        heard(text, index);
+        if (text) {
+          answer.last = performance.now();
+          answer.first ||= answer.last;
+        }
+        if (text || reason) heard(text, index, reason);
       }
     }
   }

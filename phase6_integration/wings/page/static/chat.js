@@ -1,13 +1,16 @@
 // The conversation: what was asked, the answers as they stream, and what can be done with both. The browser keeps it.
 
-import { chat } from "./api.js";
+import { stream } from "./api.js";
 import { $, button, copier, load, make, store } from "./dom.js";
 import { grow } from "./markdown.js";
+import { asking, Listener, own, tokens } from "./own.js";
 
 export class Chat {
-  /** `request(messages)` makes the body of a request; `failed(error)` and `sent(body)` are called with those. */
-  constructor({ request, sent, failed }) {
-    Object.assign(this, { request, sent, failed });
+  /** `request(messages)` makes the body of a request; `failed(error)` and `sent(body)` are called with those, and
+   *  `find(id)` with the name that an answer has in the engine. */
+  constructor({ request, sent, failed, find }) {
+    Object.assign(this, { request, sent, failed, find });
+    this.names = new WeakMap();  // turn -> the name of its answer in the engine, since the page was loaded
     this.turns = load("chat", []);  // { role, texts, facts, fault }
     this.current = null;  // what stops the answer that is under way
     this.log = $("log");
@@ -51,8 +54,13 @@ export class Chat {
     this.draw();
     this.log.scrollTop = this.log.scrollHeight;
     const article = $("turns").lastChild;
+    const listener = new Listener();
     try {
-      if (body) answer = await chat(body, controller.signal, (text, index) => this.#hear(article, turn, text, index));
+      if (body && own.needed) await tokens({ messages: body.messages }, controller.signal);
+      if (body) answer = await stream("v1/chat/completions", asking(body), controller.signal, (text, index) => this.#hear(article, turn, text, index), (chunk) => {
+        listener.hear(chunk);
+        this.names.set(turn, `${chunk.id}-0`);
+      });
     } catch (error) {
       if (!controller.signal.aborted) Object.assign(turn, { fault: error.message, full: error.code === "context_length_exceeded" }), this.failed(error);
     }
@@ -61,6 +69,7 @@ export class Chat {
     if (this.turns !== turns) return;  // deleted meanwhile
     this.draw();
     this.#keep();
+    listener.end().catch(() => {});  // the answer is there; only the viewer lacks some words
   }
 
   busy(controller) {
@@ -134,6 +143,8 @@ export class Chat {
     if (!busy) {
       if (turn.texts[0]) foot.append(copier(() => turn.texts.join("\n\n")));
       if (last) foot.append(button(turn.fault ? "Try again" : "Regenerate", () => this.#again(index - 1, this.turns[index - 1].texts[0])));
+      const name = this.names.get(turn);
+      if (name) foot.append(button("In the engine", () => this.find(name), { title: "Select this request in the view of the engine" }));
       foot.append(make("span", { className: "facts" }, turn.facts.map((fact) => make("span", {}, fact))));
     }
     return article;

@@ -1,8 +1,9 @@
 // Several requests at once, so that the engine has something to schedule. One HTTP request carries them all: a browser
 // opens only six connections to a server.
 
-import { events, Refused, send } from "./api.js";
+import { stream } from "./api.js";
 import { $, make } from "./dom.js";
+import { asking, Listener, tokens } from "./own.js";
 
 const ABOUT = `You are the guide of a small museum of computing. Be kind, brief and exact. The first room shows how a request
 becomes tokens, and how tokens become numbers. The second room shows the paged cache: keys and values live in pages of
@@ -46,39 +47,28 @@ export async function start(kind, failed) {
   $("crowd-name").textContent = `${name}: ${about}.`;
   $("crowd-list").replaceChildren(...rows);
   $("abort-all").disabled = false;
+  let asked = null, fault = null;
   const show = () => {
     rows.forEach((row, index) => { row.lastChild.textContent = texts[index]; row.className = ends[index] ?? ""; });
     const done = ends.filter(Boolean).length;
-    $("crowd-count").textContent = controller.signal.aborted ? `Aborted; ${done} of ${all.length} had ended.` : `${done} of ${all.length} have ended.`;
+    $("crowd-count").textContent = fault ?? (controller.signal.aborted ? `Aborted; ${done} of ${all.length} had ended.` : `${done} of ${all.length} have ended.`);
   };
+  const later = () => { asked ??= requestAnimationFrame(() => { asked = null; show(); }); };
   show();
+  const listener = new Listener(), { signal } = controller;
   try {
-    const prompts = await Promise.all(all.map((messages) => tokens(messages, controller.signal)));
-    const body = { ...fields, prompt: prompts, temperature: 0.7, stream: true };
-    for await (const batch of events(await send("v1/completions", { body, signal: controller.signal }))) {
-      for (const data of batch) {
-        if (data === "[DONE]") continue;
-        const chunk = JSON.parse(data);
-        if (chunk.error) throw new Refused(0, chunk.error.message);
-        for (const { index, text, finish_reason: reason } of chunk.choices) {
-          texts[index] += text;
-          ends[index] ??= reason;
-        }
-      }
-      show();
-    }
+    const prompt = await Promise.all(all.map((messages) => tokens({ messages }, signal)));
+    const hear = (text, index, reason) => { texts[index] += text; ends[index] ??= reason; };
+    await stream("v1/completions", asking({ ...fields, prompt, temperature: 0.7 }), signal, hear, (chunk) => { listener.hear(chunk); later(); });
   } catch (error) {
-    show();
-    if (!controller.signal.aborted) {
-      $("crowd-count").textContent = error.message;
+    if (!signal.aborted) {
+      fault = error.message;
       failed(error);
     }
   }
   if (current === controller) end();
-}
-
-async function tokens(messages, signal) {
-  return (await (await send("tokenize", { body: { messages }, signal })).json()).tokens;
+  show();
+  listener.end().catch(() => {});  // only the viewer lacks some words
 }
 
 function end() {

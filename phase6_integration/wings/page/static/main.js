@@ -5,7 +5,8 @@ import { Chat } from "./chat.js";
 import { curl, python } from "./code.js";
 import * as crowd from "./crowd.js";
 import { $, copier, load, store } from "./dom.js";
-// import { watch } from "./live.js";
+import { watch } from "./live.js";
+import { own } from "./own.js";
 import { Settings } from "./settings.js";
 import { Viewer } from "./viewer/viewer.js";
 
@@ -17,6 +18,11 @@ const chat = new Chat({
   request: (messages) => settings.request(messages),
   sent: (body) => { last = body; showCode(); },
   failed,
+  find: (id) => {
+    const found = Array.from(viewer.history ? viewer.state.requests.values() : []).find((request) => request.id === id);
+    viewer.select(found ? { request: found.r } : null);
+    view("engine");
+  },
 });
 
 // The key.
@@ -46,7 +52,8 @@ function show(stats) {
   $("model").textContent = model;
   document.title = `${model} \u2013 nano-serving`;
   $("bundled").hidden = model !== "tiny_chat";
-  $("load").textContent = `${requests.running} running, ${requests.waiting} waiting \u00b7 ${number(pages.used)} of ${number(pages.total)} pages`;
+  const waiting = requests.waiting ? `, ${requests.waiting} waiting` : "";
+  $("load").textContent = `${requests.running} running${waiting} \u00b7 ${number(pages.used)} of ${number(pages.total)} pages`;
   say(stats.health === "ready" ? "ready" : `${stats.health}: ${stats.reason}`, stats.health);
 }
 
@@ -170,10 +177,16 @@ $("theme").addEventListener("click", () => {
 dark.addEventListener("change", theme);
 theme();
 
-const viewer = new Viewer($("viewer"), { title: "Engine" });
-// until the record can be watched: watch((lines) => viewer.push(lines), (words) => { $("watching").textContent = words; });
+const sources = fetch("static/viewer/sources.json").then((found) => found.json());
+const viewer = new Viewer($("viewer"), { title: "Engine", sources });
+viewer.live = true;
+own.know = (id, request) => viewer.know(id, request);
+watch((lines) => {
+  for (const line of lines) if ("record" in line) own.needed = !line.text;
+  viewer.push(lines);
+}, (words) => { $("watching").textContent = words; });
 settings.build(null);
 document.addEventListener("visibilitychange", refresh);
 setInterval(refresh, 1000);
 refresh();
-text.focus();
+if (!narrow.matches) text.focus();  // on a phone it would open the keyboard over the first screen

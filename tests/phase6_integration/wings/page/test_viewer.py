@@ -1,30 +1,22 @@
 """What the viewer says of the source is so."""
 
-import ast
-import json
 import math
 import re
 from itertools import combinations
-from pathlib import Path
 
 import numpy as np
 
-from phase6_integration.wings.page.replay import VIEWER, bundle
-
-ROOT = Path(__file__).parents[4]
+from phase6_integration.wings.page.replay import bundle
+from phase6_integration.wings.page.sources import ROOT, VIEWER, mechanisms, sources
 
 
 def test_each_mechanism_is_where_the_viewer_says() -> None:
-    _, _, table = (VIEWER / "mechanisms.js").read_text("utf-8").partition("MECHANISMS = ")
-    for key, about in json.loads(table.strip().removesuffix(";")).items():
-        names = set[str]()
-        for node in ast.parse((ROOT / about["file"]).read_text("utf-8")).body:
-            if isinstance(node, ast.ClassDef | ast.FunctionDef):
-                names |= {
-                    node.name,
-                    *(f"{node.name}.{each.name}" for each in ast.walk(node) if isinstance(each, ast.FunctionDef)),
-                }
-        assert about["name"] in names, key
+    shown = sources()
+    for key, about in mechanisms().items():
+        name = about["name"].rpartition(".")[2]
+        assert re.match(rf"\s*(@.*\s+)?(class|def) {name}\b", shown[key]["text"]), key
+        first = (ROOT / about["file"]).read_text("utf-8").splitlines()[shown[key]["line"] - 1]
+        assert shown[key]["text"].startswith(first.strip()), key
         headings = re.findall(r"^#+ (.+)$", (ROOT / about["chapter"]).read_text("utf-8"), re.MULTILINE)
         assert about["section"] in headings, key
 

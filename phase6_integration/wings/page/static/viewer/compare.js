@@ -6,7 +6,7 @@ import { Viewer } from "./viewer.js";
 
 export class Compare {
   /** `records` are { title, lines } each, the header first. */
-  constructor(element, records, { source = "" } = {}) {
+  constructor(element, records, options = {}) {
     const views = [];
     this.player = new Player(views);
     this.element = element;
@@ -15,7 +15,7 @@ export class Compare {
     const sides = records.map(() => h("div"));
     element.append(h("div", { className: "viewer v-shared" }, this.player.element), h("div", { className: "v-sides" }, sides));
     this.views = views;
-    records.forEach(({ title }, index) => views.push(new Viewer(sides[index], { title, source, player: this.player })));
+    records.forEach(({ title }, index) => views.push(new Viewer(sides[index], { ...options, title, player: this.player })));
     records.forEach(({ lines }, index) => views[index].push(lines));
     this.player.setMode(true);
     this.player.seek(0);

@@ -3,10 +3,10 @@
 import { h } from "./dom.js";
 
 const HELP = [
-  ["Space", "play or pause; live: follow or hold"],
+  ["Space", "play or pause"],
   ["← →", "a step back, a step forward"],
   ["Shift ← →", "ten steps"],
-  ["Home End", "to the beginning, to the end"],
+  ["Home End", "to the beginning; to the end, where a live view follows"],
   ["[ ]", "slower, faster"],
   ["+ −", "wider or narrower steps"],
   ["N P", "select the next or the previous request"],
@@ -42,7 +42,7 @@ export class Keys {
       ArrowDown: (inPages || inTree || inLanes) && (() => up(1)),
       Enter: inPages && (() => viewer.pages.cursor >= 0 && viewer.select(viewer.hovered ?? { page: viewer.pages.cursor })),
       Home: () => { player.pause(); player.seek(player.first, true); },
-      End: () => { player.pause(); player.seek(player.last, true); },
+      End: () => player.end(),
       "[": () => player.faster(-1),
       "]": () => player.faster(1),
       "+": () => this.#zoom(1.5), "=": () => this.#zoom(1.5),

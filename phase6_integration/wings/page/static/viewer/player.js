@@ -44,14 +44,31 @@ export class Player {
     this.seek(history.fact(target).t, true);
   }
 
+  /** Go on from where it is. At the end a live view follows, and a replay begins again. */
   play() {
-    if (this.live) { this.following = true; this.seek(this.last); }
-    else if (this.position >= this.last) this.seek(this.first);
+    if (this.position >= this.last) {
+      if (this.live) { this.follow(); return; }
+      this.seek(this.first);
+    }
     this.playing = true;
     this.before = null;
     this.refresh();
-    if (!this.live) requestAnimationFrame((now) => this.#tick(now));
+    requestAnimationFrame((now) => this.#tick(now));
     this.changed();
+  }
+
+  /** Show the newest line, and each that comes. */
+  follow() {
+    this.playing = this.following = true;
+    this.seek(this.last);
+    this.changed();
+  }
+
+  /** To the end: a live view follows from there. */
+  end() {
+    if (this.live) { this.follow(); return; }
+    this.pause();
+    this.seek(this.last, true);
   }
 
   pause() {
@@ -70,17 +87,18 @@ export class Player {
   /** New lines have come. */
   grown() {
     if (this.following) this.seek(this.last);
-    else this.seek(this.position);
+    else if (!this.playing) this.seek(this.position);
+    else this.refresh();
   }
 
   #tick(now) {
-    if (!this.playing || this.live) return;
+    if (!this.playing || this.following) return;
     const passed = this.before === null ? 0 : Math.min(0.25, (now - this.before) / 1000);
     this.before = now;
     const was = Math.floor(this.position);
     this.position = Math.min(this.last, this.position + passed * this.speed * (this.byTime ? 1 : STEPS_A_SECOND));
     if (this.byTime || Math.floor(this.position) !== was) this.seek(this.position);
-    if (this.position >= this.last) this.pause();
+    if (this.position >= this.last) this.live ? this.follow() : this.pause();
     else requestAnimationFrame((next) => this.#tick(next));
   }
 
@@ -101,7 +119,7 @@ export class Player {
         button("first", "To the beginning", () => { this.pause(); this.seek(this.first, true); }),
         button("back", "A step back", () => this.step(-1)), this.toggleButton,
         button("forward", "A step forward", () => this.step(1)),
-        button("last", "To the end", () => { this.pause(); this.seek(this.last, true); })),
+        button("last", "To the end", () => this.end())),
       this.range, this.where, h("span", { className: "v-rate" }, this.speeds, this.mode));
   }
 
@@ -114,7 +132,7 @@ export class Player {
 
   refresh() {
     const { history, index } = this.lead;
-    const name = this.playing ? "Pause" : this.live ? "Follow" : "Play";
+    const name = this.playing ? "Pause" : "Play";
     if (this.toggleButton.title !== name) {
       this.toggleButton.title = name;
       this.toggleButton.setAttribute("aria-label", name);

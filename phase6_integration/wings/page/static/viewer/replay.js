@@ -11,12 +11,13 @@ async function linesOf(element) {
 }
 
 async function start(main) {
+  const sources = JSON.parse(document.querySelector("script[type='application/json']").textContent);
   const records = [];
   for (const element of document.querySelectorAll("script[type='application/gzip']")) {
     records.push({ title: element.dataset.title, lines: await linesOf(element) });
   }
-  if (records.length > 1) return new Compare(main, records);
-  const viewer = new Viewer(main.appendChild(h("div")), { title: records[0].title });
+  if (records.length > 1) return new Compare(main, records, { sources });
+  const viewer = new Viewer(main.appendChild(h("div")), { title: records[0].title, sources });
   viewer.push(records[0].lines);
   viewer.element.focus();
   return viewer;

@@ -3,13 +3,14 @@
 import { h, hueOf } from "./dom.js";
 import { words } from "./words.js";
 
-const SHOWN = 5;
+const SHOWN = 4; // lines, so that the panels below keep their place
 const LOUD = new Set(["gap", "preemption", "eviction", "error", "held", "prefix", "admission", "finish"]);
 
 export class Words {
-  constructor(mechanisms, source, choose, hover) {
+  constructor(mechanisms, { source, sources }, choose, hover) {
     this.mechanisms = mechanisms;
     this.source = source;
+    this.sources = sources;
     this.choose = choose;
     this.hover = hover;
     this.list = h("ol", { className: "v-said" });
@@ -22,14 +23,17 @@ export class Words {
   where(mechanism) {
     const about = this.mechanisms[mechanism];
     if (!about) return null;
-    return h("button", { type: "button", className: "v-why", "aria-label": `${about.title}: where the source does it`, title: about.title, onclick: (event) => this.#open(about, event.currentTarget) }, "?");
+    return h("button", { type: "button", className: "v-why", "aria-label": `${about.title}: where the source does it`, title: about.title, onclick: (event) => this.#open(mechanism, about, event.currentTarget) }, "?");
   }
 
-  #open(about, from) {
+  async #open(mechanism, about, from) {
+    const code = (await Promise.resolve(this.sources).catch(() => ({})))[mechanism];
     const link = (path, text) => (this.source ? h("a", { href: `${this.source}${path}`, target: "_blank", rel: "noopener" }, text) : h("code", {}, text));
     this.popover.replaceChildren(h("strong", {}, about.title), h("p", {}, about.what),
-      h("p", {}, link(about.file, about.file), h("br"), h("code", {}, about.name)),
-      h("p", {}, "The book: ", link(about.chapter, about.section)));
+      h("p", {}, link(about.file, code ? `${about.file}:${code.line}` : about.file), h("br"), h("code", {}, about.name)),
+      code ? h("pre", { tabIndex: 0, "aria-label": `The source of ${about.name}` }, code.text) : "",
+      h("p", {}, "The book: ", link(about.chapter, about.chapter), `, "${about.section}"`));
+    this.popover.classList.toggle("v-with-code", Boolean(code));
     this.popover.showPopover();
     const { left, bottom } = from.getBoundingClientRect(), { width, height } = this.popover.getBoundingClientRect();
     this.popover.style.left = `${Math.max(8, Math.min(left, innerWidth - width - 8))}px`;
@@ -41,7 +45,7 @@ export class Words {
     this.line = line;
     this.colours = colours;
     const said = words(line, state);
-    const shown = said.slice(0, SHOWN);
+    const shown = said.slice(0, said.length > SHOWN ? SHOWN - 1 : SHOWN);
     const rest = said.length - shown.length;
     this.list.replaceChildren(...shown.map((each) => this.#sentence(each, state, colours)), ...(rest > 0 ? [h("li", { className: "v-quiet" }, `and ${rest} more`)] : []));
     if (!said.length) this.list.replaceChildren(h("li", { className: "v-quiet" }, "Nothing changed."));

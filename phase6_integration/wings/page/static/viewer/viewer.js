@@ -1,6 +1,7 @@
 // The viewer of an engine's record: live, replayed, or of an engine in the same tab.
 //
-//   const viewer = new Viewer(element, { title, source });   // source: a URL before the paths of the repository
+//   const viewer = new Viewer(element, { title, source, sources });
+//       // source: a URL before the paths of the repository; sources: the text of each mechanism, or a promise of it
 //   viewer.push([header, ...lines]);                         // parsed; again and again as lines come
 //   viewer.live = true;                                      // follows the newest line
 //   viewer.select({ request | page | node | token });        // "select" events say the same of the user's choice
@@ -26,7 +27,7 @@ export class Viewer {
   #asked = false; // a frame
 
   /** With a `player`, that one moves several viewers, and this one has no transport of its own. */
-  constructor(element, { title = "", source = "", player = null } = {}) {
+  constructor(element, { title = "", source = "", sources = {}, player = null } = {}) {
     this.element = element;
     this.title = title;
     this.history = null;
@@ -36,9 +37,10 @@ export class Viewer {
     this.frames = 0;
     this.known = new Map(); // of `know`
     this.vocab = new Map();
-    this.#build(source, player);
+    this.#build(source, sources, player);
     const sight = new IntersectionObserver((seen) => {
       for (const { target, isIntersecting } of seen) [this.pages, this.tree, this.timeline].find(({ canvas }) => canvas === target).visible = isIntersecting;
+      this.#ask();
     });
     for (const { canvas } of [this.pages, this.tree, this.timeline]) sight.observe(canvas);
     new ResizeObserver(() => this.#resize()).observe(this.body);
@@ -68,7 +70,7 @@ export class Viewer {
   get live() { return this.#live; }
   set live(live) {
     this.#live = this.player.live = live;
-    if (live) this.player.play();
+    if (live) this.player.follow();
     else this.player.pause();
   }
 
@@ -105,14 +107,14 @@ export class Viewer {
     this.#ask();
   }
 
-  #build(source, player) {
+  #build(source, sources, player) {
     const choose = (what) => this.select(what), hover = (what) => this.hover(what);
     const canvas = (label) => h("canvas", { tabIndex: 0, role: "img", "aria-label": label });
     this.pages = new Pages(canvas("The pool of pages"));
     this.tree = new Tree(canvas("The radix tree of cached pages"));
     this.timeline = new Timeline(canvas("The batch over time"));
     this.details = new Details(choose, hover);
-    this.said = new Words(MECHANISMS, source, choose, hover);
+    this.said = new Words(MECHANISMS, { source, sources }, choose, hover);
     this.player = player ?? new Player([this], () => this.#ask());
     this.about = h("p", { className: "v-about" });
     this.counts = h("ul", { className: "v-legend" });
@@ -210,9 +212,9 @@ export class Viewer {
     this.colours ??= palette(this.element);
     if (this.layout?.pagesShown !== this.#pagesShown()) this.#measure();
     const { history, colours, layout, index: at } = this, state = this.state, line = this.line, lit = this.lit(state);
-    const playing = this.player.playing;
-    const moving = !still.matches && !(playing && this.player.speed > 1);
-    const fast = playing && this.player.speed > 2; // then tree and lanes take turns, and words change more rarely
+    const { playing, following, speed } = this.player;
+    const moving = !still.matches && (!playing || following || speed <= 1);
+    const fast = playing && !following && speed > 2; // then tree and lanes take turns, and words change more rarely
     const due = (view) => !playing || view.visible !== false || this.frames % 12 < 2; // what is out of sight can lag
     if (due(this.pages)) this.pages.draw({ state, line, colours, lit });
     if (due(this.tree) && !(fast && this.frames % 2 === 0)) this.tree.draw({ state, colours, lit, width: layout.tree, room: layout.room, moving });

@@ -1,0 +1,78 @@
+"""Watcher: a reader of the engine's record. It has a bounded queue, so that no reader slows the engine down."""
+
+import asyncio
+import contextlib
+from collections import deque
+from enum import Enum, auto
+
+from phase0_request.tokenizer import Tokenizer
+from phase5_continuous.recorder import Line, Vocabulary
+
+MOST_LINES = 4096  # that wait for a reader; it misses what comes after them
+
+
+class State(Enum):
+    """What the reader has: nothing to build on, a header, or the state of the engine after each line so far."""
+
+    NOTHING = auto()
+    HEADER = auto()
+    PRESENT = auto()
+
+
+class Watcher:
+    """Lines go in with `put`, and out with `lines`, in order. A reader that is too slow misses some, and goes on with a
+    snapshot; so does one that comes later than others, with the header that those have got."""
+
+    def __init__(self, header: Line | None, tokenizer: Tokenizer | None) -> None:
+        self._header = header
+        self._state = State.NOTHING
+        self._waiting = deque[Line]()
+        self._missed = 0
+        self._ended = False
+        self._news = asyncio.Event()
+        self._vocabulary = None if tokenizer is None else Vocabulary(tokenizer.label)
+
+    def put(self, line: Line) -> bool:
+        """Add a line. Returns whether it was one too many: a snapshot is needed to go on."""
+        if "record" in line:
+            self._header, self._missed, self._state = None, 0, State.HEADER
+        elif "snapshot" in line:
+            if self._state is State.PRESENT:
+                return False  # for another reader
+            self._begin_again()
+        elif self._state is State.NOTHING:
+            self._missed += self._header is None
+            return False
+        else:
+            self._state = State.PRESENT
+        self._waiting.append(line)
+        self._news.set()
+        if len(self._waiting) <= MOST_LINES:
+            return False
+        self._missed, self._state = len(self._waiting), State.NOTHING
+        self._waiting.clear()
+        return True
+
+    def _begin_again(self) -> None:
+        if self._header is not None:
+            self._waiting.append(self._header)
+        if self._missed:
+            self._waiting.append({"gone": {"dropped": self._missed}})
+        self._header, self._missed, self._state = None, 0, State.PRESENT
+
+    def end(self) -> None:
+        """There are no more lines."""
+        self._ended = True
+        self._news.set()
+
+    async def lines(self, silence: float) -> list[Line] | None:
+        """The lines that wait; none after so many seconds without any; None at the end."""
+        if not self._ended:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(silence):  # wait_for would swallow a cancellation that comes with a line
+                    await self._news.wait()
+        self._news.clear()
+        taken, self._waiting = self._waiting, deque()
+        if self._ended and not taken:
+            return None
+        return [line if self._vocabulary is None else self._vocabulary.add({**line}) for line in taken]

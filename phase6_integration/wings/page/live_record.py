@@ -1,0 +1,81 @@
+"""GET /record: the engine's record, live, as server-sent events: its header, a snapshot, and a line for each step.
+
+The text of requests is part of it only if `--playground-text` allows that. The engine waits for no reader: lines that a
+slow one misses are left out, which the record says, and one that reads nothing is disconnected by the transport.
+"""
+
+import asyncio
+from contextlib import aclosing
+
+import msgspec
+from fastapi import APIRouter, Response
+from starlette.types import Receive, Scope, Send
+
+from phase6_integration.api.errors import RequestError, unavailable
+from phase6_integration.api.settings import ServerSettings, default_hosts
+from phase6_integration.api.state import Server, ServerState
+from phase6_integration.api.streaming import EVENTS, KEEP_ALIVE
+from phase6_integration.process.health import Health
+
+MOST_WATCHERS = 16  # each one costs the server the encoding of every line
+PAUSE = 0.02  # seconds between two pieces: a page has no use for more
+encode = msgspec.json.encode
+router = APIRouter(include_in_schema=False)  # it has no end, and no JSON
+
+
+def shows_text(settings: ServerSettings) -> bool:
+    """Whether watchers see the text of all requests. Without the flag, only if nobody but the users of this machine can
+    watch: without keys, on a loopback address, and with no sign of a proxy."""
+    if settings.playground_text is not None:
+        return settings.playground_text
+    proxied = settings.uds is not None or settings.root_path is not None
+    return not settings.api_keys and not proxied and bool(default_hosts(settings.host))
+
+
+@router.get("/record")
+async def record(server: Server) -> Response:
+    """What the engine does from now on."""
+    if not server.engine.has_record:
+        raise RequestError(404, "the replicas of a cluster cannot be watched", code="no_record")
+    if server.engine.health is not Health.READY:
+        raise unavailable(server.engine.health)
+    if server.engine.watchers >= MOST_WATCHERS:
+        message = f"{MOST_WATCHERS} clients watch the engine already"
+        raise RequestError(429, message, code="too_many_watchers", headers={"retry-after": "30"})
+    return Watching(server)
+
+
+class Watching(Response):
+    """Sends lines until the client leaves or the engine ends."""
+
+    def __init__(self, server: ServerState) -> None:
+        super().__init__()
+        self.server = server
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sending, leaving = asyncio.create_task(self.send_lines(send)), asyncio.create_task(_left(receive))
+        try:
+            await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if sending.done():
+                sending.result()
+        finally:
+            leaving.cancel()
+            sending.cancel()
+            await asyncio.wait({sending})  # it is a watcher until then
+
+    async def send_lines(self, send: Send) -> None:
+        """Send events, several at once if there are, and a comment in each long silence."""
+        engine, settings = self.server.engine, self.server.settings
+        await send({"type": "http.response.start", "status": 200, "headers": [*EVENTS]})
+        async with aclosing(engine.watch(shows_text(settings), settings.keepalive)) as watched:
+            async for lines in watched:
+                events = (b"data: %b\n\n" % encode(line) for line in lines)
+                body = b"".join(events) or KEEP_ALIVE
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+                await asyncio.sleep(PAUSE)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        continue

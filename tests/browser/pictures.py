@@ -1,0 +1,103 @@
+"""`make pictures`: the page as it looks, for a designer's eye, in build/pictures, and the README's animation.
+
+The engine takes milliseconds for a step, so the animation goes through its record step by step, as a visitor would.
+"""
+
+import argparse
+import io
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from conftest import chromium, serving
+from PIL import Image
+from playwright.sync_api import Browser, Page, expect
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "build/pictures"
+ANIMATION = ROOT / "chapters/figures/page.webp"
+MOST_FRAMES = 46  # of the animation's steps
+SIZES = {390: 844, 1440: 900, 2560: 1440}
+FLAGS = ("--kv-cache-pages", "52", "--max-num-batched-tokens", "96", "--max-chunk-size", "64")
+
+
+def opened(browser: Browser, url: str, width: int, height: int, theme: str) -> Page:
+    context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=theme)  # type: ignore[arg-type]
+    page = context.new_page()
+    page.goto(url)
+    expect(page.get_by_text("ready", exact=True)).to_be_visible()
+    return page
+
+
+def crowd(page: Page, name: str) -> None:
+    """Run several requests to their end."""
+    panel = page.get_by_role("button", name="Several at once")
+    panel.click()
+    page.get_by_role("button", name=name).click()
+    panel.click()
+    expect(page.get_by_text("8 of 8 have ended")).to_be_visible()
+
+
+def question(page: Page) -> None:
+    page.get_by_role("button", name="What is a KV cache?").click()
+    expect(page.get_by_role("article", name="Answer")).to_have_attribute("aria-busy", "false")
+
+
+def stills(browser: Browser, url: str) -> None:
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for width, height in SIZES.items():
+        for theme in ("light", "dark"):
+            page = opened(browser, url, width, height, theme)
+            page.screenshot(path=FOLDER / f"{width}-{theme}-first.png")
+            question(page)
+            crowd(page, "8 that share a prefix")
+            page.screenshot(path=FOLDER / f"{width}-{theme}-chat.png")
+            if width < 960:
+                page.get_by_role("button", name="Engine", exact=True).click()
+            back(page, 60)
+            page.screenshot(path=FOLDER / f"{width}-{theme}-engine.png")
+            page.context.close()
+
+
+def back(page: Page, steps: int) -> None:
+    for _ in range(steps):
+        page.get_by_role("button", name="A step back", exact=True).click()
+
+
+def animation(browser: Browser, url: str) -> None:
+    page = opened(browser, url, 1280, 800, "light")
+    frames: list[tuple[bytes, int]] = [(page.screenshot(), 2000)]
+    question(page)
+    frames.append((page.screenshot(), 1500))
+    crowd(page, "8 that share a prefix")
+    while not page.get_by_text("r1 arrives").count():
+        back(page, 1)
+    for number in range(MOST_FRAMES):
+        frames.append((page.screenshot(), 400 if number < 8 else 160))
+        for _ in range(1 if number < 14 else 3):
+            page.get_by_role("button", name="A step forward", exact=True).click()
+    frames.append((page.screenshot(), 2500))
+    save(frames)
+
+
+def save(frames: Sequence[tuple[bytes, int]]) -> None:
+    images = [Image.open(io.BytesIO(data)).convert("RGB") for data, _ in frames]
+    durations = [duration for _, duration in frames]
+    images[0].save(ANIMATION, save_all=True, append_images=images[1:], duration=durations, loop=0, quality=82, method=6)
+    print(f"{ANIMATION.relative_to(ROOT)}: {len(frames)} frames, {ANIMATION.stat().st_size / 1e6:.2f} MB")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--serve", default="nanoserve serve", metavar="COMMAND", help="starts the server")
+    parser.add_argument("--only", choices=("stills", "animation"), help="one of the two")
+    given = parser.parse_args()
+    with chromium() as browser:
+        for name, draw in (("stills", stills), ("animation", animation)):
+            if given.only in (None, name):
+                with serving([*shlex.split(given.serve), "--port", "0", *FLAGS]) as url:
+                    draw(browser, url)
+
+
+if __name__ == "__main__":
+    main()

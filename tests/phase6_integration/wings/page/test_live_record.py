@@ -1,0 +1,79 @@
+"""GET /record: who may watch, how many, and whether the text of requests is part of it."""
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import pytest
+from fastapi import FastAPI
+
+from phase6_integration.api.settings import ServerSettings
+from phase6_integration.process.health import Health
+from phase6_integration.process.messages import Recorded
+from phase6_integration.wings.page.live_record import MOST_WATCHERS, shows_text
+from tests.phase6_integration.application import create_app
+from tests.phase6_integration.asgi import Call, awaited
+from tests.phase6_integration.fake_engine import FakeEngine, client
+
+
+@pytest.mark.parametrize(
+    ("settings", "shown"),
+    [
+        ({}, True),
+        ({"host": "localhost"}, True),
+        ({"host": "::1"}, True),
+        ({"host": "0.0.0.0"}, False),
+        ({"host": "192.168.1.2"}, False),
+        ({"api_keys": ("sk-1",)}, False),
+        ({"root_path": "/llm"}, False),
+        ({"uds": "/tmp/socket"}, False),
+        ({"host": "0.0.0.0", "api_keys": ("sk-1",), "playground_text": True}, True),
+        ({"playground_text": False}, False),
+    ],
+)
+def test_the_text_is_shown_by_itself_only_where_nobody_else_can_watch(settings: dict[str, object], shown: bool) -> None:
+    assert shows_text(ServerSettings(**settings)) is shown  # type: ignore[arg-type]
+
+
+def call_of(app: FastAPI) -> Call:
+    call = Call(app, "/record", None)
+    call.scope["method"] = "GET"
+    return call
+
+
+@awaited
+async def test_watchers_are_few_and_one_that_leaves_makes_room() -> None:
+    engine = FakeEngine()
+    app = create_app(engine, ServerSettings())
+    async with AsyncExitStack() as stack:
+        calls = [await stack.enter_async_context(call_of(app)) for _ in range(MOST_WATCHERS)]
+        for call in calls:
+            await call.until(lambda call: call.status == 200)
+        async with call_of(app) as refused:
+            await refused.until(lambda call: call.complete)
+        assert (refused.status, refused.json["error"]["code"]) == (429, "too_many_watchers")
+        for call in calls:
+            call.leave()
+    assert engine.watchers == 0
+
+
+@awaited
+async def test_lines_are_events_in_order_until_the_engine_is_drained() -> None:
+    engine = FakeEngine()
+    async with call_of(create_app(engine, ServerSettings())) as call:
+        await call.until(lambda call: call.status == 200)
+        engine.handle(Recorded({"record": 1}))
+        engine.handle(Recorded({"step": 1, "out": [0]}))
+        await call.until(lambda call: len(call.events) == 2)
+        await engine.drain(1)
+        await call.until(lambda call: call.complete)
+    assert call.events == [{"record": 1}, {"step": 1, "out": [0]}]
+
+
+def test_an_engine_that_is_not_ready_cannot_be_watched() -> None:
+    async def ask() -> None:
+        engine = FakeEngine()
+        engine.health = Health.LOADING
+        async with client(engine) as http:
+            assert (await http.get("/record")).status_code == 503
+
+    asyncio.run(ask())
