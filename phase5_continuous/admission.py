@@ -169,13 +169,12 @@ class Admission:
             return []
         if self.running_set.pool_full and (request := self.running_set.did_not_fit) is not None:
             return [self._lacking(request)]
-        before = self.share.virtual_time
-        candidates = list(islice(self.share.in_turn(queues), CANDIDATES))
-        self.share.virtual_time = before
-        sequence = self._in_order(candidates)[0]
-        first, tenant = min(self._first_of_each(), key=attrgetter("key")), sequence.request.tenant
-        fairness = [] if first.request.tenant == tenant else [Held(first.request, "fairness", (tenant,))]
-        return [self._why(sequence, step), *fairness]
+        tenant = min(queues, key=self.share.served.__getitem__)
+        held = [self._why(min(islice(queues[tenant], CANDIDATES), key=self._place), step)]
+        first = min((next(iter(queue)) for queue in queues.values()), key=attrgetter("key"))
+        if first.request.tenant != tenant:
+            held.append(Held(first.request, "fairness", (tenant,)))
+        return held
 
     def _why(self, sequence: SequenceState, step: StepPlan) -> Held:
         """Why a plan has not admitted the next request in turn."""

@@ -73,7 +73,7 @@ class Recorder(CoreObserver, CacheObserver):
         self._ended: list[Request] = []  # they may hold pages until a step in flight is committed
         self._tables: set[Request] = set()  # with a page table in the record
         self._planned: deque[Planned] = deque()
-        self._clear()
+        self._changes: Line = {}  # since the last line
         write(self._header(model))
         if core.steps or core.has_work or self.cache.usage.free < self.cache.usage.total:
             self.snapshot()
@@ -94,13 +94,17 @@ class Recorder(CoreObserver, CacheObserver):
         for request in requests:
             if self._numbers[request] < 0:
                 self._numbers[request], self._count = self._count, self._count + 1
-        self._new += [self._arrival(request) for request in requests]
+        for request in requests:
+            self._note("new", self._arrival(request))
         self._tables = {request for request in requests if self.cache.has_table(request)}
-        self._pages += tree_pages(self.cache, self.text)
-        for request in self._tables:
-            self._pages.append(["attach", self._numbers[request], [*self.cache.table(request)]])
-            self._admitted.append([self._numbers[request], request.computed])
-        self._preempted += [[self._numbers[r], None] for r in requests if r.state is RequestState.PREEMPTED]
+        for stored in tree_pages(self.cache, self.text):
+            self._note("pages", stored)
+        for request in requests:
+            if request in self._tables:
+                self._note("pages", ["attach", self._numbers[request], [*self.cache.table(request)]])
+                self._note("admitted", [self._numbers[request], request.computed])
+            elif request.state is RequestState.PREEMPTED:
+                self._note("preempted", [self._numbers[request], None])
         line: Line = {"snapshot": True, "step": self.core.steps, "t": self._since(self.core.clock())}
         self._emit(line, [Event(request, None, request.finish_reason) for request in requests if request.finished])
 
@@ -141,7 +145,9 @@ class Recorder(CoreObserver, CacheObserver):
                     [self._numbers[request], drafted, request.accepted_drafts - before]
                     for request, drafted, before in verify
                 ]
-                line |= {"prefill": prefill, "decode": decode, "verify": verified, "held": held}
+                for key, slices in (("prefill", prefill), ("decode", decode), ("verify", verified), ("held", held)):
+                    if slices:
+                        line[key] = slices
         self._emit(line, step.events)
 
     def discarded(self) -> None:
@@ -154,65 +160,64 @@ class Recorder(CoreObserver, CacheObserver):
         if request not in self._tables:
             cached = self.cache.table(request)[: -len(pages)]
             self._tables.add(request)
-            self._pages.append(["attach", number, cached])
-            self._admitted.append([number, len(cached) * self.cache.page_size])
-        self._pages.append(["grow", number, [*pages]])
+            self._note("pages", ["attach", number, cached])
+            self._note("admitted", [number, len(cached) * self.cache.page_size])
+        self._note("pages", ["grow", number, [*pages]])
 
     def swapped(self, request: Request, first: int, pages: Sequence[int]) -> None:
-        self._pages.append(["swap", self._numbers[request], first, [*pages]])
+        self._note("pages", ["swap", self._numbers[request], first, [*pages]])
 
     def released(self, request: Request) -> None:
         if request not in self._tables:  # it was attached, did not fit, and is released again
             return
         self._tables.remove(request)
-        self._pages.append(["free", self._numbers[request]])
+        self._note("pages", ["free", self._numbers[request]])
         if request.state is RequestState.RUNNING:
             scheduler = self.scheduler
             by = scheduler.running_set.preempted_for if isinstance(scheduler, Scheduler) else None
-            self._preempted.append([self._numbers[request], None if by is None else self._numbers.get(by)])
+            self._note("preempted", [self._numbers[request], None if by is None else self._numbers.get(by)])
 
     def stored(self, parent: int | None, pages: Sequence[int], tokens: Sequence[int], salt: str) -> None:
-        self._pages.append(["store", parent, [*pages], *([[*tokens]] if self.text else ())])
+        self._note("pages", ["store", parent, [*pages], *([[*tokens]] if self.text else ())])
 
     def removed(self, pages: Sequence[int]) -> None:
-        self._pages.append(["evict", [*pages]])
+        self._note("pages", ["evict", [*pages]])
 
     # A line.
 
-    def _clear(self) -> None:
-        self._new: list[Line] = []
-        self._admitted: list[list[int]] = []
-        self._preempted: list[list[int | None]] = []
-        self._pages: list[list[Any]] = []
+    def _note(self, key: str, change: object) -> None:
+        self._changes.setdefault(key, []).append(change)
 
     def _emit(self, line: Line, events: Sequence[Event]) -> None:
-        numbers, done = self._numbers, list[list[Any]]()
-        drawn = [event for event in events if event.token is not None]
+        """Write a line with what has changed and what came out of it, unless that is nothing."""
+        numbers = self._numbers
         for request, _, reason, _ in events:
             if reason is not None:
                 error = () if request.error is None else (request.error,)
-                done.append([self._number(request), reason.value, *error])
+                self._note("done", [self._number(request), reason.value, *error])
                 self._ended.append(request)
-        line |= {"new": self._new, "admitted": self._admitted, "preempted": self._preempted, "pages": self._pages}
-        line |= {"out": [numbers[event.request] for event in drawn], "done": done}
-        if self.text:
-            line["ids"] = [event.token for event in drawn]
-        line = {key: value for key, value in line.items() if value != []}
-        self._clear()
+        if drawn := [event for event in events if event.token is not None]:
+            line["out"] = [numbers[event.request] for event in drawn]
+            if self.text:
+                line["ids"] = [event.token for event in drawn]
+        if self._changes:
+            line |= self._changes
+            self._changes = {}
         if self._ended:
             for request in self._ended:
                 if request not in self._tables:
                     numbers.pop(request, None)
             self._ended = [request for request in self._ended if request in self._tables]
         if line:
-            self.write(line if "t" in line else {"t": self._since(self.core.clock()), **line})
+            line.setdefault("t", self._since(self.core.clock()))
+            self.write(line)
 
     def _number(self, request: Request) -> int:
         """The number of a request in this record: a new one at its first appearance."""
         if request not in self._numbers:
             self._numbers[request] = self._count
             self._count += 1
-            self._new.append(self._arrival(request))
+            self._note("new", self._arrival(request))
         return self._numbers[request]
 
     def _arrival(self, request: Request) -> Line:

@@ -129,11 +129,21 @@ BENCHMARKS: dict[str, tuple[str, list[str], dict[str, object]]] = {
         ["--rounds", "1", "--drafter", str(BUNDLED)],
         {"BATCHES": (1,), "DEEPER": 2},
     ),
+    "record_cost.json": (
+        "phase6_integration.lab.record_cost",
+        [],
+        {"RUNNING": (1, 2), "CHURN": 3, "ROUNDS": 1, "PROMPT": 8, "SHORT": 4},
+    ),
     "kv_events.json": ("phase6_integration.lab.event_cost", [], {"RUNNING": 256, "STEPS": 2, "ROUNDS": 1}),
     "tensor_parallel.json": (
         "phase6_integration.lab.tensor_parallel",
         [],
         {"STEPS": 1, "phase2_prefill_decode.parallel.leader.Ranks": RanksInThreads},
+    ),
+    "routing_by_balance.json": (
+        "phase6_integration.lab.scale.routers",
+        ["--replicas", "3", "-n", "300", "--only-large", "random", "round_robin"],
+        {"SMALL": routers.Size(2, 20, 8.0, 2048)},
     ),
     "routing.json": (
         "phase6_integration.lab.scale.routers",

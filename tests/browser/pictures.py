@@ -16,8 +16,9 @@ from playwright.sync_api import Browser, Page, expect
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "build/pictures"
 ANIMATION = ROOT / "chapters/figures/page.webp"
+MOST_FRAMES = 46  # of the animation's steps
 SIZES = {390: 844, 1440: 900, 2560: 1440}
-FLAGS = ("--kv-cache-pages", "72", "--max-num-batched-tokens", "96", "--max-chunk-size", "64")
+FLAGS = ("--kv-cache-pages", "52", "--max-num-batched-tokens", "96", "--max-chunk-size", "64")
 
 
 def opened(browser: Browser, url: str, width: int, height: int, theme: str) -> Page:
@@ -69,10 +70,11 @@ def animation(browser: Browser, url: str) -> None:
     question(page)
     frames.append((page.screenshot(), 1500))
     crowd(page, "8 that share a prefix")
-    back(page, 112)
-    for number in range(56):
-        frames.append((page.screenshot(), 160 if number < 24 else 100))
-        for _ in range(1 if number < 24 else 3):
+    while not page.get_by_text("r1 arrives").count():
+        back(page, 1)
+    for number in range(MOST_FRAMES):
+        frames.append((page.screenshot(), 400 if number < 8 else 160))
+        for _ in range(1 if number < 14 else 3):
             page.get_by_role("button", name="A step forward", exact=True).click()
     frames.append((page.screenshot(), 2500))
     save(frames)

@@ -116,7 +116,7 @@ export class Settings {
     const { system, format = "text", format_text: text = "", ...rest } = this.values;
     const body = { messages: system?.trim() ? [{ role: "system", content: system }, ...messages] : messages };
     for (const [name, value] of Object.entries(rest)) {
-      if (value !== "" && this.read[name]) body[name] = this.read[name](value);
+      if (value !== "") body[name] = (this.read[name] ?? guess)(value);  // the schema may not be there yet
     }
     try {
       return { ...body, ...FORMATS[format].field?.(text || FORMATS[format].hint) };
@@ -124,6 +124,10 @@ export class Settings {
       throw new Error(`The schema of the answer is no JSON: ${error.message}`);
     }
   }
+}
+
+function guess(text) {
+  try { return JSON.parse(text); } catch { return text; }
 }
 
 const short = (value) => (Math.abs(value) >= 1e5 ? value.toExponential(0).replace("e+", "e") : `${value}`);

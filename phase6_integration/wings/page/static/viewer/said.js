@@ -3,7 +3,7 @@
 import { h, hueOf } from "./dom.js";
 import { words } from "./words.js";
 
-const SHOWN = 5;
+const SHOWN = 4; // lines, so that the panels below keep their place
 const LOUD = new Set(["gap", "preemption", "eviction", "error", "held", "prefix", "admission", "finish"]);
 
 export class Words {
@@ -45,7 +45,7 @@ export class Words {
     this.line = line;
     this.colours = colours;
     const said = words(line, state);
-    const shown = said.slice(0, SHOWN);
+    const shown = said.slice(0, said.length > SHOWN ? SHOWN - 1 : SHOWN);
     const rest = said.length - shown.length;
     this.list.replaceChildren(...shown.map((each) => this.#sentence(each, state, colours)), ...(rest > 0 ? [h("li", { className: "v-quiet" }, `and ${rest} more`)] : []));
     if (!said.length) this.list.replaceChildren(h("li", { className: "v-quiet" }, "Nothing changed."));
