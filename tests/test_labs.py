@@ -140,6 +140,11 @@ BENCHMARKS: dict[str, tuple[str, list[str], dict[str, object]]] = {
         [],
         {"STEPS": 1, "phase2_prefill_decode.parallel.leader.Ranks": RanksInThreads},
     ),
+    "routing_by_balance.json": (
+        "phase6_integration.lab.scale.routers",
+        ["--replicas", "3", "-n", "300", "--only-large", "random", "round_robin"],
+        {"SMALL": routers.Size(2, 20, 8.0, 2048)},
+    ),
     "routing.json": (
         "phase6_integration.lab.scale.routers",
         ["--replicas", "3", "-n", "300"],

@@ -5,6 +5,7 @@
     course.json     the exercises that need no tensors, and the quick questions
     course.zip      phases 0 to 5, their tests, the course's checker
     model/          the bundled model
+    viewer/         the viewer of records; sources.json: the lines of source that it shows
     record.jsonl    a run of the server on it
 
 A page loads nothing from anywhere else.
@@ -35,6 +36,7 @@ from chapters.course import Course
 from chapters.exercises import blanked, load
 from chapters.quiz import load as quiz
 from chapters.workspace import by_file
+from phase6_integration.wings.page.sources import sources
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 BOOK = Path(__file__).parent
@@ -73,6 +75,7 @@ def pack(site: Path) -> None:
     shutil.copytree(VIEWER, tab / "viewer", ignore=shutil.ignore_patterns("replay.*"))
     shutil.copy(ROOT / MODEL / "model.safetensors", tab / "model")
     (tab / "record.jsonl").write_bytes(gzip.decompress((ROOT / "tests/data/record.jsonl.gz").read_bytes()))
+    (tab / "sources.json").write_text(json.dumps(sources()), "utf-8")
     (tab / "course.json").write_text(json.dumps(described()), "utf-8")
     write(tab / "course.zip", course())
     write(tab / "libraries.zip", libraries())
@@ -121,8 +124,7 @@ def described() -> dict[str, Any]:
         known = load(course, phase)
         chosen = [exercise for exercise in known if exercise.id in IN_TAB]
         if chosen:
-            wanted = {exercise.file for exercise in chosen}
-            files |= {file: blanked(course, file, its) for file, its in by_file(known).items() if file in wanted}
+            files |= {file: blanked(course, file, its) for file, its in by_file(known).items()}
             (page,) = ROOT.glob(f"chapters/{phase.package.replace('phase', '0', 1)}.md")
             title = page.read_text("utf-8").split("\n")[0].lstrip("# ")
             asked = [asdict(question) for question in quiz(course, phase.number)]

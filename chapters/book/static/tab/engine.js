@@ -39,6 +39,14 @@ export class Engine extends EventTarget {
 
 export const data = (name) => new URL(`../../tab/${name}`, import.meta.url);
 
+// A viewer of the engine's record in this element.
+export async function view(element, title) {
+  document.head.append(h("link", { rel: "stylesheet", href: data("viewer/viewer.css").href }));
+  const sources = fetch(data("sources.json")).then((answer) => answer.json());
+  const { Viewer } = await import(data("viewer/viewer.js"));
+  return new Viewer(element, { title, sources });
+}
+
 // An element: h("button", { type: "button", onclick }, "Check")
 export function h(tag, properties = {}, ...children) {
   const element = document.createElement(tag);

@@ -134,7 +134,9 @@ class Page {
   }
 
   async exported() {
-    const zip = await this.engine.call("exported", kept.files);
+    const begun = new Set(Object.keys(kept.files).map((file) => file.split("/")[0])); // phases: a workspace has all files of one
+    const blank = Object.entries(this.course.files).filter(([file]) => begun.has(file.split("/")[0]));
+    const zip = await this.engine.call("exported", { ...Object.fromEntries(blank), ...kept.files });
     const link = h("a", { href: URL.createObjectURL(new Blob([zip], { type: "application/zip" })), download: "workspace.zip" });
     link.click();
     this.say("answer", "Unpack workspace.zip in a checkout; `python -m chapters check` goes on from there.");

@@ -1,6 +1,6 @@
 // A scene of a chapter: controls, and the viewer of what the engine did with them.
 
-import { Engine, data, h } from "./engine.js";
+import { Engine, data, h, view } from "./engine.js";
 
 const CONTROLS = {
   requests: ["Requests", 1, 60],
@@ -64,11 +64,7 @@ export async function begin(place) {
       const steps = lines.filter((line) => "step" in line).length;
       state.textContent = `${steps} steps, ${lines.at(-1).t.toFixed(2)} ${about === ABOUT ? "virtual " : ""}seconds`;
       place.dataset.steps = steps;
-      if (!viewer) {
-        const { Viewer } = await import(data("viewer/viewer.js"));
-        document.head.append(h("link", { rel: "stylesheet", href: data("viewer/viewer.css").href }));
-        viewer = new Viewer(stage, {});
-      }
+      viewer ??= await view(stage, "");
       viewer.push(lines);
       viewer.player.play();
     } catch (error) {

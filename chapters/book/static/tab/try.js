@@ -1,6 +1,6 @@
 // The whole engine in this tab: a chat with the bundled model, and what the engine does meanwhile.
 
-import { Engine, data, h } from "./engine.js";
+import { Engine, h, view } from "./engine.js";
 
 const QUESTIONS = [
   "What is a KV cache?",
@@ -31,9 +31,8 @@ export async function begin(place) {
     h("label", { className: "try-warmth" }, "Temperature ", warmth, shown)), stage);
 
   let viewer, number = 0;
-  const ready = Promise.all([engine.call("load"), import(data("viewer/viewer.js"))]).then(([, { Viewer }]) => {
-    document.head.append(h("link", { rel: "stylesheet", href: data("viewer/viewer.css").href }));
-    viewer = new Viewer(stage, { title: "Its engine" });
+  const ready = Promise.all([engine.call("load"), view(stage, "Its engine")]).then(([, made]) => {
+    viewer = made;
     viewer.live = true;
     say(`Ready after ${seconds(opened)} s. The model has 4 million parameters and knows this book's subject, a little.`);
   });

@@ -51,7 +51,7 @@ export async function start(kind, failed) {
   const show = () => {
     rows.forEach((row, index) => { row.lastChild.textContent = texts[index]; row.className = ends[index] ?? ""; });
     const done = ends.filter(Boolean).length;
-    $("crowd-count").textContent = fault ?? (controller.signal.aborted ? `Aborted; ${done} of ${all.length} had ended.` : `${done} of ${all.length} have ended.`);
+    $("crowd-count").textContent = fault ?? (controller.signal.aborted ? `Aborted; ${done} of ${all.length} had ended.` : `${done} of ${all.length} have ended.${done === all.length ? " Step back in the engine view to see how." : ""}`);
   };
   const later = () => { asked ??= requestAnimationFrame(() => { asked = null; show(); }); };
   show();
