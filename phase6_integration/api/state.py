@@ -106,6 +106,7 @@ class ServerState:
     plan: "Callable[[ServerState, ChatRequest, Sequence[int], str | None], AnswerPlan]" = plain_answers
     lease: Lease = lambda request, length_field: nullcontext()
     error_bodies: dict[str, Callable[[RequestError], bytes]] = field(default_factory=dict)  # by path; else OpenAI's
+    watching: int = 0  # clients that read the engine's record
     warned: set[str] = field(default_factory=set)  # unknown fields that the log has
 
     @classmethod

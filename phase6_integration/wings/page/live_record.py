@@ -25,11 +25,12 @@ router = APIRouter(include_in_schema=False)  # it has no end, and no JSON
 
 def shows_text(settings: ServerSettings) -> bool:
     """Whether watchers see the text of all requests. Without the flag, only if nobody but the users of this machine can
-    watch: without keys, on a loopback address, and with no sign of a proxy."""
+    watch: without keys, on a loopback address, with no sign of a proxy, and no page of another origin."""
     if settings.playground_text is not None:
         return settings.playground_text
-    proxied = settings.uds is not None or settings.root_path is not None
-    return not settings.api_keys and not proxied and bool(default_hosts(settings.host))
+    local = default_hosts(settings.host)
+    proxied = settings.uds is not None or settings.root_path is not None or {*settings.allowed_hosts} - {*local}
+    return bool(local) and not (settings.api_keys or settings.allowed_origins or proxied)
 
 
 @router.get("/record")
@@ -39,7 +40,7 @@ async def record(server: Server) -> Response:
         raise RequestError(404, "the replicas of a cluster cannot be watched", code="no_record")
     if server.engine.health is not Health.READY:
         raise unavailable(server.engine.health)
-    if server.engine.watchers >= MOST_WATCHERS:
+    if server.watching >= MOST_WATCHERS:
         message = f"{MOST_WATCHERS} clients watch the engine already"
         raise RequestError(429, message, code="too_many_watchers", headers={"retry-after": "30"})
     return Watching(server)
@@ -53,12 +54,14 @@ class Watching(Response):
         self.server = server
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.server.watching += 1
         sending, leaving = asyncio.create_task(self.send_lines(send)), asyncio.create_task(_left(receive))
         try:
             await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
             if sending.done():
                 sending.result()
         finally:
+            self.server.watching -= 1
             leaving.cancel()
             sending.cancel()
             await asyncio.wait({sending})  # it is a watcher until then
