@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import zlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -97,11 +98,17 @@ class Replay:
 
 
 def read(file: Path) -> Iterator[Line]:
-    """The lines of a record. ValueError if a file is none."""
+    """The lines of a record. ValueError if a file is none, or is damaged."""
     opened: Any = gzip.open if file.suffix == ".gz" else open
-    with opened(file, "rt", encoding="utf-8") as lines:
-        for number, text in enumerate(lines):
-            line = json.loads(text)
-            if not number and "record" not in line:
-                raise ValueError(f"{file} is not a record: its first line is no header")
-            yield line
+    number = 0
+    try:
+        with opened(file, "rt", encoding="utf-8") as lines:
+            for number, text in enumerate(lines, 1):
+                line = json.loads(text)
+                if not isinstance(line, dict) or (number == 1 and "record" not in line):
+                    raise ValueError(f"{file} is not a record: line {number} is none of one")
+                yield line
+    except (EOFError, zlib.error, json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file} is damaged, or not a record, after {number} lines: {error}") from None
+    if not number:
+        raise ValueError(f"{file} is not a record: it is empty")

@@ -11,6 +11,7 @@ from typing import Any
 
 from phase5_continuous.recorder import Line
 from phase5_continuous.replay import Replay, read
+from phase6_integration.cli.replay_command import check
 from phase6_integration.engine.flags import Parser
 
 ENGINE, REQUESTS = 1, 2  # processes of the trace
@@ -28,6 +29,7 @@ def add_flags(parser: Parser) -> None:
 
 def run(given: argparse.Namespace, parser: Parser) -> int:
     try:
+        check(given.file)
         events = [*Trace().events(read(given.file))]
         given.output.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), "utf-8")
     except (ValueError, OSError) as error:

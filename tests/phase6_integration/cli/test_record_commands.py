@@ -75,23 +75,28 @@ def test_generate_records_what_it_prints(tmp_path: Path, capsys: pytest.CaptureF
     assert output.removesuffix("<|im_end|>").strip() == capsys.readouterr().out.strip()
 
 
+@pytest.mark.parametrize("command", ["replay", "trace"])
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("name", "content", "words"),
     [
-        ("{}\n", "its first line is no header"),
-        ('{"record": 99}\n', "version 99; only 1 can be read"),
-        ('{"record": 1, "page_size": 4}\n{"pages": [["free", 3]]}\n', "line 2 does not follow"),
-        ("a poem\n", "Expecting value"),
+        ("run.jsonl", b"{}\n", "line 1 is none of one"),
+        ("run.jsonl", b"3\n", "line 1 is none of one"),
+        ("run.jsonl", b"", "it is empty"),
+        ("run.jsonl", b'{"record": 99}\n', "version 99; only 1 can be read"),
+        ("run.jsonl", b'{"record": 1, "page_size": 4}\n{"pages": [["free", 3]]}\n', "line 2 does not follow"),
+        ("run.jsonl", b"a poem\n", "Expecting value"),
+        ("run.jsonl.gz", SAMPLE.read_bytes()[:9000], "Compressed file ended"),
+        ("run.jsonl.gz", SAMPLE.read_bytes()[:5000] + b"\xff" * 99, "while decompressing"),
     ],
 )
-def test_what_is_no_record_is_no_replay(
-    content: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_what_is_no_record_or_damaged_is_said_and_nothing_is_made_of_it(
+    command: str, name: str, content: bytes, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file, page = tmp_path / "run.jsonl", tmp_path / "page.html"
-    file.write_text(content)
-    assert main(["replay", str(file), "-o", str(page)]) == 1
+    file, made = tmp_path / name, tmp_path / "made"
+    file.write_bytes(content)
+    assert main([command, str(file), "-o", str(made)]) == 1
     assert words in capsys.readouterr().err
-    assert not page.exists()
+    assert not made.exists()
 
 
 def test_a_trace_has_the_format_that_viewers_document(tmp_path: Path) -> None:
