@@ -96,7 +96,8 @@ class Recorded(CoreObserver):
         match why, more:
             case "tokens", ():
                 computed = step.batch.num_tokens - sum(len(part.request.draft) for part in step.batch)
-                decodes = {each.request for each in (*running_set.running, *running_set.preempted)}
+                leaving = [each for each in running_set.leaving if not each.request.finished]  # about to be preempted
+                decodes = {each.request for each in (*running_set.running, *running_set.preempted, *leaving)}
                 without_a_page = decodes - {part.request for part in step.batch}
                 return computed <= budget.max_batched_tokens <= computed + len(without_a_page)
             case "places", ():

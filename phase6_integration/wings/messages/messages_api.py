@@ -74,7 +74,8 @@ def prompt_of(body: PromptFields) -> Json:
     if not messages:
         raise unservable("messages", "messages: no message has any content", "empty_prompt")
     config, thinks = body.output_config, body.thinking and body.thinking.type != "disabled"
-    schema = config.format.schema_ if config and config.format else None
+    output = config.format if config else None
+    schema = None if output is None else {"name": "output", "schema": output.schema_}
     choice = body.tool_choice
     variables = {} if thinks is None else {"enable_thinking": thinks}
     return {
@@ -84,7 +85,7 @@ def prompt_of(body: PromptFields) -> Json:
         "parallel_tool_calls": False if choice and choice.disable_parallel_tool_use else None,
         "include_reasoning": thinks,
         "reasoning_effort": config.effort if config else None,
-        "response_format": schema and {"type": "json_schema", "json_schema": {"name": "output", "schema": schema}},
+        "response_format": schema and {"type": "json_schema", "json_schema": schema},
         "chat_template_kwargs": {**variables, **(body.chat_template_kwargs or {})} or None,
         "continue_final_message": body.messages[-1].role == "assistant" or None,
     }

@@ -232,7 +232,7 @@ def test_a_target_may_name_the_server_and_no_path_leads_to_a_file(plain: str, ta
 
 @awaited
 async def test_a_path_of_slashes_costs_no_more_than_another() -> None:
-    """Fault: one of 32 KiB held all clients up for 20 s, also without a key: the hint in the 404 was quadratic in it."""
+    """Fault: one of 32 KiB held all clients up for 20 s, even without a key: the hint of a 404 was quadratic in it."""
     seconds = []
     async with client(FakeEngine(), ServerSettings(api_keys=("k",))) as http:
         for length in (0, 100, 12_000):  # the first makes the list of paths

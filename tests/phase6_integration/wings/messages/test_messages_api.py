@@ -205,8 +205,10 @@ def test_the_last_message_is_continued_if_it_is_the_assistants() -> None:
     assert ours.prompt_tokens == theirs.prompt_tokens
 
 
-def test_a_format_is_enforced() -> None:
-    schema = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
+@pytest.mark.parametrize(
+    "schema", [{"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}, {}]
+)
+def test_a_format_is_enforced(schema: Json) -> None:
     engine = FakeEngine(says('{"age": 1}'))
     answer({"output_config": {"format": {"type": "json_schema", "schema": schema}}}, engine)
     format = {"type": "json_schema", "json_schema": {"name": "output", "schema": schema}}
