@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
+CHECKS = ("assert_close", "expect", "accessible")  # torch's, Playwright's, and that of axe in tests/browser
 
 
 def can_fail(function: ast.AST, helpers: frozenset[str] = frozenset()) -> bool:
-    """Whether it checks something: an assert of more than a constant, `pytest.raises`, `warns` or `assert_close`, or a
+    """Whether it checks something: an assert of more than a constant, `pytest.raises`, `warns`, one of CHECKS, or a
     call of a helper in the same file that can fail."""
     for node in ast.walk(function):
-        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in ("assert_close", *helpers):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in (*CHECKS, *helpers):
             return True
         if isinstance(node, ast.Assert) and not isinstance(node.test, ast.Constant):
             return True
