@@ -170,7 +170,7 @@ class Admission:
         if self.running_set.pool_full and (request := self.running_set.did_not_fit) is not None:
             return [self._lacking(request)]
         tenant = min(queues, key=self.share.served.__getitem__)
-        held = [self._why(min(islice(queues[tenant], CANDIDATES), key=self._place), step)]
+        held = [self._why(next(iter(queues[tenant])), step)]  # which was tried; one with a head start may not have been
         first = min((next(iter(queue)) for queue in queues.values()), key=attrgetter("key"))
         if first.request.tenant != tenant:
             held.append(Held(first.request, "fairness", (tenant,)))

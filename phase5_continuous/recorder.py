@@ -193,7 +193,7 @@ class Recorder(CoreObserver, CacheObserver):
         numbers = self._numbers
         for request, _, reason, _ in events:
             if reason is not None and request not in self._ended:  # else a snapshot has said it
-                error = () if request.error is None else (request.error,)
+                error = () if request.error is None or not self.text else (request.error,)  # it may quote a grammar
                 self._note("done", [self._number(request), reason.value, *error])
                 self._ended.append(request)
         if drawn := [event for event in events if event.token is not None]:

@@ -10,6 +10,9 @@ import pytest
 from phase0_request import FinishReason
 from phase1_kv_pool import PagedCache
 from phase2_prefill_decode.scheduler import StaticScheduler
+from phase3_chunked_prefill.budget import TokenBudget
+from phase4_radix.prefix_cache import PrefixCache
+from phase5_continuous.policies import LongestPrefixFirst
 from phase5_continuous.recorder import Line, Recorder, recording
 from phase5_continuous.replay import Replay, read
 from phase5_continuous.scheduler import Scheduler
@@ -37,6 +40,24 @@ def test_a_record_says_for_whom_a_request_was_preempted_and_what_it_had_when_it_
     assert [line["admitted"] for line in lines if "admitted" in line] == [[[0, 0], [1, 0]], [[1, 0]]]
 
 
+def test_a_reason_is_that_of_a_request_that_the_plan_has_tried() -> None:
+    """Fault: eight that wait for a prefix are tried, and not the short one behind them: a head start made it "long"."""
+    budget = TokenBudget(32, 64)
+    engine = Engine(Scheduler(PrefixCache(300, 4), budget=budget, policy=LongestPrefixFirst()))
+    known, prefix = range(500, 512), range(1, 81)
+    engine.submit(request("before", (*known, 9), 1))
+    engine.run()
+    engine.submit(request("first", (*prefix, *prefix), 4))
+    engine.core.step()
+    engine.submit(*(request(f"{tenant}{i}", (*prefix, i), 4, tenant=tenant) for i in range(4) for tenant in "ab"))
+    engine.submit(request("short", (*known, 77), 4, tenant="a"))
+    lines: list[Line] = []
+    Recorder(engine.core, lines.append)
+    engine.core.step()
+    names = {new["r"]: new["id"] for line in lines for new in line.get("new", ())}
+    assert [(names[r], why, names[more]) for r, why, more in lines[-1]["held"]] == [("a0", "prefix", "first")]
+
+
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_the_end_of_a_request_is_said_once_to_who_comes_before_it_is_known(ahead: int) -> None:
     """Fault: the snapshot for a second reader between an abort and its event: the first one's request never ended."""
@@ -57,6 +78,17 @@ def test_the_end_of_a_request_is_said_once_to_who_comes_before_it_is_known(ahead
             replay.apply(line)
         assert {each.id: each.state for each in replay.requests.values()} == {"one": "abort", "two": "length"}
         assert sum(len(line.get("done", ())) for line in seen) == len(replay.requests) == 2
+
+
+@pytest.mark.parametrize("text", [True, False])
+def test_the_error_of_a_request_may_quote_it_and_counts_as_text(text: bool) -> None:
+    engine = Engine(Scheduler(PagedCache(8, 4)))
+    lines: list[Line] = []
+    Recorder(engine.core, lines.append, text=text)
+    engine.submit(request("one", 5, 3))
+    engine.core.finish(engine.requests["one"], FinishReason.ERROR, "no such type: secret")
+    engine.core.step()
+    assert lines[-1]["done"] == [[0, "error", "no such type: secret"][: 3 if text else 2]]
 
 
 def test_the_slices_of_a_step_that_is_planned_again_are_in_the_record_once() -> None:

@@ -43,14 +43,16 @@ export function blocks(text) {
   return found;
 }
 
-function block(lines) {
+const DEEPEST = 20; // quotes and lists within each other; what is deeper is text: a model may write any number of ">"
+
+function block(lines, depth = 0) {
   const [first] = lines, fence = FENCE.exec(first), heading = /^(#{1,6}) +(.*?)#*$/.exec(first);
   if (fence) return code(lines.slice(1, lines.length > 1 && lines.at(-1).trim() === fence[1] ? -1 : undefined).join("\n"), fence[2]);
   if (heading) return make(`h${Math.min(6, heading[1].length + 2)}`, {}, inline(heading[2].trim()));
-  if (first.startsWith(">")) return make("blockquote", {}, draw(lines.map((line) => line.replace(/^> ?/, "")).join("\n")));
+  if (first.startsWith(">") && depth < DEEPEST) return make("blockquote", {}, draw(lines.map((line) => line.replace(/^> ?/, "")).join("\n"), depth + 1));
   if (/^ {0,3}([-*_])(?: *\1){2,} *$/.test(first) && lines.length === 1) return make("hr");
   if (first.startsWith("|") && /^\|[\s|:-]+\|?$/.test(lines[1] ?? "")) return table(lines);
-  if (ITEM.test(first)) return list(lines);
+  if (ITEM.test(first) && depth < DEEPEST) return list(lines, depth + 1);
   return make("p", {}, inline(lines.join("\n")));
 }
 
@@ -61,7 +63,7 @@ function code(text, language) {
 }
 
 // Lines that are indented further than an item belong to it.
-function list(lines) {
+function list(lines, depth) {
   const [, indent, number] = ITEM.exec(lines[0]);
   const items = [];
   for (const line of lines) {
@@ -70,7 +72,7 @@ function list(lines) {
     else items.at(-1).push(line.slice(Math.min(line.search(/\S|$/), indent.length + 2)));
   }
   const properties = number && number !== "1" ? { start: +number } : {};
-  return make(number ? "ol" : "ul", properties, items.map(([text, ...rest]) => make("li", {}, inline(text), rest.length ? draw(rest.join("\n")) : [])));
+  return make(number ? "ol" : "ul", properties, items.map(([text, ...rest]) => make("li", {}, inline(text), rest.length ? draw(rest.join("\n"), depth) : [])));
 }
 
 function table(lines) {
@@ -80,7 +82,7 @@ function table(lines) {
   return make("div", { className: "table", tabIndex: 0, role: "group", "aria-label": "Table" }, make("table", {}, make("thead", {}, row("th")(head)), make("tbody", {}, body.map(row("td")))));
 }
 
-export const draw = (text) => blocks(text).map(block);
+export const draw = (text, depth = 0) => blocks(text).map((lines) => block(lines, depth));
 
 /** Shows a text that grows: blocks that have not changed keep their elements. */
 export function grow(element, text) {
