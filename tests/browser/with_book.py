@@ -48,6 +48,12 @@ def opened(book, visit):
     assert [url for url in asked if not url.startswith((book, "blob:", "data:"))] == []
 
 
+def fits(page: Page, part: str) -> None:
+    """Nothing of a part is cut off at the right of the window."""
+    right, width = page.evaluate("part => [part.getBoundingClientRect().right, innerWidth]", page.query_selector(part))
+    assert right <= width
+
+
 def test_a_scene_changes_when_a_control_moves(opened, accessible) -> None:
     page = opened("chapters/04_radix.html")
     page.get_by_role("button", name="Run it here").click()
@@ -55,6 +61,7 @@ def test_a_scene_changes_when_a_control_moves(opened, accessible) -> None:
     expect(scene).to_have_attribute("data-steps", "86", timeout=120_000)
     expect(scene.locator(".v-pages")).to_contain_text("shared")
     accessible(page, ".scene")
+    fits(page, ".scene")
     scene.locator("select[name=cache]").select_option("paged")
     expect(scene).not_to_have_attribute("data-steps", "86")
     before = scene.get_attribute("data-steps")
@@ -72,6 +79,7 @@ def test_the_model_answers_in_the_tab_as_on_a_server(opened, accessible, serve) 
     asked = page.request.post(f"{serve()}/v1/chat/completions", data={"model": "tiny_chat", **body})
     assert answer.inner_text() == asked.json()["choices"][0]["message"]["content"]
     accessible(page, "#try-here")
+    fits(page, "#try-here")
     page.get_by_role("button", name="All five at once").click()
     expect(page.locator(".v-pages li", has_text="shared")).not_to_have_text("shared 0")
     page.get_by_role("button", name="Stop").click()
@@ -116,6 +124,7 @@ def test_an_answer_is_written_judged_and_kept(opened, accessible) -> None:
         page.get_by_role("button", name="Check").click()
         expect(page.locator(".ex-result")).to_contain_text(expected, timeout=120_000)
     accessible(page, "#exercises-here")
+    fits(page, "#exercises-here")
     page.reload()
     expect(page.get_by_role("link", name="✓ 3.1")).to_be_visible()
     expect(page.locator(".cm-line", has_text=RIGHT)).to_be_visible()
