@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import TextIO
 
 import httpx
 
@@ -16,6 +17,7 @@ from phase6_integration.engine.flags import Parser
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 PREFIX = "data:"
+INTERRUPTS = {signal.SIGINT, signal.SIGALRM}
 
 
 def add_flags(parser: Parser) -> None:
@@ -39,7 +41,7 @@ def run(given: argparse.Namespace, parser: Parser) -> int:
                 raise ValueError(f"the server answers {response.status_code}: {error_message(response.read())}")
             with open_record(given.file) as file, suppress(KeyboardInterrupt):
                 for count, line in enumerate(lines(response, seconds), 1):
-                    file.write(line + "\n")
+                    write(file, line)
                     if sys.stderr.isatty():
                         print(f"\r{count} lines; Ctrl-C ends the record ", end="", file=sys.stderr, flush=True)
     except httpx.TransportError as error:
@@ -50,6 +52,15 @@ def run(given: argparse.Namespace, parser: Parser) -> int:
         return 1
     print(f"{count} lines; `nanoserve replay {given.file}` makes a page of them")
     return 0
+
+
+def write(file: TextIO, line: str) -> None:
+    """Write a line, and be interrupted behind it: in the middle, a compressed file would be damaged."""
+    try:
+        signal.pthread_sigmask(signal.SIG_BLOCK, INTERRUPTS)
+        file.write(line + "\n")
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, INTERRUPTS)
 
 
 def lines(response: httpx.Response, seconds: float | None) -> Iterator[str]:

@@ -2,7 +2,9 @@
 
 import gzip
 import json
+import signal
 import threading
+import zlib
 from collections import defaultdict
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -54,6 +56,25 @@ def test_a_record_of_a_server_has_its_lines_and_ends_after_the_seconds(server: s
     file = tmp_path / "run.jsonl.gz"
     assert main(["record", str(file), "--url", server, "--api-key", "key", "--seconds", "0.5"]) == 0
     assert [*read(file)] == [*read(SAMPLE)]
+
+
+def test_an_interrupt_in_the_middle_of_a_line_does_not_damage_the_file(
+    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checksum = zlib.crc32
+
+    def interrupted(data: bytes, value: int = 0) -> int:
+        if data and threading.current_thread() is threading.main_thread():  # the server reads such a file too
+            monkeypatch.undo()
+            signal.raise_signal(signal.SIGINT)
+        return checksum(data, value)
+
+    monkeypatch.setattr(zlib, "crc32", interrupted)
+    file = tmp_path / "run.jsonl.gz"
+    assert main(["record", str(file), "--url", server, "--api-key", "key"]) == 0
+    written = [*read(file)]
+    assert 0 < len(written) < len(whole := [*read(SAMPLE)])
+    assert written == whole[: len(written)]
 
 
 def test_an_error_of_the_server_is_shown_and_leaves_no_file(
