@@ -37,11 +37,12 @@ class Watcher:
         if "record" in line:
             self._header, self._missed, self._state = None, 0, State.HEADER
         elif "snapshot" in line:
-            if self._state is State.PRESENT:
-                return False  # for another reader
+            begun = self._state is State.HEADER or self._header is not None or self._missed
+            if self._state is State.PRESENT or not begun:
+                return False  # for another reader, or of the record before this reader's
             self._begin_again()
         elif self._state is State.NOTHING:
-            self._missed += self._header is None
+            self._missed += self._missed > 0
             return False
         else:
             self._state = State.PRESENT

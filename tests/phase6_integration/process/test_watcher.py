@@ -73,6 +73,14 @@ def test_a_reader_that_comes_later_has_the_header_and_the_present() -> None:
     assert sum("snapshot" in line for line in read(first)) == 1, "the snapshot was for the other one"
 
 
+def test_a_reader_begins_with_the_header_of_its_own_record() -> None:
+    """Fault: the last snapshot of a record whose readers had just left came before the header of the next."""
+    reader = Watcher(None, None)
+    for line in ({"snapshot": True, "step": 4}, {"step": 5}, HEADER, {"snapshot": True, "step": 6}):
+        reader.put(line)
+    assert read(reader) == [HEADER, {"snapshot": True, "step": 6}]
+
+
 def test_a_reader_that_is_too_slow_misses_lines_is_told_how_many_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_LINES", 5)
     live = Live()
