@@ -116,6 +116,11 @@ def _kind_of_prompt(value: Any) -> str | None:
     return "=token_lists" if isinstance(first, list) else "=texts" if isinstance(first, str) else "=tokens"
 
 
+def _or_minus_one(least: int) -> WithJsonSchema:
+    lengths = {"type": "integer", "minimum": least, "maximum": MAX_TOKENS}
+    return WithJsonSchema({"anyOf": [lengths, {"const": -1}, {"type": "null"}], "default": None})
+
+
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 TemplateVariable = Annotated[str, Field(pattern=r"^[a-zA-Z_][a-zA-Z0-9_]{0,63}$"), AfterValidator(_is_free)]
@@ -145,12 +150,9 @@ Prompt = Annotated[
 Length = Annotated[int, Field(ge=0, le=MAX_TOKENS)]
 OutputLength = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 # As llama.cpp and Ollama have it, -1 is not given: as many tokens as the model likes, or fit.
-_LENGTHS = [{"type": "integer", "minimum": 1, "maximum": MAX_TOKENS}, {"const": -1}, {"type": "null"}]
-OptionalLength = Annotated[
-    OutputLength | None,
-    BeforeValidator(lambda given: None if given == -1 else given),
-    WithJsonSchema({"anyOf": _LENGTHS, "default": None}),
-]
+_minus_one = BeforeValidator(lambda given: None if given == -1 else given)
+OptionalLength = Annotated[OutputLength | None, _minus_one, _or_minus_one(1)]
+OptionalOrNoLength = Annotated[Length | None, _minus_one, _or_minus_one(0)]
 TopLogprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
 Choices = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
@@ -290,7 +292,7 @@ class SamplingFields(StructuredFields):
 
 class CompletionRequest(SamplingFields):
     prompt: Prompt
-    max_tokens: Length | None = None  # 0: only the prompt, with echo
+    max_tokens: OptionalOrNoLength = None  # 0: only the prompt, with echo
     logprobs: TopLogprobs | None = None
     echo: bool | None = None
     add_special_tokens: bool | None = None  # default: true

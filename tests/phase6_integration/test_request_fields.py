@@ -99,7 +99,7 @@ SHARED: dict[str, Values] = {
 }
 COMPLETIONS: dict[str, Values] = {
     **SHARED,
-    "max_tokens": integer(-1, 1, 2000, 2049),
+    "max_tokens": integer(-2, -1, 2000, 2049),
     "prompt": (
         [5, None, "", [], [""], [[]], [4096], [-1], [True], [1.5], ["a", 5], [5, "a"], [[5], "a"], {"a": 1}],
         [],
