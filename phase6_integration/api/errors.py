@@ -42,7 +42,7 @@ ELSEWHERE = {  # names that fields of this server have in Ollama, llama.cpp, SGL
     "enable_thinking": "'chat_template_kwargs.enable_thinking'",
     "system": "a message of role system",
 }
-_WORD = re.compile(r"[A-Za-z0-9_.+-]{1,32}")  # the name of a role, a kind of content, a number in quotes
+_WORD = re.compile(r"[a-z_]{1,32}")  # the name of a role, or of a kind of content
 
 
 class Error(BaseModel):
@@ -192,7 +192,7 @@ def _given(detail: ErrorDetails) -> str:
         return f", got {len(value)}"
     if isinstance(value, bool | None):
         return f", got {json.dumps(value)}"
-    if isinstance(value, str) and (kind == "literal_error" or kind.endswith("_type")) and _WORD.fullmatch(value):
+    if kind == "literal_error" and isinstance(value, str) and _WORD.fullmatch(value):
         return f", got {value!r}"
     if isinstance(value, int | float):
         shown = json.dumps(value)

@@ -18,6 +18,7 @@ from phase6_integration.wings.edge import middleware
 from phase6_integration.wings.observe import access_log
 
 KEYS = ("one", "two")
+NO_WINGS = SimpleNamespace(state=SimpleNamespace(server=SimpleNamespace(error_bodies={})))  # of an application
 JSON = (b"content-type", b"application/json")
 
 
@@ -75,7 +76,7 @@ def call(
     """One request through the middleware. `pieces` is its body as it arrives; without `arrives` its end never does."""
     scope = {
         "type": "http",
-        "app": SimpleNamespace(state=SimpleNamespace(server=SimpleNamespace(error_bodies={}))),
+        "app": NO_WINGS,
         "http_version": version,
         "method": method,
         "path": path,

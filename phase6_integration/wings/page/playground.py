@@ -4,9 +4,11 @@ The page loads nothing from elsewhere. Its Content-Security-Policy allows script
 only, and nothing inline: model output could do no harm even if it were rendered as HTML.
 """
 
+import asyncio
 import hashlib
 import json
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +37,17 @@ def attach(app: FastAPI) -> None:
         if file.suffix in TYPES:
             path = file.relative_to(FOLDER).as_posix()
             route = "/" if path == "index.html" else f"/static/{path}"
-            app.add_api_route(route, _sends(file.read_bytes(), TYPES[file.suffix]), include_in_schema=False)
-    of_mechanisms = json.dumps(sources()).encode()
-    app.add_api_route("/static/viewer/sources.json", _sends(of_mechanisms, "application/json"), include_in_schema=False)
+            app.add_route(route, _sends(file.read_bytes(), TYPES[file.suffix]), include_in_schema=False)
+    app.add_route("/static/viewer/sources.json", _send_sources, include_in_schema=False)
+
+
+@cache
+def _sources() -> bytes:
+    return json.dumps(sources()).encode()
+
+
+async def _send_sources(request: Request) -> Any:
+    return await _sends(await asyncio.to_thread(_sources), "application/json")(request)
 
 
 def _sends(content: bytes, media_type: str) -> Callable[..., Any]:

@@ -85,10 +85,10 @@ def test_what_follows_the_last_request_does_not_cut_off_its_answer(stream: bool,
 
 @on_both_loops
 def test_a_client_that_leaves_a_little_unread_is_cut_off(loop: Loop) -> None:
-    """The page is larger than what the kernel holds here, and smaller than what a transport holds by itself."""
+    """The file is larger than what the kernel holds here, and smaller than what a transport holds by itself."""
     settings = ServerSettings(send_timeout=0.2)
     with listening(FakeEngine, settings, loop=loop, buffer=4096) as url, reading_little(url) as end:
-        end.sendall(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        end.sendall(b"GET /static/viewer/sources.json HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
         assert is_cut_off(end)
 
 

@@ -28,6 +28,7 @@ from phase6_integration.wings.edge.middleware import Edge
 from phase6_integration.wings.observe.access_log import AccessLog
 from tests.phase6_integration.asgi import Call, awaited
 from tests.phase6_integration.fake_engine import FakeEngine
+from tests.phase6_integration.middleware_app import NO_WINGS
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 HELLO: dict[str, dict[str, Any]] = {
@@ -266,7 +267,7 @@ async def test_bodies_that_never_end_leave_the_budget_alone_and_small_requests_p
 
     def request(pieces: int, whole: bool) -> tuple[Any, Any, Any]:
         headers = [(b"content-type", b"application/json"), (b"transfer-encoding", b"chunked")]
-        scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": headers}
+        scope = {"type": "http", "app": NO_WINGS, "method": "POST", "path": "/v1/completions", "headers": headers}
         left = iter(range(pieces))
 
         async def receive() -> dict[str, Any]:

@@ -143,15 +143,14 @@ def test_a_refused_warm_up_ends_the_run() -> None:
         ("http://localhost:8000/v1/", "http://localhost:8000"),
         ("https://example.org/llm/v1", "https://example.org/llm"),
         ("http://[::1]:9", "http://[::1]:9"),
+        ("127.0.0.1:8000", "http://127.0.0.1:8000"),
     ],
 )
-def test_a_url_may_end_in_v1(url: str, origin: str) -> None:
+def test_a_url_may_end_in_v1_and_lack_the_scheme(url: str, origin: str) -> None:
     assert server_url(url) == origin
 
 
-@pytest.mark.parametrize(
-    "url", ["", "127.0.0.1:8000", "ftp://x", "http://", "http://x:y", "http://x:99999", "http://x?a"]
-)
+@pytest.mark.parametrize("url", ["", "ftp://x", "http://", "http://x:y", "http://x:99999", "http://x?a"])
 def test_an_invalid_url_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="a server's URL looks like"):
         server_url(url)
