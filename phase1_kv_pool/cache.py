@@ -22,8 +22,8 @@ class PageUsage:
 
 
 class CacheObserver:
-    """Called when pages have entered or left a page table, or the tree of a prefix cache. Together the calls tell who
-    holds each page. A method that an observer does not define does nothing."""
+    """Called when pages have entered or left a page table, or the tree of a prefix cache. Together the calls tell which
+    tables name each page. A method that an observer does not define does nothing."""
 
     def grown(self, request: Request, pages: Sequence[int]) -> object:
         """These pages are new at the end of a page table. The first call for a request follows its `attach`."""

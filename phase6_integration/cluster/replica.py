@@ -111,7 +111,7 @@ class Replica:
                 self._client.send(Finish(id, FinishReason.ABORT))
 
     async def _watch(self, front: str) -> None:
-        """Abort what a front has asked for once it has died: Ray goes on with calls whose caller is gone."""
+        """Abort the requests of a front once it has died: Ray does not cancel the calls of a dead caller."""
         try:
             actor = ray.get_actor(front, NAMESPACE)
             while True:

@@ -56,8 +56,8 @@ def events(cache: PrefixCache, wanted: bool) -> Iterator[tuple[KVEventPublisher 
 
 
 def cost(prompts: int, length: int, steps: int) -> Cost:
-    """The best of the rounds, of each the median step: requests whose prompts are computed, and then decode for some
-    steps. Without decodes, the step is that of the prompts."""
+    """The best of the rounds, of each the median step: requests compute their prompts, then decode for some steps.
+    Without decodes, the step is that of the prompts."""
     best, size = {False: float("inf"), True: float("inf")}, 0.0
     for _ in range(ROUNDS):
         for wanted in best:
@@ -79,7 +79,7 @@ def cost(prompts: int, length: int, steps: int) -> Cost:
 
 
 def admitted(cache: PrefixCache, number: int, length: int, steps: int) -> Request:
-    """A request whose prompt is computed and not published; each fills its page in another step."""
+    """A request with a computed prompt that is not published; each fills its page in another step."""
     tokens = tuple(range(number, number + length - number % PAGE))
     request = Request(f"r{number}", tokens, SamplingParams(max_tokens=steps + 1))
     request.admit(0.0)

@@ -11,7 +11,7 @@ from phase5_continuous.recorder import Line, Vocabulary
 MOST_LINES = 4096  # that wait for a reader; it misses what comes after them
 
 
-class State(Enum):
+class WatchState(Enum):
     """What the reader has: nothing to build on, a header, or the state of the engine after each line so far."""
 
     NOTHING = auto()
@@ -25,7 +25,7 @@ class Watcher:
 
     def __init__(self, header: Line | None, tokenizer: Tokenizer | None) -> None:
         self._header = header
-        self._state = State.NOTHING
+        self._state = WatchState.NOTHING
         self._waiting = deque[Line]()
         self._missed = 0
         self._ended = False
@@ -35,22 +35,22 @@ class Watcher:
     def put(self, line: Line) -> bool:
         """Add a line. Returns whether it was one too many: a snapshot is needed to go on."""
         if "record" in line:
-            self._header, self._missed, self._state = None, 0, State.HEADER
+            self._header, self._missed, self._state = None, 0, WatchState.HEADER
         elif "snapshot" in line:
-            begun = self._state is State.HEADER or self._header is not None or self._missed
-            if self._state is State.PRESENT or not begun:
+            begun = self._state is WatchState.HEADER or self._header is not None or self._missed
+            if self._state is WatchState.PRESENT or not begun:
                 return False  # for another reader, or of the record before this reader's
             self._begin_again()
-        elif self._state is State.NOTHING:
+        elif self._state is WatchState.NOTHING:
             self._missed += self._missed > 0
             return False
         else:
-            self._state = State.PRESENT
+            self._state = WatchState.PRESENT
         self._waiting.append(line)
         self._news.set()
         if len(self._waiting) <= MOST_LINES:
             return False
-        self._missed, self._state = len(self._waiting), State.NOTHING
+        self._missed, self._state = len(self._waiting), WatchState.NOTHING
         self._waiting.clear()
         return True
 
@@ -59,7 +59,7 @@ class Watcher:
             self._waiting.append(self._header)
         if self._missed:
             self._waiting.append({"gone": {"dropped": self._missed}})
-        self._header, self._missed, self._state = None, 0, State.PRESENT
+        self._header, self._missed, self._state = None, 0, WatchState.PRESENT
 
     def end(self) -> None:
         """There are no more lines."""

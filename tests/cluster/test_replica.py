@@ -116,6 +116,8 @@ def test_events_that_cannot_be_read_empty_the_digest_and_the_next_ones_are_follo
             socket.send_multipart([b"", next(numbers).to_bytes(8, "big"), b"nothing"])
             await until(set())
             await until({2}, stored(2))
+            assert replica._digest.pages == {2}, "the page of before the fault is forgotten"
+            assert not replica._following.done()
 
     asyncio.run(asyncio.wait_for(run(), 60))
 

@@ -108,7 +108,7 @@ class ToolChoice(FromClient):
     disable_parallel_tool_use: bool | None = None
 
 
-class Thinking(FromClient):
+class ThinkingConfig(FromClient):
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Hint = None  # max_tokens bounds thinking and answer together
 
@@ -134,7 +134,7 @@ class PromptFields(RequestModel):
     system: TextContent | None = None
     tools: Annotated[list[CustomTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
-    thinking: Thinking | None = None
+    thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
     chat_template_kwargs: TemplateVariables | None = None
     cache_control: Hint = None  # every prompt is cached, as long as there is room
