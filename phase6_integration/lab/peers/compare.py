@@ -1,10 +1,9 @@
 """`nanoserve bench compare`: this engine beside transformers, llama.cpp and vLLM, on a CPU.
 
 Every engine is a process of its own, with the same random weights, prompts and threads. They take turns, so that a slow
-minute of the machine meets all of them; the median of the rounds counts. phase6_integration/lab/peers/setup.sh makes the
-environments of llama.cpp and vLLM; an engine without one is left out. The figures are saved after every row, and what the
-engines said beside them; a row that is there with all engines is not measured again: a comparison can be cut off and
-continued.
+minute of the machine meets all of them; the median of the rounds counts. setup.sh makes the environments of llama.cpp and
+vLLM; an engine without one is left out. The figures are saved after every row, and beside them what the engines said. A
+row that is there with all engines is not measured again: a comparison can be cut off and continued.
 """
 
 import argparse
@@ -274,26 +273,15 @@ def main(arguments: list[str] | None = None, prog: str = "nanoserve bench compar
     console.print(f"{describe().cpu}, {describe().vectors or 'no vectors'}, {options.threads} threads")
     for isa in options.held_to:
         if absent := [name for name in selected(PEERS, options.peers) if not available(name, isa)]:
-            console.print(
-                f"Left out: {', '.join(absent)}. bash {HERE / 'setup.sh'} llama vllm installs their engines here."
-            )
+            console.print(f"Left out: {', '.join(absent)}; bash {HERE / 'setup.sh'} installs llama.cpp and vLLM.")
     saved = options.json.exists()
     figures: dict[str, Any] = json.loads(options.json.read_text("utf-8"))["figures"] if saved else {}
     for isa, shape in product(options.held_to, options.shapes):
         rows = figures.setdefault(isa, {}).setdefault(shape, {})
         for name in compare(shape, isa, options, rows):
-            cells = [
-                (
-                    peer,
-                    figure["median"],
-                    figure["least"],
-                    figure["most"],
-                    rows[name]["ours"]["median"] / figure["median"],
-                )
-                for peer, figure in rows[name].items()
-            ]
+            cells = [(peer, each["median"], each["least"], each["most"]) for peer, each in rows[name].items()]
             console.print(f"\n{shape}, {name}, {isa}: tokens a second")
-            console.print(table(("", "median", "least", "most", "ours is so many times"), cells, 2))
+            console.print(table(("", "median", "least", "most"), cells))
             finish(p, options, arguments, figures, console=Console(quiet=True))
     console.print(f"\nFigures: {options.json}. What the engines said: {options.json.with_suffix('.txt')}")
     return 0
