@@ -1,6 +1,6 @@
 """POST /v1/completions."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, NamedTuple, cast
 
 from fastapi import APIRouter, Request, Response
@@ -35,6 +35,14 @@ async def create_completion(
     body: Annotated[CompletionRequest, json_body(CompletionRequest)], request: Request, server: Server
 ) -> Response:
     """A prompt, or several, continued."""
+    return await complete(body, request, server, CompletionFormatter)
+
+
+async def complete(
+    body: CompletionRequest, request: Request, server: ServerState, make: "Callable[..., Formatter]", **found: Any
+) -> GenerationResponse:
+    """The response to prompts, for every API that has them. `make` is called as CompletionFormatter is; `found` are
+    more fields of SamplingParams."""
     given, context, pool = _split(body.prompt), server.engine.max_model_len, server.tokenizers
     check_options(server, body, len(given))
     if body.max_tokens == 0 and not body.echo:
@@ -48,7 +56,7 @@ async def create_completion(
     echoes = (
         [await _echo(pool, prompt, body.skip_special_tokens is not False) for prompt in prompts] if body.echo else None
     )
-    formatter = CompletionFormatter(server, body, request.state.request_id, tokens, echoes)
+    formatter = make(server, body, request.state.request_id, tokens, echoes)
     message = await engine_request(
         server,
         tenant,
@@ -59,6 +67,7 @@ async def create_completion(
         logprobs=body.logprobs,
         prompt_logprobs=scores,
         grammar=grammar,
+        **found,
     )
     return GenerationResponse(server, message, formatter, body)
 
