@@ -1,7 +1,7 @@
 """`nanoserve bench compare`: this engine beside transformers, llama.cpp and vLLM, on a CPU.
 
 Every engine is a process of its own, with the same random weights, prompts and threads. They take turns, so that a slow
-minute of the machine meets all of them; the median of the rounds counts. setup.sh makes the environments of llama.cpp and
+minute of the machine meets all of them; the median of the rounds counts. setup.sh installs llama.cpp and
 vLLM; an engine without one is left out. The figures are saved after every row, and beside them what the engines said. A
 row that is there with all engines is not measured again: a comparison can be cut off and continued.
 """
