@@ -9,6 +9,7 @@ from phase6_integration.api.schemas import ChatRequest, CompletionRequest
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.process.async_engine import AsyncEngine
 from phase6_integration.wings.edge import memory_budget, middleware
+from phase6_integration.wings.embeddings import embeddings
 from phase6_integration.wings.messages import messages_api
 from phase6_integration.wings.messages.messages_request import CountTokensRequest, MessagesRequest
 from phase6_integration.wings.observe import access_log, health_routes, metrics, openapi
@@ -21,6 +22,7 @@ from phase6_integration.wings.tools import tools
 BODIES: dict[str, type[BaseModel]] = {  # of POST requests, for /openapi.json: routes parse them by themselves
     "/v1/completions": CompletionRequest,
     "/v1/chat/completions": ChatRequest,
+    embeddings.PATH: embeddings.EmbeddingsRequest,
     "/v1/responses": ResponsesRequest,
     messages_api.PATH: MessagesRequest,
     messages_api.COUNT: CountTokensRequest,
@@ -34,7 +36,8 @@ def create_app(engine: AsyncEngine, settings: ServerSettings) -> FastAPI:
     """An OpenAI-style server for an engine, which may still be loading. The caller starts and closes the engine."""
     outside, inside = [access_log.layer(settings)], [middleware.layer(settings)]
     app = application(engine, settings, outside, inside)
-    for wing in (output_grammar, tools, responses_api, messages_api, metrics, health_routes, memory_budget, playground):
+    apis = responses_api, messages_api, embeddings
+    for wing in (output_grammar, tools, *apis, metrics, health_routes, memory_budget, playground):
         wing.attach(app)
     openapi.attach(app, BODIES, public=middleware.PUBLIC if settings.api_keys else None)
     return app

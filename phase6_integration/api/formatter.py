@@ -6,7 +6,7 @@ may be large, so it is encoded in pieces while it is sent: logprobs are iterator
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -67,6 +67,7 @@ class Formatter(ABC):
     object: str
     chunk_object: str
     length_field = "max_tokens"  # of the request
+    own_fields: Mapping[str, str] = {}  # its fields, by those of the chat or completion that it has become
     done = b"data: [DONE]\n\n"  # the end of a stream
 
     def __init__(

@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 from phase0_request.batch import GRAMMAR_FAILED, GRAMMAR_REFUSED, NO_TOKEN_LEFT
 from phase0_request.queue import QueueFullError
 from phase0_request.request import FinishReason, UnknownTokenError
-from phase6_integration.api.errors import UNKNOWN_TOKEN, RequestError, fault, unavailable, unservable
+from phase6_integration.api.errors import UNKNOWN_TOKEN, RequestError, fault, own_names, unavailable, unservable
 from phase6_integration.api.formatter import Formatter
 from phase6_integration.api.schemas import SamplingFields
 from phase6_integration.api.state import Account, ServerState
@@ -78,7 +78,8 @@ class GenerationResponse(Response):
         except UnavailableError as error:
             raise unavailable(error.health) from None
         except UnknownTokenError as error:
-            raise unservable(error.field, str(error), UNKNOWN_TOKEN) from None
+            with own_names(self.formatter.own_fields):
+                raise unservable(error.field, str(error), UNKNOWN_TOKEN) from None
         except ValueError as error:
             raise unservable(None, str(error)) from None
 
