@@ -7,6 +7,7 @@ from fastapi import APIRouter, Request, Response
 
 from phase0_request.request import FinishReason
 from phase6_integration.api.errors import unservable
+from phase6_integration.api.field_types import Prompt
 from phase6_integration.api.formatter import Formatter
 from phase6_integration.api.logprobs import for_completion, prompt_offsets
 from phase6_integration.api.parsing import (
@@ -18,7 +19,7 @@ from phase6_integration.api.parsing import (
     requested_length,
     truncate,
 )
-from phase6_integration.api.schemas import CompletionRequest, Prompt
+from phase6_integration.api.schemas import CompletionRequest
 from phase6_integration.api.state import Server, ServerState, json_body
 from phase6_integration.api.streaming import GenerationResponse
 from phase6_integration.api.tokenization import TokenizerPool

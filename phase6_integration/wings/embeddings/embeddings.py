@@ -18,8 +18,9 @@ from phase0_request.params import MAX_TOKENS
 from phase0_request.request import MAX_PRIORITY, MAX_SALT
 from phase6_integration.api.completions import complete
 from phase6_integration.api.errors import own_names, unservable
+from phase6_integration.api.field_types import Name, Prompt, RequestModel, bounded
 from phase6_integration.api.formatter import Formatter, encode
-from phase6_integration.api.schemas import MAX_USER, CompletionRequest, Name, Prompt, RequestModel, bounded
+from phase6_integration.api.schemas import MAX_USER, CompletionRequest
 from phase6_integration.api.state import Server, json_body
 from phase6_integration.process.outputs import Chunk
 
