@@ -13,9 +13,9 @@ from pydantic import Field, create_model
 from phase6_integration.api import schemas
 from phase6_integration.api.chat import ChatFormatter, continue_chat
 from phase6_integration.api.errors import RequestError, bad_value, own_names
+from phase6_integration.api.field_types import FromClient, FunctionName, Hint, Name, RequestModel, Unsupported
 from phase6_integration.api.formatter import encode
 from phase6_integration.api.model_routes import STARTED
-from phase6_integration.api.schemas import FromClient, Hint, Name, RequestModel, Unsupported
 from phase6_integration.api.state import Server, ServerState, json_body
 
 CHAT, GENERATE = "/api/chat", "/api/generate"
@@ -31,7 +31,7 @@ NAMES = {"response_format": "format", **{own: f"options.{name}" for name, own in
 
 class Call(FromClient):
     class Function(FromClient):
-        name: schemas.FunctionName
+        name: FunctionName
         arguments: Json | None = None
 
     function: Function
