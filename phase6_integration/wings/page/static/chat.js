@@ -4,6 +4,7 @@ import { stream } from "./api.js";
 import { $, button, copier, load, store } from "./dom.js";
 import { grow } from "./markdown.js";
 import { asking, Listener, own, tokens } from "./own.js";
+import { h } from "./viewer/dom.js";
 
 export class Chat {
   /** `request(messages)` makes the body of a request; `failed(error)` and `sent(body)` are called with those, and

@@ -4,6 +4,7 @@
 import { stream } from "./api.js";
 import { $ } from "./dom.js";
 import { asking, Listener, tokens } from "./own.js";
+import { h } from "./viewer/dom.js";
 
 const ABOUT = `You are the guide of a small museum of computing. Be kind, brief and exact. The first room shows how a request
 becomes tokens, and how tokens become numbers. The second room shows the paged cache: keys and values live in pages of
