@@ -97,6 +97,7 @@ class StepOutput:
     forced: Mapping[int, Forced] = field(default_factory=dict)  # after the token. An engine may draw these one by one
     late: Mapping[int, WaitHandle] = field(default_factory=dict)  # no token yet: the last token is computed again
     verified: Mapping[int, Sequence[Verified]] = field(default_factory=dict)  # after the token, before forced ones
+    embeddings: Mapping[int, bytes] = field(default_factory=dict)  # for requests that asked for them
 
 
 class Event(NamedTuple):

@@ -81,6 +81,7 @@ class SamplingParams:
     prediction: Sequence[int] = ()  # what the output may be, for drafts: it changes no output, only the time
     include_stop_str_in_output: bool = False  # also a stop token's text
     skip_special_tokens: bool = True  # in the text; False: each by its name
+    embed: bool = False  # give the final hidden state of the last prompt token too
 
     def __post_init__(self) -> None:
         self._check_numbers()
@@ -97,7 +98,7 @@ class SamplingParams:
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 check_int(name, getattr(self, name), 0, MAX_LOGPROBS)
-        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
+        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "embed"):
             check_bool(name, getattr(self, name))
         if self.grammar is not None and not (isinstance(self.grammar, str) and 1 <= len(self.grammar) <= MAX_GRAMMAR):
             raise invalid("grammar", f"a text of 1 to {MAX_GRAMMAR} characters", self.grammar)

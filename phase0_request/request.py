@@ -108,6 +108,7 @@ class Request:
     accepted_drafts: int = field(default=0, init=False)  # tokens of drafts so far
     rejected_drafts: int = field(default=0, init=False)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list, init=False)  # of prompt tokens 1, 2, ...
+    embedding: bytes | None = field(default=None, init=False)  # float32, if `params.embed` asks for it
     computed: int = field(default=0, init=False)
     state: RequestState = field(default=RequestState.WAITING, init=False)
     finish_reason: FinishReason | None = field(default=None, init=False)

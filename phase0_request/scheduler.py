@@ -86,6 +86,8 @@ class BaseScheduler(ABC):
                 continue
             if number in prompt_logprobs:
                 part.request.add_prompt_logprobs(part.start, prompt_logprobs[number])
+            if number in output.embeddings:
+                part.request.embedding = output.embeddings[number]
             if number in late:
                 self._postpone(part, late[number])
             else:

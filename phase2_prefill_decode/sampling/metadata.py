@@ -18,11 +18,12 @@ class SamplingMetadata:
     edits: Sequence[tuple[int, RequestEdits, int]] = ()  # row, the changes of its logits, which output token it draws
     masks: Rows = ()
     logprobs: Sequence[tuple[int, int]] = ()  # (row, number of alternatives)
+    embeds: Sequence[int] = ()  # rows whose final hidden state is wanted too
 
     @property
     def is_plain(self) -> bool:
         """Whether the rows ask for nothing but a draw, as a recorded step makes it: see `asks_for_more`."""
-        return not (self.edits or self.masks or self.logprobs)
+        return not (self.edits or self.masks or self.logprobs or self.embeds)
 
     @property
     def in_flight(self) -> bool:
@@ -31,6 +32,6 @@ class SamplingMetadata:
 
 
 def asks_for_more(params: SamplingParams) -> bool:
-    """Whether a request may ever need more than a draw: edits, a mask, or log-probabilities. If none of a step's
-    requests does, its metadata is plain."""
-    return params.logprobs is not None or wants_edits(params) or is_constrained(params)
+    """Whether a request may ever need more than a draw: edits, a mask, log-probabilities, or its hidden state. If none
+    of a step's requests does, its metadata is plain."""
+    return params.logprobs is not None or params.embed or wants_edits(params) or is_constrained(params)

@@ -41,13 +41,14 @@ class Sampled:
     peaks: Tensor  # [rows] float32; the largest logit after all edits. If it is not finite, the row failed
     logprobs: Logprobs | None = None  # of the rows that ask for them
     prompt_logprobs: Sequence[Logprobs] = ()  # of all prompt tokens that the step scores
+    hidden: Tensor | None = None  # [rows, hidden_size] float32, of the rows that ask for it
 
     def to_host(self) -> "Sampled":
         """Start to copy it to the host."""
         logprobs = None if self.logprobs is None else self.logprobs.to_host()
-        return Sampled(
-            to_host(self.tokens), to_host(self.peaks), logprobs, [block.to_host() for block in self.prompt_logprobs]
-        )
+        of_prompts = [block.to_host() for block in self.prompt_logprobs]
+        hidden = None if self.hidden is None else to_host(self.hidden)
+        return Sampled(to_host(self.tokens), to_host(self.peaks), logprobs, of_prompts, hidden)
 
 
 class Sampler:
@@ -117,6 +118,7 @@ class Sampler:
                 if self.follows and is_constrained(req.params) and not (req.draft and index > len(req.output_tokens))
             ],
             [(row, p.logprobs) for row, req, _ in drawn if self.follows and (p := req.params).logprobs is not None],
+            [row for row, req, index in drawn if self.follows and req.params.embed and not index],
         )
 
     def draw(self, logits: Tensor, inputs: SamplingInputs) -> Sampled:

@@ -59,7 +59,9 @@ class LaunchedStep:
         for number, of_prompt in scores.items():
             if any(math.isnan(of_token.logprob) for of_token in of_prompt):
                 failed.setdefault(number, "its prompt cannot be scored: there is NaN among the logits")
-        return self._follow(StepOutput(drawn, failed, logprobs, scores, verified=verified))
+        states = () if sampled.hidden is None else sampled.hidden.numpy()
+        embeddings = {step.drawn[row]: state.tobytes() for row, state in zip(step.sampling.embeds, states, strict=True)}
+        return self._follow(StepOutput(drawn, failed, logprobs, scores, verified=verified, embeddings=embeddings))
 
     # region exercise 2.29
     def _accepted(self, tokens: Sequence[int], peaks: Sequence[float]) -> set[int]:

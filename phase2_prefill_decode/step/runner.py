@@ -17,6 +17,7 @@ from phase2_prefill_decode.step.device_state import DeviceState
 from phase2_prefill_decode.step.graphs import Computed, DecodeGraphs, Record, cuda_recorder
 from phase2_prefill_decode.step.launched import LaunchedStep
 from phase2_prefill_decode.step.packed import PackedStep, pack
+from phase2_prefill_decode.transfer import to_device
 
 
 class ModelRunner:
@@ -50,7 +51,7 @@ class ModelRunner:
         requests = [batch.slices[number].request for number in step.drawn]
         sampling = self.sampler.pack(requests, [step.positions[row] + 1 for row in step.last[: len(requests)]])
         step = replace(step, sampling=sampling, prompt=prompt)
-        if self.graphs is not None and (size := self.graphs.size_for(step)):
+        if self.graphs is not None and not sampling.embeds and (size := self.graphs.size_for(step)):
             return self.graphs.pad(step, size)
         return step
 
@@ -101,15 +102,15 @@ class ModelRunner:
         """Run the model on a step, given its arrays on the device. A recorded step writes its logits to `out`."""
         tensors = self.state.load(step, arrays, self.cache.page_size)
         layers, drawn = self.pool.layers, len(step.drawn_rows)
-        scored = None
+        hidden = None
         if out is not None:
             logits = self.decoder.lm_head.into(out, self.decoder.hidden(tensors, layers))
-        elif drawn == len(step.last):
+        elif drawn == len(step.last) and not step.sampling.embeds:
             logits = self.decoder(tensors, layers)
         else:  # the logits of prompts are computed a few rows at a time
             hidden = self.decoder.hidden(tensors, layers)
-            logits, scored = self.decoder.lm_head(hidden[:drawn]), hidden[drawn:]
-        return Computed(tensors.drawn_rows, tensors.inputs, logits, scored)
+            logits = self.decoder.lm_head(hidden[:drawn])
+        return Computed(tensors.drawn_rows, tensors.inputs, logits, hidden)
 
     def sample(self, step: PackedStep, computed: Computed, bits: Tensor | None = None) -> Sampled:
         """Draw the tokens of a step."""
@@ -117,9 +118,12 @@ class ModelRunner:
         sampled = self.sampler.sample(computed.logits[:rows], step.sampling, computed.inputs.first(rows), bits)
         if self.ahead:
             self.state.newest.index_copy_(0, computed.drawn_rows[:rows], sampled.tokens)
-        if step.prompt is not None and computed.hidden is not None:  # both or neither
-            scores = prompt_logprobs_of(computed.hidden, self.decoder.lm_head, step.prompt)
+        if step.prompt is not None and computed.hidden is not None:
+            scores = prompt_logprobs_of(computed.hidden[rows:], self.decoder.lm_head, step.prompt)
             sampled = replace(sampled, prompt_logprobs=scores)
+        if step.sampling.embeds and computed.hidden is not None:
+            embeds = to_device(step.sampling.embeds, torch.int64, self.pool.device)
+            sampled = replace(sampled, hidden=computed.hidden[embeds].float())
         return sampled
 
     def run(self, step: PackedStep) -> StepOutput:

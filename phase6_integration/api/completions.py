@@ -1,12 +1,13 @@
 """POST /v1/completions."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, NamedTuple, cast
 
 from fastapi import APIRouter, Request, Response
 
 from phase0_request.request import FinishReason
 from phase6_integration.api.errors import unservable
+from phase6_integration.api.field_types import Prompt
 from phase6_integration.api.formatter import Formatter
 from phase6_integration.api.logprobs import for_completion, prompt_offsets
 from phase6_integration.api.parsing import (
@@ -18,7 +19,7 @@ from phase6_integration.api.parsing import (
     requested_length,
     truncate,
 )
-from phase6_integration.api.schemas import CompletionRequest, Prompt
+from phase6_integration.api.schemas import CompletionRequest
 from phase6_integration.api.state import Server, ServerState, json_body
 from phase6_integration.api.streaming import GenerationResponse
 from phase6_integration.api.tokenization import TokenizerPool
@@ -34,6 +35,14 @@ async def create_completion(
     body: Annotated[CompletionRequest, json_body(CompletionRequest)], request: Request, server: Server
 ) -> Response:
     """A prompt, or several, continued."""
+    return await complete(body, request, server, CompletionFormatter)
+
+
+async def complete(
+    body: CompletionRequest, request: Request, server: ServerState, make: "Callable[..., Formatter]", **found: Any
+) -> GenerationResponse:
+    """The response to prompts, for every API that has them. `make` is called as CompletionFormatter is; `found` are
+    more fields of SamplingParams."""
     given, context, pool = _split(body.prompt), server.engine.max_model_len, server.tokenizers
     check_options(server, body, len(given))
     if body.max_tokens == 0 and not body.echo:
@@ -47,7 +56,7 @@ async def create_completion(
     echoes = (
         [await _echo(pool, prompt, body.skip_special_tokens is not False) for prompt in prompts] if body.echo else None
     )
-    formatter = CompletionFormatter(server, body, request.state.request_id, tokens, echoes)
+    formatter = make(server, body, request.state.request_id, tokens, echoes)
     message = await engine_request(
         server,
         tenant,
@@ -58,6 +67,7 @@ async def create_completion(
         logprobs=body.logprobs,
         prompt_logprobs=scores,
         grammar=grammar,
+        **found,
     )
     return GenerationResponse(server, message, formatter, body)
 

@@ -11,7 +11,8 @@ from pydantic import Discriminator, Field, RootModel, Tag
 from phase0_request.params import MAX_TOKENS
 from phase6_integration.api.conversation import conversation
 from phase6_integration.api.errors import UNKNOWN_TOKEN, unservable
-from phase6_integration.api.schemas import ConversationFields, Name, RequestModel, Token
+from phase6_integration.api.field_types import Name, RequestModel, Token
+from phase6_integration.api.schemas import ConversationFields
 from phase6_integration.api.state import Server, ServerState, json_body
 
 STARTED = int(time.time())

@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 from phase0_request.batch import GRAMMAR_FAILED, GRAMMAR_REFUSED, NO_TOKEN_LEFT
 from phase0_request.queue import QueueFullError
 from phase0_request.request import FinishReason, UnknownTokenError
-from phase6_integration.api.errors import UNKNOWN_TOKEN, RequestError, fault, unavailable, unservable
+from phase6_integration.api.errors import UNKNOWN_TOKEN, RequestError, fault, own_names, unavailable, unservable
 from phase6_integration.api.formatter import Formatter
 from phase6_integration.api.schemas import SamplingFields
 from phase6_integration.api.state import Account, ServerState
@@ -21,11 +21,10 @@ from phase6_integration.process.outputs import Chunk, OutputStream
 
 logger = logging.getLogger("nanoserve")
 
-KEEP_ALIVE = b": keep-alive\n\n"
 PIECE = 1 << 16  # bytes: more is sent at once
 WHOLE = ((b"content-type", b"application/json"),)
 EVENTS = (
-    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"content-type", Formatter.stream_type),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # nginx passes each event on at once
 )
@@ -58,7 +57,8 @@ class GenerationResponse(Response):
         account.prompt_tokens, account.n, account.user = formatter.prompt_tokens, formatter.n, self.user
         with self.server.lease(self.request, formatter.length_field), self._submit() as outputs:
             self.outputs, account.outputs, formatter.outputs = outputs, outputs.outputs, outputs.outputs
-            self.writer = ResponseWriter(send, EVENTS if self.is_stream else WHOLE)
+            events = (b"content-type", formatter.stream_type), *EVENTS[1:]
+            self.writer = ResponseWriter(send, events if self.is_stream else WHOLE)
             watching = asyncio.create_task(_abort_on_disconnect(receive, outputs))
             try:
                 await (self.stream() if self.is_stream else self.whole())
@@ -78,7 +78,8 @@ class GenerationResponse(Response):
         except UnavailableError as error:
             raise unavailable(error.health) from None
         except UnknownTokenError as error:
-            raise unservable(error.field, str(error), UNKNOWN_TOKEN) from None
+            with own_names(self.formatter.own_fields):
+                raise unservable(error.field, str(error), UNKNOWN_TOKEN) from None
         except ValueError as error:
             raise unservable(None, str(error)) from None
 
@@ -104,7 +105,7 @@ class GenerationResponse(Response):
                     self._check(chunk)
                     await writer.add(formatter.to_chunk(chunk))
                 if not chunks or writer.silence >= keepalive:  # tokens may come of which nothing is sent
-                    await writer.add(KEEP_ALIVE)
+                    await writer.add(formatter.keep_alive)
                 await writer.send()
             last = formatter.last_chunk()
         except ClientLeftError:

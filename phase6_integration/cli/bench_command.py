@@ -1,7 +1,8 @@
-"""`nanoserve bench`: put a server under load and measure it. The load generator is `load`; its dataclasses define
+"""`nanoserve bench serve`: put a server under load and measure it. The load generator is `load`; its dataclasses define
 the flags. The figures have the names of `vllm bench serve`."""
 
 import argparse
+import asyncio
 import json
 import sys
 from pathlib import Path
@@ -13,17 +14,22 @@ from phase6_integration.engine.flags import Parser, add_fields, values_of
 if TYPE_CHECKING:
     from phase6_integration.load.client import LoadTest
     from phase6_integration.load.report import Report
+    from phase6_integration.load.response import Outcome
+
+TELL = 5.0  # seconds between two lines of progress, where there is no terminal
 
 
 def add_flags(parser: Parser) -> None:
     from phase6_integration.load.client import LoadTest
     from phase6_integration.load.workload import Workload
 
-    parser.usage = "nanoserve bench [flags]"
+    parser.usage = "nanoserve bench [serve] [flags]"
     parser.description = (
-        "Put a server under load and measure it. Prompts are token ids and answers run to max_tokens, so lengths are "
-        "exact. Output tokens are counted by the server's usage. Without a server: `nanoserve bench ladder` runs one "
-        "trace through the engines of phases 2 to 6 and transformers; see its --help."
+        "Put a server with OpenAI's API under load and measure it. Prompts are token ids and answers run to "
+        "max_tokens, so lengths are exact; a chat gets words. The server's usage counts the tokens. With a request "
+        "rate, or times in a trace, the loop is open, and latencies count from the planned arrival. Without a "
+        "server: `nanoserve bench compare` runs this engine beside others, `nanoserve bench ladder` one trace "
+        "through the phases' engines."
     )
     workload, client = parser.add_argument_group("workload"), parser.add_argument_group("client")
     add_fields(workload, Workload)
@@ -33,6 +39,7 @@ def add_flags(parser: Parser) -> None:
     client.add_argument(
         "--json", metavar="FILE", help="write the figures; - is the standard output, without a table (none)"
     )
+    client.add_argument("--html", metavar="FILE", help="write a page with the figures and plots (none)")
 
 
 def run(given: argparse.Namespace, parser: Parser) -> int:
@@ -45,7 +52,7 @@ def run(given: argparse.Namespace, parser: Parser) -> int:
     from phase6_integration.load.workload import Workload
 
     options = vars(given)
-    file = options.get("json")
+    file, page = options.get("json"), options.get("html")
     try:
         load = LoadTest(
             url=server_url(options["url"]),
@@ -54,8 +61,9 @@ def run(given: argparse.Namespace, parser: Parser) -> int:
             slo=SLO.of(options.get("goodput", ())),
             **{name: value for name, value in values_of(LoadTest, options).items() if name not in ("url", "api_key")},
         )
-        if file not in (None, "-"):
-            open(file, "a").close()
+        for written in (file, page):
+            if written not in (None, "-"):
+                open(written, "a").close()
     except (ValueError, OSError) as error:
         parser.error(str(error))
     try:
@@ -67,6 +75,10 @@ def run(given: argparse.Namespace, parser: Parser) -> int:
             Console().print(report.table())
         if file not in (None, "-"):
             Path(file).write_text(text + "\n", encoding="utf-8")
+        if page is not None:
+            from phase6_integration.load.page import page as html
+
+            Path(page).write_text(html(report, load.url), encoding="utf-8")
     except (ValueError, OSError) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 1
@@ -74,7 +86,8 @@ def run(given: argparse.Namespace, parser: Parser) -> int:
 
 
 def _measured(load: "LoadTest") -> "Report":
-    """Run the load, with a bar on stderr if that is a terminal. It is drawn seldom: that takes time from the server."""
+    """Run the load, and show on stderr how far it is: a bar, or lines if that is no terminal. Both come seldom: they
+    take time from the server."""
     import uvloop
     from rich.console import Console
     from rich.progress import Progress
@@ -83,5 +96,25 @@ def _measured(load: "LoadTest") -> "Report":
 
     console = Console(stderr=True)
     with Progress(console=console, transient=True, refresh_per_second=2, disable=not console.is_terminal) as bar:
-        task = bar.add_task("requests", total=load.workload.num_prompts)
-        return uvloop.run(run(load, lambda _: bar.advance(task)))
+        task, failed = bar.add_task("requests", total=None), 0
+
+        def ended(outcome: "Outcome", count: int) -> None:
+            nonlocal failed
+            failed += outcome.error is not None
+            bar.update(task, advance=1, total=count)
+
+        async def lines() -> None:
+            while not console.is_terminal:
+                await asyncio.sleep(TELL)
+                done = bar.tasks[task]
+                words = f"{done.completed:.0f} of {done.total or 0:.0f} requests, {failed} failed"
+                print(words if done.total else "no answer yet", file=sys.stderr, flush=True)
+
+        async def whole() -> "Report":
+            telling = asyncio.create_task(lines())
+            try:
+                return await run(load, ended)
+            finally:
+                telling.cancel()
+
+        return uvloop.run(whole())

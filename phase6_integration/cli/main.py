@@ -14,6 +14,7 @@ COMMANDS = {
     "deploy": ("phase6_integration.cli.deploy_command", "serve a model by many replicas, with Ray Serve"),
     "chat": ("phase6_integration.cli.chat_command", "chat in the terminal, with a local model or a server"),
     "generate": ("phase6_integration.cli.generate_command", "complete prompts with a local model"),
+    "pull": ("phase6_integration.cli.pull_command", "download a model from the Hugging Face hub"),
     "bench": ("phase6_integration.cli.bench_command", "put a server under load and measure it"),
     "record": ("phase6_integration.cli.record_command", "write down what a running server does"),
     "replay": ("phase6_integration.cli.replay_command", "make a page of a record, that opens from disk"),
@@ -21,14 +22,18 @@ COMMANDS = {
     "doctor": ("phase6_integration.cli.doctor_command", "check this machine and run the bundled model on it"),
 }
 
+BENCHES = {"compare": "phase6_integration.lab.peers.compare", "ladder": "phase6_integration.lab.ladder"}
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code: 0 success, 1 failure, 2 wrong arguments, 130 Ctrl-C, 141 closed pipe."""
     arguments = list(sys.argv[1:] if arguments is None else arguments) or ["help"]
     if arguments[0] == "help":
         arguments = [*arguments[1:], "--help"]
-    if arguments[:2] == ["bench", "ladder"]:
-        return int(import_module("phase6_integration.lab.ladder").main(arguments[2:], "nanoserve bench ladder"))
+    if arguments[0] == "bench" and arguments[1:2] and arguments[1] in BENCHES:
+        return int(import_module(BENCHES[arguments[1]]).main(arguments[2:], " ".join(["nanoserve", *arguments[:2]])))
+    if arguments[:2] == ["bench", "serve"]:  # which `bench` alone is too
+        del arguments[1]
     parser = Parser(
         prog="nanoserve",
         description="An LLM serving engine in seven phases.",

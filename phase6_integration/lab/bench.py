@@ -40,11 +40,11 @@ class Bench:
     runs: int
 
     def workload(self, requests: int) -> Workload:
-        return Workload(kind="long-tail", num_prompts=requests, input_len=64, output_len=64, max_input_len=512, seed=0)
+        return Workload(num_prompts=requests, input_len=64, output_len=64, spread=1.0, max_input_len=512, seed=0)
 
     def offline(self) -> float:
         """Tokens per second of the engine alone; the best of the runs."""
-        works = list(self.workload(self.requests).works())
+        works = [turn for session in self.workload(self.requests).sessions() for turn in session.turns]
         prompts = [work.prompt for work in works]
         params = [SamplingParams(max_tokens=work.max_tokens, temperature=0, ignore_eos=True) for work in works]
         best = 0.0

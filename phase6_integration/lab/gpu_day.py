@@ -40,6 +40,7 @@ STAGES: dict[str, str | tuple[str, ...]] = {
     "serve": "serving:serve_8b",
     "quantized": "serving:serve_quantized",
     "mixed": "steps:mixed",
+    "drafts": "serving:serve_drafts",
     "small": "serving:serve_small",
     "beside": "serving:beside",
 }

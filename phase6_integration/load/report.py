@@ -21,6 +21,7 @@ LATENCIES = {
     "itl": "between deliveries",
     "e2el": "end to end",
 }
+LATENESS = {"lateness": "sent after the plan"}
 STATISTICS = ("mean", "median", "std", "p50", "p90", "p99")
 
 
@@ -79,6 +80,7 @@ class Report:
     request_rate: float
     max_concurrency: int | None
     seed: int  # of the workload
+    burstiness: float
     duration: float  # seconds, from the first request to the last end
     completed: int
     failed: int
@@ -91,10 +93,13 @@ class Report:
     request_goodput: float | None
     latencies: dict[str, float | None]  # mean_ttft_ms and so on
     errors: dict[str, int]  # why, and how often
+    outcomes: Sequence[Outcome]
+    start: float
+    slo: SLO
 
     def as_json(self) -> dict[str, Any]:
-        """One flat object. The names are vLLM's, except `seed` and `total_cached_tokens`."""
-        names = [name for name in self.__slots__ if name not in ("latencies", "errors")]
+        """One flat object. The names are vLLM's, except `seed`, `total_cached_tokens` and those of the lateness."""
+        names = [name for name in self.__slots__ if name not in ("latencies", "errors", "outcomes", "start", "slo")]
         figures = {name: getattr(self, name) for name in names} | self.latencies
         return figures | {"request_rate": "inf" if math.isinf(self.request_rate) else self.request_rate}
 
@@ -123,29 +128,41 @@ class Report:
         times.add_column("milliseconds")
         for statistic in shown:
             times.add_column(statistic, justify="right")
-        for short, name in LATENCIES.items():
+        for short, name in (LATENCIES | LATENESS).items():
             values = [self.latencies[f"{statistic}_{short}_ms"] for statistic in shown]
             if values[0] is not None:
                 times.add_row(f"{name} ({short})", *(f"{value:,.2f}" for value in values))
         failures = [Text(f"{count} x {why}", "red") for why, count in Counter(self.errors).most_common(5)]
-        return Group(counts, "", times, *failures)
+        late = [Text(self.late, "yellow")] if self.late else []
+        return Group(counts, "", times, *late, *failures)
+
+    @property
+    def late(self) -> str:
+        """What to tell of a client that did not keep its schedule: more than a tenth of what it measured."""
+        late, seen = self.latencies["p90_lateness_ms"], self.latencies["p50_ttft_ms"] or self.latencies["p50_e2el_ms"]
+        if not late or not seen or late < 0.1 * seen:
+            return ""
+        return (
+            f"One request in ten was sent {late:,.1f} ms late or more: latencies are also the client's, or its limit's."
+        )
 
 
 def report(
     outcomes: Sequence[Outcome],
-    duration: float,
+    start: float,
     slo: SLO,
     model: str,
     workload: Workload,
     concurrency: int | None,
 ) -> Report:
-    """Compute the figures of a run."""
+    """Compute the figures of a run that began at `start`."""
     whole = [outcome for outcome in outcomes if outcome.error is None]
     tokens_in = sum(outcome.input_tokens for outcome in whole)
     tokens_out = sum(outcome.output_tokens for outcome in whole)
+    duration = max((outcome.ended for outcome in outcomes), default=start) - start
     seconds = max(duration, 1e-9)
     latencies: dict[str, float | None] = {}
-    for name in LATENCIES:
+    for name in LATENCIES | LATENESS:
         measured = [getattr(outcome, name) for outcome in whole]
         values = [gap for gaps in measured for gap in gaps] if name == "itl" else measured
         latencies |= statistics(name, [value for value in values if not math.isnan(value)])
@@ -155,6 +172,7 @@ def report(
         request_rate=workload.request_rate,
         max_concurrency=concurrency,
         seed=workload.seed,
+        burstiness=workload.burstiness,
         duration=duration,
         completed=len(whole),
         failed=len(outcomes) - len(whole),
@@ -167,6 +185,9 @@ def report(
         request_goodput=sum(map(slo.kept, whole)) / seconds if slo.given else None,
         latencies=latencies,
         errors=dict(Counter(outcome.error for outcome in outcomes if outcome.error is not None)),
+        outcomes=outcomes,
+        start=start,
+        slo=slo,
     )
 
 

@@ -9,24 +9,38 @@ import msgspec
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One finished request. Times are seconds on the client's clock; token counts are from the server's usage."""
+    """One finished request. Times are seconds on the client's clock; token counts are from the server's usage.
 
-    sent: float
+    Latencies count from the plan, so that a request that waited in the client has waited: a late one would hide what
+    made it late. They end with the last text, as vLLM's do, and not with the usage behind it."""
+
+    planned: float
     ended: float
     deliveries: Sequence[float] = ()  # arrivals of streamed text; one may carry several tokens
     input_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0  # of the input, if the server reports them
     error: str | None = None
+    lateness: float = 0.0  # from the plan until it was sent
+    text: str = ""
+
+    @property
+    def sent(self) -> float:
+        return self.planned + self.lateness
+
+    @property
+    def last(self) -> float:
+        """The end of the answer."""
+        return self.deliveries[-1] if self.deliveries else self.ended
 
     @property
     def e2el(self) -> float:
-        return self.ended - self.sent
+        return self.last - self.planned
 
     @property
     def ttft(self) -> float:
         """Time to first token. NaN without streaming."""
-        return self.deliveries[0] - self.sent if self.deliveries else math.nan
+        return self.deliveries[0] - self.planned if self.deliveries else math.nan
 
     @property
     def tpot(self) -> float:
@@ -51,8 +65,16 @@ class _Usage(msgspec.Struct):
     prompt_tokens_details: _Cached | None = None
 
 
+class _Message(msgspec.Struct):
+    content: str | None = ""
+    reasoning: str | None = ""
+    reasoning_content: str | None = ""  # an older name of it
+
+
 class _Choice(msgspec.Struct):
-    text: str | None = ""
+    text: str | None = ""  # of a completion
+    delta: _Message | None = None  # of a chat, streamed
+    message: _Message | None = None  # and whole
     finish_reason: str | None = None
 
 
@@ -75,10 +97,12 @@ _decode = msgspec.json.Decoder(_Chunk).decode
 class Response:
     """Receives a body from a connection. `outcome` gives the result; an incomplete response is an error."""
 
-    sent: float
+    planned: float
     streamed: bool
+    lateness: float = 0.0
     status: int = 0
     deliveries: list[float] = field(default_factory=list)
+    _texts: list[str] = field(default_factory=list)
     _usage: _Usage | None = None
     _error: str | None = None
     _reason: str | None = None
@@ -96,9 +120,11 @@ class Response:
             if line.startswith(b"data:"):
                 self._event(line[5:].strip(), now)
 
-    def outcome(self, ended: float) -> Outcome:
-        """The result, once the response has ended."""
-        if self.status != 200 or not self.streamed:
+    def outcome(self, ended: float, error: str | None = None) -> Outcome:
+        """The result, once the response has ended, or was ended by an error of the connection."""
+        if error is not None:
+            self._error = error
+        elif self.status != 200 or not self.streamed:
             self._take_whole()
         elif self._error is None and not self._done:
             self._error = "the stream ended without [DONE]"
@@ -106,16 +132,18 @@ class Response:
             self._error = "the answer has no finish_reason"
         if self._error is None and self._usage is None:
             self._error = "the server sent no usage"
-        if self._error is not None or self._usage is None:
-            return Outcome(self.sent, ended, error=self._error)
-        cached = self._usage.prompt_tokens_details
+        usage = self._usage or _Usage(0, 0)
+        cached = usage.prompt_tokens_details
         return Outcome(
-            self.sent,
+            self.planned,
             ended,
             self.deliveries,
-            self._usage.prompt_tokens,
-            self._usage.completion_tokens,
+            usage.prompt_tokens,
+            usage.completion_tokens,
             (cached.cached_tokens or 0) if cached else 0,
+            self._error,
+            self.lateness,
+            "".join(self._texts),
         )
 
     def _event(self, event: bytes, now: float) -> None:
@@ -127,8 +155,7 @@ class Response:
         except msgspec.DecodeError as error:
             self._error = f"an event of the stream is not what it should be: {error}"
             return
-        self._take(chunk)
-        text = any(choice.text for choice in chunk.choices)
+        text = self._take(chunk)
         # An answer without any text counts as delivered when it ends.
         if text or (not self.deliveries and any(choice.finish_reason for choice in chunk.choices)):
             self.deliveries.append(now)
@@ -142,10 +169,16 @@ class Response:
         if self.status != 200:
             self._error = f"answered {self.status}: {self._error or 'no reason given'}"
 
-    def _take(self, chunk: _Chunk) -> None:
+    def _take(self, chunk: _Chunk) -> bool:
+        """Whether it has any text, or reasoning."""
         if chunk.usage is not None:
             self._usage = chunk.usage
         if chunk.error is not None:
             self._error = chunk.error.message
+        some = False
         for choice in chunk.choices:
             self._reason = choice.finish_reason or self._reason
+            message = choice.delta or choice.message or _Message(choice.text)
+            self._texts.append(message.content or "")
+            some = some or bool(message.content or message.reasoning or message.reasoning_content)
+        return some

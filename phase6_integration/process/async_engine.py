@@ -229,6 +229,7 @@ class AsyncEngine:
     def _add_token(self, output: Output, stream: OutputStream, progress: Progress, token: int, at: float) -> None:
         """Make text of a token. A stop string is found here, and then the engine is notified."""
         output.accepted_drafts, output.rejected_drafts = progress.accepted, progress.rejected
+        output.embedding = progress.embedding
         if progress.prompt_logprobs is not None:
             output.prompt_logprobs = LogprobArrays(progress.prompt_logprobs)
         try:

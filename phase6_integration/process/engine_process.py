@@ -136,7 +136,8 @@ class Loop:
                 scores = request.prompt_logprobs or None
             error = None if reason is None else request.error
             drafts = request.accepted_drafts, request.rejected_drafts
-            progress.append(Progress(request.id, token, logprobs, scores, reason, error, None, 0, *drafts))
+            end = *drafts, request.embedding
+            progress.append(Progress(request.id, token, logprobs, scores, reason, error, None, 0, *end))
             if reason is not None:
                 self._requests.pop(request.id, None)
                 self._unannounced.pop(request.id, None)

@@ -122,6 +122,7 @@ class Progress(msgspec.Struct, array_like=True, frozen=True):
     cached: int = 0  # tokens of its prompt that the prefix cache had when it was admitted
     accepted: int = 0  # tokens of its drafts so far
     rejected: int = 0
+    embedding: bytes | None = None  # with the token, if it was asked for
 
 
 class Update(msgspec.Struct, tag=True, frozen=True):

@@ -123,6 +123,7 @@ class Output:
         self.accepted_drafts = self.rejected_drafts = 0  # tokens of them
         self.generated = 0  # tokens, including the one that ended it
         self.prompt_logprobs: LogprobArrays | None = None  # if requested: of all but the first prompt token
+        self.embedding: bytes | None = None  # float32, if requested
         self.reason: FinishReason | None = None  # why it ended, once the last chunk has been made
         self._transcript = Transcript(request.params, tokenizer)
         self._sent_chars = 0

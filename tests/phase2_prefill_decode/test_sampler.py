@@ -74,7 +74,7 @@ SAMPLED: dict[str, Any] = {
 }
 ELSEWHERE = {  # what asks nothing of the sampler alone, or needs a tokenizer
     "max_tokens", "stop", "stop_token_ids", "ignore_eos", "prompt_logprobs", "include_stop_str_in_output",
-    "skip_special_tokens", "grammar", "prediction",
+    "skip_special_tokens", "grammar", "prediction", "embed",
 }  # fmt: skip
 
 

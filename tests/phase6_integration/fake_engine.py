@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import time
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
@@ -34,6 +35,11 @@ def scores(asked: int | None, token: int) -> TokenLogprobs | None:
     if asked is None:
         return None
     return TokenLogprobs(-1.0, tuple((token + i, -1.0 - i) for i in range(asked)))
+
+
+def embedding(prompt_tokens: int, size: int = 3) -> "array[float]":
+    """Of a prompt of so many tokens."""
+    return array("f", [prompt_tokens, 4.0, *[0.5] * (size - 2)])
 
 
 def ended(id: str, reason: FinishReason, error: str | None = None) -> Progress:
@@ -137,7 +143,8 @@ class FakeEngine(AsyncEngine):
         prompt = None
         if number == 1 and asked is not None:
             prompt = [score for prompt_token in request.prompt_tokens[1:] if (score := scores(asked, prompt_token))]
-        return Progress(request.id, token, scores(params.logprobs, token), prompt, reason)
+        state = embedding(len(request.prompt_tokens)).tobytes() if params.embed else None
+        return Progress(request.id, token, scores(params.logprobs, token), prompt, reason, embedding=state)
 
     def _refused(self, request: Request) -> str | None:
         """Why the engine's processes would refuse the grammar of a request. Here it is compiled in this one."""

@@ -41,6 +41,7 @@ ENDPOINTS: list[tuple[Request, str]] = [
     (complete(), "application/json"),
     (chat(), "application/json"),
     (("POST", "/v1/responses", {"input": "Hello", "max_output_tokens": 4}), "application/json"),
+    (("POST", "/v1/embeddings", {"input": "Hello"}), "application/json"),
     (("POST", "/tokenize", {"prompt": "Hello"}), "application/json"),
     (("POST", "/detokenize", {"tokens": [5]}), "application/json"),
     (("POST", "/ping", None), "application/json"),
@@ -144,7 +145,7 @@ REFUSED: list[tuple[Request, int, str]] = [  # with the status and the code
     (complete(prompt=""), 400, "invalid_value"),
     (complete(model="b"), 404, "model_not_found"),
     (get("/v2/models"), 404, "not_found"),
-    (("POST", "/v1/embeddings", {"input": "a"}), 404, "not_found"),
+    (("POST", "/v1/rerank", {"query": "a"}), 404, "not_found"),
     (get("/v1/models/"), 404, "model_not_found"),
     (get("/v1/completions"), 405, "method_not_allowed"),
     (complete(prompt="a" * 9000), 413, "body_too_large"),
@@ -190,11 +191,14 @@ def test_a_request_needs_a_key_and_a_body_its_kind() -> None:
 
 def test_the_document_says_the_shape_of_every_error() -> None:
     document = create_app(FakeEngine(), ServerSettings()).openapi()
-    for operation in (operation for path in document["paths"].values() for operation in path.values()):
+    for path, operation in (
+        (path, one) for path, operations in document["paths"].items() for one in operations.values()
+    ):
         assert operation["responses"].keys() == {"200", "4XX", "5XX"}
+        shape = "OllamaError" if path.startswith("/api/") else "ErrorResponse"
         for status in ("4XX", "5XX"):
             content = operation["responses"][status]["content"]
-            assert content == {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorResponse"}}}
+            assert content == {"application/json": {"schema": {"$ref": f"#/components/schemas/{shape}"}}}
     assert schemas()["ErrorResponse"]["required"] == ["error"]
     assert schemas()["Error"]["required"] == ["message", "type", "param", "code"]
 

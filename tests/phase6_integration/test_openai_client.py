@@ -255,3 +255,20 @@ def test_a_fault_in_the_middle_of_a_stream_is_an_exception() -> None:
         assert next(stream).choices[0].text == "Hello"
         with pytest.raises(openai.APIError, match="failed on this request"):
             list(stream)
+
+
+# Embeddings.
+
+
+def test_embeddings_are_the_same_in_both_encodings_and_alone_or_in_a_batch(client: OpenAI) -> None:
+    texts = [f"What is paging? {number}" for number in range(64)]
+    create: Any = client.embeddings.create
+    default, floats = (create(model="tiny_chat", input=texts, **more) for more in ({}, {"encoding_format": "float"}))
+    found = [[one.embedding for one in answer.data] for answer in (default, floats)]  # base64 by default
+    assert found[0] == [pytest.approx(one) for one in found[1]]
+    assert all(sum(number * number for number in one) == pytest.approx(1) for one in found[1])
+    assert default.usage.prompt_tokens > 64
+    alone = create(model="tiny_chat", input=texts[-1], encoding_format="float").data[0].embedding
+    assert alone == pytest.approx(found[1][-1], abs=0.02), "of other shapes of batches, in bfloat16"
+    with pytest.raises(openai.BadRequestError, match="embeddings of this model have"):
+        create(model="tiny_chat", input="x", dimensions=100_000)

@@ -155,7 +155,7 @@ def test_all_wrong_fields_are_in_one_error() -> None:
         ("/chat/completions", "did you mean /v1/chat/completions?"),
         ("/v1/v1/chat/completions", "did you mean /v1/chat/completions?"),
         ("/v1/chat/completions/", "did you mean /v1/chat/completions?"),
-        ("/v1/embeddings", "/v1/chat/completions, "),
+        ("/v1/rerank", "/v1/chat/completions, "),
     ],
 )
 def test_an_unknown_path_says_which_there_are(path: str, meant: str) -> None:

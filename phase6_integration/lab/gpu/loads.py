@@ -247,6 +247,8 @@ def served(load: GPULoad, requests: int, prompt: int, answer: int, **params: Any
         "tokens_per_second": tokens / seconds,
         "preemptions": load.gauges.preemptions - before.preemptions,
         "prefix_hits": load.gauges.hit_tokens - before.hit_tokens,
+        "drafted": load.gauges.draft_tokens - before.draft_tokens,
+        "accepted": sum(load.gauges.accepted_tokens) - sum(before.accepted_tokens),
         "pages": {"total": before.pages_total, "most": max(step.pages for step in steps)},
         "decode_steps": total([step for step in steps if not step.prefill_tokens]),
         "prefill_steps": total([step for step in steps if step.prefill_tokens]),

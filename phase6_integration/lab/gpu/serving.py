@@ -16,6 +16,7 @@ from phase6_integration.lab.gpu.steps import large, timed
 GREEDY, BOTH = {"greedy": 0.0}, {"greedy": 0.0, "temperature": 1.0}
 SERVED = (256, 1024, 1024)  # requests, tokens of each prompt and of each answer
 ALONE = (1, 1024, 256)
+FEW = (ALONE, (8, 1024, 256))
 BESIDE = (64, 1024, 256)
 
 
@@ -43,6 +44,17 @@ def serve_quantized(day: Day) -> None:
             for load in day.some((ALONE, SERVED), ((1, 20, 4), (3, 20, 4))):
                 day.add(engine.measure(served, *load), what="serve", scheme=scheme, asked=load[0])
             day.add(engine.measure(ready), what="ready", scheme=scheme)
+
+
+def serve_drafts(day: Day) -> None:
+    """A few requests with long answers: without drafts, and with those of each method. How many are accepted is up to
+    how much random weights repeat themselves, and is in the row."""
+    engines = Engines(day, large(day))
+    for method in (None, "ngram", "suffix"):
+        drafts = {"speculative_config": {"method": method}} if method else {}
+        with engines.open("graphs", **drafts) as engine:
+            for load in day.some(FEW, ((1, 20, 8), (3, 20, 8))):
+                day.add(engine.measure(served, *load), what="serve", drafts=method, asked=load[0])
 
 
 def serve(day: Day, engines: Engines, way: str, kinds: Mapping[str, float], page_size: int = 16) -> None:

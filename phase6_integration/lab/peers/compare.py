@@ -1,9 +1,9 @@
-"""`python -m phase6_integration.lab peers.compare`: this engine beside transformers, llama.cpp and vLLM, on a CPU.
+"""`nanoserve bench compare`: this engine beside transformers, llama.cpp and vLLM, on a CPU.
 
 Every engine is a process of its own, with the same random weights, prompts and threads. They take turns, so that a slow
-minute of the machine meets all of them; the median of the rounds counts. `setup.sh` makes the environments of llama.cpp
-and vLLM; an engine without one is left out. With --json the figures are saved after every row, and a row that is there
-with all engines is not measured again: a comparison can be cut off and continued.
+minute of the machine meets all of them; the median of the rounds counts. setup.sh installs llama.cpp and
+vLLM; an engine without one is left out. The figures are saved after every row, and beside them what the engines said. A
+row that is there with all engines is not measured again: a comparison can be cut off and continued.
 """
 
 import argparse
@@ -27,9 +27,9 @@ from rich.console import Console
 
 from phase0_request import entry
 from phase0_request.lab.report import at_least_one, finish, parser, table
+from phase0_request.machine import describe
 from phase2_prefill_decode.lab.random_weights import random_peer
 from phase2_prefill_decode.lab.shapes import SHAPES
-from phase6_integration.lab.peers import to_gguf
 
 HERE = Path(__file__).parent
 BUILD = Path("build/peers")  # environments and models
@@ -122,6 +122,12 @@ BESIDE = {  # what the speed of each is divided by
 }
 OF_LONG = "ours", "llama", "vllm"
 ELSEWHERE = "llama", "vllm"  # engines with an environment of their own
+RUN = {  # the module that runs an engine
+    "ours": "phase6_integration.lab.peers.run_ours",
+    "llama": "phase6_integration.lab.peers.run_llama",
+    "vllm": "phase6_integration.lab.peers.run_vllm",
+    "transformers": "phase6_integration.lab.peers.run_transformers",
+}
 
 
 def interpreter(engine: str, isa: str) -> Path:
@@ -139,7 +145,7 @@ def available(name: str, isa: str) -> bool:
 
 def command(engine: str, isa: str, *arguments: object) -> list[str]:
     """The command that runs an engine."""
-    return [str(interpreter(engine, isa)), "-m", f"{__package__}.run_{engine}", *map(str, arguments)]
+    return [str(interpreter(engine, isa)), "-m", RUN[engine], *map(str, arguments)]
 
 
 def environment(isa: str, threads: int) -> dict[str, str]:
@@ -157,6 +163,8 @@ def weights(shape: str, kind: str) -> Path:
     if kind == "bfloat16" or file.exists():
         return directory if kind == "bfloat16" else file
     if kind == "BF16":
+        from phase6_integration.lab.peers import to_gguf  # its package is not one that serving needs
+
         to_gguf.main(directory, str(file))
         return file
     quantize = command("llama", "native", "--quantize", weights(shape, "BF16"), file, kind)
@@ -167,7 +175,7 @@ def weights(shape: str, kind: str) -> Path:
 class Process(subprocess.Popen[str]):
     """An engine that answers, one workload at a time. What it says of each goes to a log."""
 
-    def __init__(self, name: str, shape: str, isa: str, threads: int, tokens: int, log: TextIO | None) -> None:
+    def __init__(self, name: str, shape: str, isa: str, threads: int, tokens: int, log: TextIO) -> None:
         peer, self._vocabulary, self._log = PEERS[name], SHAPES[shape].vocab_size, log
         self._words = f"{isa} {shape} {name}"
         self._errors = BUILD / f"{self._words.replace(' ', '_')}.stderr"
@@ -184,8 +192,7 @@ class Process(subprocess.Popen[str]):
         line = next((line for line in self.stdout if line.startswith("{")), "")
         if not line:
             raise RuntimeError(f"{self._words} ended during {about}; {self._errors} says why")
-        if self._log is not None:
-            print(self._words, about, line, end="", file=self._log, flush=True)
+        print(self._words, about, line, end="", file=self._log, flush=True)
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -244,30 +251,37 @@ def compare(shape: str, isa: str, options: argparse.Namespace, rows: dict[str, A
             continue
         tokens = max(load.tokens for load in wanted) + PAGE_SIZE
         with ExitStack() as stack:
-            file = options.json and options.json.with_suffix(".txt")
-            log = stack.enter_context(file.open("a", encoding="utf-8")) if file else None
+            options.json.parent.mkdir(parents=True, exist_ok=True)
+            log = stack.enter_context(options.json.with_suffix(".txt").open("a", encoding="utf-8"))
             start = partial(Process, shape=shape, isa=isa, threads=options.threads, tokens=tokens, log=log)
             for load, seconds in measure(some, wanted, start, options.rounds):
                 rows[load.name] = row(load, seconds)
                 yield load.name
 
 
-def main(arguments: list[str] | None = None) -> int:
-    p = parser("phase6_integration.lab peers.compare", __doc__)
-    p.add_argument("--shapes", nargs="+", choices=SHAPES, default=[*SHAPES], help="of the model (all)")
-    p.add_argument("--held-to", nargs="+", choices=HELD_TO, default=[*HELD_TO], help="vector instructions (all)")
+def main(arguments: list[str] | None = None, prog: str = "nanoserve bench compare") -> int:
+    p = parser(prog, __doc__)
+    p.prog = prog
+    p.set_defaults(json=BUILD / "compare.json")
+    p.add_argument("--shapes", nargs="+", choices=SHAPES, default=["17m"], help=f"{', '.join(SHAPES)} (17m)")
+    p.add_argument("--held-to", nargs="+", choices=HELD_TO, default=["native"], help="native, or avx2 too (native)")
     p.add_argument("--peers", nargs="+", default=["*"], metavar="NAME", help=f"{', '.join(PEERS)}; * matches any (*)")
     p.add_argument("--workloads", nargs="+", default=["*"], metavar="NAME", help="such as 8x128+64 or 4x* (*)")
     p.add_argument("--rounds", type=at_least_one, default=3, help="of each workload (%(default)s)")
     p.add_argument("--threads", type=at_least_one, default=torch.get_num_threads(), help="of an engine (%(default)s)")
     options, console = p.parse_args(arguments), Console(highlight=False)
-    saved = options.json is not None and options.json.exists()
+    console.print(f"{describe().cpu}, {describe().vectors or 'no vectors'}, {options.threads} threads")
+    for isa in options.held_to:
+        if absent := [name for name in selected(PEERS, options.peers) if not available(name, isa)]:
+            console.print(f"Left out: {', '.join(absent)}; bash {HERE / 'setup.sh'} installs llama.cpp and vLLM.")
+    saved = options.json.exists()
     figures: dict[str, Any] = json.loads(options.json.read_text("utf-8"))["figures"] if saved else {}
     for isa, shape in product(options.held_to, options.shapes):
         rows = figures.setdefault(isa, {}).setdefault(shape, {})
         for name in compare(shape, isa, options, rows):
-            cells = [(peer, figure["median"], figure["least"], figure["most"]) for peer, figure in rows[name].items()]
-            console.print(f"{shape}, {name}, {isa}: tokens a second")
-            console.print(table(("", "median", "least", "most"), cells), "")
+            cells = [(peer, each["median"], each["least"], each["most"]) for peer, each in rows[name].items()]
+            console.print(f"\n{shape}, {name}, {isa}: tokens a second")
+            console.print(table(("", "median", "least", "most"), cells))
             finish(p, options, arguments, figures, console=Console(quiet=True))
+    console.print(f"\nFigures: {options.json}. What the engines said: {options.json.with_suffix('.txt')}")
     return 0

@@ -22,6 +22,7 @@ COMPLETION = 10 << 10  # for each of its completions
 PROMPT = 96  # for each token of a prompt: its id, and for echo its offset
 MASKS = 4  # for each byte of a list of allowed tokens: it is here, on its way, and in the engine
 TOKEN = 48  # for each output token: its id, offset, time and text, of which few tokens have more
+EMBEDDING = 48 << 10  # for an embedding of up to 8,192 numbers, of which one at a time is text
 LOGPROBS = 20  # for the logprob of a token, and as much for each alternative
 
 
@@ -71,7 +72,7 @@ def answer_bytes(request: EngineRequest, budget: MemoryBudget, param: str = "max
     for prompt, tokens in zip(lengths, request.lengths, strict=True):
         scored = 0 if params.logprobs is None else tokens * (1 + params.logprobs)
         scored += 0 if params.prompt_logprobs is None else prompt * (1 + params.prompt_logprobs)
-        size += request.n * (COMPLETION + TOKEN * tokens + LOGPROBS * scored)
+        size += request.n * (COMPLETION + TOKEN * tokens + LOGPROBS * scored + EMBEDDING * params.embed)
     if size > (most := budget.limit // ANSWER):
         message = f"the answer may take {size} bytes of memory, and this server allows {most}; "
         raise bad_value(param, message + "ask for fewer tokens, choices or logprobs", "answer_too_large")

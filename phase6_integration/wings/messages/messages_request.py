@@ -5,23 +5,19 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from phase0_request.params import MAX_STOPS
-from phase6_integration.api.schemas import (
-    MAX_MESSAGES,
-    MAX_PARTS,
-    MAX_TOOLS,
-    MAX_USER,
+from phase6_integration.api.field_types import (
     FromClient,
     FunctionName,
     Hint,
     Name,
     OutputLength,
     RequestModel,
-    SamplingFields,
     Stop,
     TemplateVariables,
     Unsupported,
     by_kind,
 )
+from phase6_integration.api.schemas import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, MAX_USER, SamplingFields
 
 KINDS = ("text", "tool_use", "tool_result", "thinking", "redacted_thinking")  # of content blocks
 

@@ -12,9 +12,10 @@ from fastapi import APIRouter, Request, Response
 from starlette.types import Receive, Scope, Send
 
 from phase6_integration.api.errors import RequestError, unavailable
+from phase6_integration.api.formatter import KEEP_ALIVE
 from phase6_integration.api.settings import ServerSettings, default_hosts
 from phase6_integration.api.state import Server, ServerState
-from phase6_integration.api.streaming import EVENTS, KEEP_ALIVE
+from phase6_integration.api.streaming import EVENTS
 from phase6_integration.process.health import Health
 
 MOST_WATCHERS = 16  # each one costs the server the encoding of every line

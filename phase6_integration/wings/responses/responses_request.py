@@ -4,22 +4,18 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from phase6_integration.api.schemas import (
-    MAX_MESSAGES,
-    MAX_PARTS,
-    MAX_TOOLS,
+from phase6_integration.api.field_types import (
     FromClient,
     FunctionName,
     Hint,
     OptionalLength,
     RequestModel,
-    SamplingFields,
-    StreamOptions,
     TemplateVariables,
     TopLogprobs,
     Unsupported,
     by_kind,
 )
+from phase6_integration.api.schemas import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, SamplingFields, StreamOptions
 
 MAX_METADATA = 16  # pairs
 LOGPROBS = "message.output_text.logprobs"  # of `include`

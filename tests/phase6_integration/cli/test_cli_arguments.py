@@ -30,7 +30,10 @@ SERVER = ["--url", "http://127.0.0.1:1"]
         (["bench", "--goodput", "fast:1"], "an SLO is one of ttft, tpot, itl, e2el"),
         (["bench", "--no-stream", "--goodput", "ttft:1"], "without streaming there is no TTFT"),
         (["bench", "--json", "/no/such/place"], "No such file or directory"),
-        (["bench", "--workload", "random"], "workload must be one of fixed, long-tail, shared-prefix, got 'random'"),
+        (
+            ["bench", "serve", "--endpoint", "/v1"],
+            "endpoint must be one of /v1/completions, /v1/chat/completions, got '/v1'",
+        ),
     ],
 )
 def test_invalid_arguments_are_one_line_and_exit_code_2(

@@ -57,8 +57,8 @@ def test_latencies_count_from_the_arrival_of_text() -> None:
     assert outcome.error is None
     assert outcome.ttft == pytest.approx(0.5)
     assert outcome.itl == pytest.approx([0.5, 0.5])
-    assert outcome.e2el == pytest.approx(2.5)
-    assert outcome.tpot == pytest.approx(2.0 / 4)  # by the server's count of tokens, not by pieces
+    assert outcome.e2el == pytest.approx(1.5)  # the usage and the end of the stream are no tokens
+    assert outcome.tpot == pytest.approx(1.0 / 4)  # by the server's count of tokens, not by pieces
     assert (outcome.input_tokens, outcome.output_tokens) == (9, 5)
 
 
@@ -104,16 +104,19 @@ def test_the_figures_equal_numpy() -> None:
     rng = random.Random(5)
     outcomes = []
     for _ in range(137):
-        times = np.cumsum([rng.expovariate(3) for _ in range(rng.randint(1, 30))]).tolist()
-        outcomes.append(Outcome(0.0, times[-1] + 0.01, times, rng.randint(1, 50), len(times) * 2, 3))
-    outcomes.append(Outcome(0.0, 1e6, error="lost"))
-    got = report(outcomes, 20.0, SLO(), "m", Workload(num_prompts=138), 8).as_json()
+        times = (10 + np.cumsum([rng.expovariate(3) for _ in range(rng.randint(1, 30))])).tolist()
+        outcomes.append(
+            Outcome(10.0, 30.0, times, rng.randint(1, 50), len(times) * 2, 3, lateness=rng.expovariate(100))
+        )
+    outcomes.append(Outcome(10.0, 20.0, error="lost"))
+    got = report(outcomes, 10.0, SLO(), "m", Workload(num_prompts=138), 8).as_json()
     whole = outcomes[:-1]
     oracle = {
-        "ttft": [o.deliveries[0] for o in whole],
-        "tpot": [(o.ended - o.deliveries[0]) / (o.output_tokens - 1) for o in whole],
+        "ttft": [o.deliveries[0] - 10 for o in whole],
+        "tpot": [(o.deliveries[-1] - o.deliveries[0]) / (o.output_tokens - 1) for o in whole],
         "itl": np.concatenate([np.diff(o.deliveries) for o in whole]),
-        "e2el": [o.ended for o in whole],
+        "e2el": [o.deliveries[-1] - 10 for o in whole],
+        "lateness": [o.lateness for o in whole],
     }
     for name, seconds in oracle.items():
         values = np.asarray(seconds) * 1e3
@@ -132,10 +135,11 @@ def test_the_figures_equal_numpy() -> None:
 
 
 def test_the_names_are_those_of_vllm_bench() -> None:
-    got = report([], 1.0, SLO(), "m", Workload(), None).as_json()
+    got = report([], 0.0, SLO(), "m", Workload(), None).as_json()
     assert got.keys() >= VLLM_NAMES
     assert got.keys() - VLLM_NAMES == {
-        "model_id", "num_prompts", "request_rate", "max_concurrency", "seed", "total_cached_tokens",
+        "model_id", "num_prompts", "request_rate", "burstiness", "max_concurrency", "seed", "total_cached_tokens",
+        *(f"{statistic}_lateness_ms" for statistic in STATISTICS),
     }  # fmt: skip
     assert got["request_rate"] == "inf"
     assert {f"{s}_{name}_ms" for s in STATISTICS for name in LATENCIES} <= got.keys()
@@ -147,9 +151,9 @@ def test_goodput_counts_requests_that_keep_every_limit() -> None:
             Outcome(0, 1.0, [0.1, 0.4, 1.0], output_tokens=3),
             Outcome(0, 0.5, [0.3, 0.5], output_tokens=2),
             Outcome(0, 0.2, [0.2], output_tokens=1),
-            Outcome(0, 0.1, error="lost"),
+            Outcome(0, 2.0, error="lost"),
         ]
-        return report(outcomes, 2.0, SLO.of(bounds), "m", Workload(), None).request_goodput
+        return report(outcomes, 0.0, SLO.of(bounds), "m", Workload(), None).request_goodput
 
     assert goodput() is None
     assert goodput("ttft:1000") == 1.5

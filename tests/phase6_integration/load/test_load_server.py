@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -49,7 +50,35 @@ def test_requests_and_figures_are_those_of_the_workload(streamed: bool) -> None:
     assert done.total_cached_tokens == 84
     assert done.model_id == "tiny"
     for name, value in done.latencies.items():
-        assert (value is not None) == (streamed or "e2el" in name), name
+        assert (value is not None) == (streamed or "e2el" in name or "lateness" in name), name
+
+
+def test_a_session_is_a_chat_that_repeats_what_was_said() -> None:
+    """Also without token ids, which a chat does not take: a word for each."""
+
+    def answer(heard: Heard) -> Said | None:
+        if not heard.body:
+            return None
+        pieces = [{"choices": [{"delta": {"content": f"{word} "}}]} for word in ("so", "it", "goes")]
+        end = {"choices": [{"delta": {}, "finish_reason": "stop"}]}
+        usage = {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 3}}
+        return stream([{"choices": [{"delta": {"reasoning": "hm"}}]}, *pieces, end, usage])
+
+    with scripted(answer) as server:
+        workload = Workload(num_prompts=2, turns=3, input_len=4, seed=0)
+        done = asyncio.run(run(load(server.url, workload=workload, concurrency=1, warmups=0, ignore_eos=False)))
+        bodies = [heard.body for heard in server.asked]
+        assert {heard.path for heard in server.asked} == {"/v1/chat/completions"}
+        with pytest.raises(ValueError, match="need /v1/chat/completions"):
+            asyncio.run(run(load(server.url, workload=workload, endpoint="/v1/completions")))
+    assert (done.completed, done.total_output_tokens) == (6, 18)
+    assert {len(outcome.deliveries) for outcome in done.outcomes} == {4}
+    roles = [[message["role"] for message in body["messages"]] for body in bodies]
+    assert roles == [["user"], ["user", "assistant", "user"], ["user", "assistant"] * 2 + ["user"]] * 2
+    assert bodies[2]["messages"][:3] == bodies[1]["messages"]
+    assert {message["content"] for message in bodies[2]["messages"][1::2]} == {"so it goes "}
+    assert {len(message["content"].split()) for message in bodies[2]["messages"][::2]} == {4}
+    assert "ignore_eos" not in bodies[0]
 
 
 def test_failures_are_counted_by_cause_and_the_run_goes_on() -> None:
@@ -189,10 +218,17 @@ def test_the_command_prints_a_table_and_writes_the_figures(tmp_path: Path) -> No
         file = tmp_path / "figures.json"
         options = ["--url", server.url + "/v1", "--num-prompts", "10", "--input-len", "5", "--output-len", "3"]
         options += ["--goodput", "ttft:60000", "itl:60000"]
-        done = subprocess.run([*BENCH, *options, "--json", str(file)], capture_output=True, text=True, timeout=60)
+        page = tmp_path / "page.html"
+        command = [*BENCH, "serve", *options, "--json", str(file), "--html", str(page)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
         piped = subprocess.run([*BENCH, *options, "--json", "-"], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
     assert "\x1b" not in done.stdout
+    html = page.read_text("utf-8")
+    ElementTree.fromstring(html[html.index("<svg") : html.index("</svg>") + 6])
+    assert html.count("<figure>") == html.count("</figure>") == 6
+    assert html.count("tokens in ") == 10  # a line for each request
+    assert "http" not in html.replace(server.url, "")  # it needs nothing else
     for words in (
         "requests completed  ",
         "tokens out/s",

@@ -1,0 +1,169 @@
+"""Types of the fields of request bodies: the base of the schemas, and what strings, numbers and lists may be.
+
+Types are strict: "5" is not a number and true is not 1. null means not given. What may be millions of items long fails
+fast. The fields that OpenAI and vLLM have and this server has not are known too: hints, which have no effect (`Hint`),
+and others, which are allowed as long as their value changes nothing (`Unsupported`).
+"""
+
+import json
+from typing import Annotated, Any
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    Tag,
+    ValidatorFunctionWrapHandler,
+    WithJsonSchema,
+    WrapValidator,
+)
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+from phase0_request.params import (
+    MAX_BIASES,
+    MAX_LOGPROBS,
+    MAX_SET_ID,
+    MAX_STOP_LENGTH,
+    MAX_STOP_TOKENS,
+    MAX_TOKEN_ID,
+    MAX_TOKENS,
+    TokenSet,
+)
+from phase6_integration.api.errors import UNSUPPORTED
+
+MAX_VARIABLES = 64  # of a chat template
+RESERVED = {
+    *("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize"),
+    *("conversations", "return_assistant_tokens_mask", "self"),  # of the call that renders
+}
+
+
+class RequestModel(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=(), frozen=True)
+
+
+class FromClient(RequestModel):
+    """What a client sends back as it got it: unknown keys have no effect."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class Unsupported:
+    """A field that this server does not have. Only null and these values are allowed: they change nothing."""
+
+    def __init__(self, *harmless: Any) -> None:
+        self.harmless = harmless
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._validate, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {"enum": [None, *self.harmless], "description": "Not supported; these values change nothing."}
+
+    def _validate(self, value: Any) -> None:
+        if value is not None and not any(type(value) is type(other) and value == other for other in self.harmless):
+            only = " or ".join(json.dumps(other) for other in (None, *self.harmless))
+            raise PydanticCustomError(UNSUPPORTED, "except as {only}", {"only": only})
+
+
+Hint = Annotated[Any, AfterValidator(lambda _: None), Field(description="No effect.")]
+
+
+def _as_set(value: Any, check: ValidatorFunctionWrapHandler) -> TokenSet:
+    """Token ids as a set, since a body lives as long as its answer. One that became a set before stays as it is."""
+    return value if isinstance(value, TokenSet) else TokenSet.of("allowed_token_ids", check(value))
+
+
+def _schema(value: Any) -> Any:
+    if not isinstance(value, dict | str):
+        raise PydanticCustomError("schema", "a JSON schema is an object, or the text of one")
+    return value
+
+
+def _is_free(name: str) -> str:
+    if name in RESERVED:
+        raise PydanticCustomError("reserved", "this variable of the template has a field of its own, or is no client's")
+    return name
+
+
+def by_kind(message: str) -> Discriminator:
+    """Chooses between the text, the list and the object of a union. `message` says which of them it has."""
+    tags: dict[type, str] = {str: "=text", list: "=list", dict: "=tool"}
+    return Discriminator(lambda value: tags.get(type(value)), custom_error_type="kind", custom_error_message=message)
+
+
+def _kind_of_prompt(value: Any) -> str | None:
+    """Which of its four forms a prompt has, by its first element, so that an error is about that form alone."""
+    if isinstance(value, str):
+        return "=text"
+    if not isinstance(value, list):
+        return None
+    first = value[0] if value else ""
+    return "=token_lists" if isinstance(first, list) else "=texts" if isinstance(first, str) else "=tokens"
+
+
+def _or_minus_one(least: int) -> WithJsonSchema:
+    lengths = {"type": "integer", "minimum": least, "maximum": MAX_TOKENS}
+    return WithJsonSchema({"anyOf": [lengths, {"const": -1}, {"type": "null"}], "default": None})
+
+
+Name = Annotated[str, Field(min_length=1, max_length=256)]
+FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+TemplateVariable = Annotated[str, Field(pattern=r"^[a-zA-Z_][a-zA-Z0-9_]{0,63}$"), AfterValidator(_is_free)]
+TemplateVariables = Annotated[
+    dict[TemplateVariable, Any],
+    Field(
+        max_length=MAX_VARIABLES,
+        json_schema_extra={"propertyNames": {"not": {"enum": sorted(RESERVED)}}, "additionalProperties": False},
+    ),
+]
+Token = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
+Text = Annotated[str, Field(min_length=1)]
+Texts = Annotated[list[Text], Field(min_length=1, fail_fast=True)]
+Tokens = Annotated[list[Token], Field(min_length=1, max_length=MAX_TOKENS, fail_fast=True)]
+TokenLists = Annotated[list[Tokens], Field(min_length=1, fail_fast=True)]
+Prompt = Annotated[
+    Annotated[Text, Tag("=text")]
+    | Annotated[Texts, Tag("=texts")]
+    | Annotated[Tokens, Tag("=tokens")]
+    | Annotated[TokenLists, Tag("=token_lists")],
+    Discriminator(
+        _kind_of_prompt,
+        custom_error_type="prompt",
+        custom_error_message="a prompt is a string, a list of strings, a list of token ids or a list of such",
+    ),
+]
+Length = Annotated[int, Field(ge=0, le=MAX_TOKENS)]
+OutputLength = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
+# As llama.cpp and Ollama have it, -1 is not given: as many tokens as the model likes, or fit.
+_minus_one = BeforeValidator(lambda given: None if given == -1 else given)
+OptionalLength = Annotated[OutputLength | None, _minus_one, _or_minus_one(1)]
+OptionalOrNoLength = Annotated[Length | None, _minus_one, _or_minus_one(0)]
+TopLogprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
+Choices = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
+Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
+StopTokens = Annotated[list[Token], Field(max_length=MAX_STOP_TOKENS)]
+AllowedTokens = Annotated[
+    list[Annotated[int, Field(ge=0, le=MAX_SET_ID)]],
+    Field(min_length=1, max_length=MAX_TOKENS, fail_fast=True),
+    WrapValidator(_as_set),
+]
+Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
+BiasedToken = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,8})$")]
+Biases = Annotated[
+    dict[BiasedToken, Bias],
+    Field(max_length=MAX_BIASES, json_schema_extra={"additionalProperties": False}),
+]
+Whitespace = Annotated[str, Field(max_length=64)]
+_DESCRIBED = {"anyOf": [{"type": "object"}, {"type": "string"}], "description": "A JSON schema, or the text of one."}
+Schema = Annotated[Any, AfterValidator(_schema), WithJsonSchema(_DESCRIBED)]
+
+
+def bounded(low: float, high: float) -> Any:
+    """An optional number within bounds, both included."""
+    return Field(None, ge=low, le=high, allow_inf_nan=False)
