@@ -235,7 +235,7 @@ LLAMA_CPP: dict[str, tuple[tuple[str, Json], Holds]] = {
     ),
     "an assistant's message goes on": (
         chat(
-            messages=[*HELLO, {"role": "assistant", "content": "Whill"}],
+            messages=[*HELLO, {"role": "assistant", "content": "A KV"}],
             continue_final_message=True,
             add_generation_prompt=False,
         ),
