@@ -31,7 +31,7 @@ from phase0_request.lab.report import at_least_one, finish, parser, section
 DEPLOY = Path(__file__).parents[2] / "deploy"
 PROXIES = {"nginx": "nginx.conf", "haproxy": "haproxy.cfg"}
 PORTS = ("127.0.0.1:8000", "127.0.0.1:8001")  # of the servers, in these files
-ANSWER = 192  # tokens
+ANSWERS = range(64, 256)  # their tokens: some end while others go on
 PATIENCE = 120.0  # seconds, for whatever is waited for
 MAIN = """
 daemon off; worker_processes 1; {user}
@@ -131,16 +131,17 @@ class Outcome:
     """One request: when it was sent, when pieces of its answer came, and what was wrong with it."""
 
     sent: float
+    length: int  # in tokens
     arrivals: list[float] = field(default_factory=list)
     lost: str = ""  # it was refused, or never answered
     truncated: str = ""  # its answer began, and is not whole
 
 
-async def ask(http: httpx.AsyncClient, prompt: Sequence[int]) -> Outcome:
-    """One streamed answer of ANSWER tokens."""
-    body: dict[str, Any] = {"model": "model", "prompt": prompt, "max_tokens": ANSWER, "ignore_eos": True}
+async def ask(http: httpx.AsyncClient, prompt: Sequence[int], length: int) -> Outcome:
+    """One streamed answer of so many tokens."""
+    body: dict[str, Any] = {"model": "model", "prompt": prompt, "max_tokens": length, "ignore_eos": True}
     body |= {"temperature": 0, "stream": True, "stream_options": {"include_usage": True}}
-    outcome, reason, tokens, last = Outcome(time.perf_counter()), None, 0, ""
+    outcome, reason, tokens, last = Outcome(time.perf_counter(), length), None, 0, ""
     try:
         async with http.stream("POST", "/v1/completions", json=body) as response:
             if response.status_code != 200:
@@ -160,7 +161,7 @@ async def ask(http: httpx.AsyncClient, prompt: Sequence[int]) -> Outcome:
         if not outcome.arrivals:
             outcome.lost = last
             return outcome
-    if (reason, tokens, last) != ("length", ANSWER, "data: [DONE]"):
+    if (reason, tokens, last) != ("length", length, "data: [DONE]"):
         outcome.truncated = f"{reason}, {tokens} tokens, {last[:200]}"
     return outcome
 
@@ -178,7 +179,8 @@ class Clients:
     async def _one(self) -> None:
         while self.going:
             choose = random.Random(next(self._numbers))
-            self.outcomes.append(await ask(self.http, [choose.randrange(300, 4000) for _ in range(48)]))
+            prompt, length = [choose.randrange(300, 4000) for _ in range(48)], choose.choice(ANSWERS)
+            self.outcomes.append(await ask(self.http, prompt, length))
 
     async def answered(self, more: int) -> None:
         """Wait for so many more answers."""
@@ -221,10 +223,10 @@ class Figures:
     new_requests: int
     sent_again: int  # by the proxy, because the old server refused them
     drain_seconds: float  # from SIGTERM to the end of the old server
-    pieces_per_answer: float  # reads of a client, of which each got some of an answer's tokens
+    events_per_token: float  # 1: each token came by itself
     ttft_p99_before_ms: float  # before the new server was started
     ttft_p99_ms: float  # from its start to the end of the old one
-    gap_before_ms: float  # the longest between two pieces of one answer
+    gap_before_ms: float  # the longest between two events of one answer
     gap_ms: float
     wrong: list[str]
 
@@ -293,7 +295,7 @@ def figures(outcomes: Sequence[Outcome], begin: float, start: float, end: float,
         new_requests=logged(directory, "new", 200),
         sent_again=logged(directory, "old", 503),
         drain_seconds=end - start,
-        pieces_per_answer=sum(len(outcome.arrivals) for outcome in outcomes) / len(outcomes),
+        events_per_token=sum(len(one.arrivals) for one in outcomes) / sum(one.length for one in outcomes),
         ttft_p99_before_ms=p99(before),
         ttft_p99_ms=p99(during),
         gap_before_ms=gaps(before),
@@ -313,5 +315,5 @@ def main(arguments: list[str] | None = None) -> int:
             rows[name] = asdict(asyncio.run(upgrade(name, options.clients, Path(directory))))
         print(name, "has replaced the old server", *rows[name].pop("wrong"), sep="\n", flush=True)
     section(Console(), f"{options.clients} clients", rows)
-    finish(p, options, arguments, {"clients": options.clients, "answer": ANSWER, **rows})
+    finish(p, options, arguments, {"clients": options.clients, "answer_mean": sum(ANSWERS) / len(ANSWERS), **rows})
     return 0
