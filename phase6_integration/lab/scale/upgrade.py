@@ -61,8 +61,8 @@ def certify(directory: Path) -> None:
 
 @dataclass
 class Proxy:
-    """nginx or HAProxy with its file of `deploy`, in which only ports, the path of the certificate and, if `timeout` is
-    given, long times are other ones."""
+    """nginx or HAProxy with its file of `deploy`, in which only ports, paths and, if `timeout` is given, long times are
+    other ones."""
 
     name: str
     directory: Path  # for its files
@@ -77,6 +77,7 @@ class Proxy:
     def configure(self, *ports: int) -> None:
         """Write its file, for servers on these ports."""
         text = (DEPLOY / PROXIES[self.name]).read_text().replace("/etc/ssl", str(self.certificate))
+        text = text.replace("/run/haproxy", str(self.directory))
         for default, port in zip(PORTS, ports, strict=False):
             text = text.replace(default, f"127.0.0.1:{port}")
         text, found = re.subn(r"(listen |bind :)443", rf"\g<1>{self.port}", text)
@@ -85,6 +86,17 @@ class Proxy:
             text, found = re.subn(r"\b(1860|60|30)s", self.timeout, text)
             assert found
         (self.directory / PROXIES[self.name]).write_text(text)
+
+    def replace(self, process: "subprocess.Popen[bytes]", old: int, new: int) -> None:
+        """Send new requests to the new server only, as the proxy's file says."""
+        if self.name == "nginx":
+            self.configure(new, old)
+            process.send_signal(signal.SIGHUP)
+        else:
+            with socket.socket(socket.AF_UNIX) as admin:
+                admin.connect(str(self.directory / "admin.sock"))
+                admin.sendall(b"set server engine/one state drain\n")
+                admin.recv(1)
 
     @contextmanager
     def run(self) -> Iterator["subprocess.Popen[bytes]"]:
@@ -221,7 +233,7 @@ class Figures:
     truncated: int
     old_requests: int  # that the old server answered
     new_requests: int
-    sent_again: int  # by the proxy, because the old server refused them
+    refused: int  # by the old server, which drains
     drain_seconds: float  # from SIGTERM to the end of the old server
     events_per_token: float  # 1: each token came by itself
     ttft_p99_before_ms: float  # before the new server was started
@@ -251,9 +263,9 @@ async def upgrade(name: str, clients: int, directory: Path) -> Figures:
                 begin = time.perf_counter()
                 with server("new", ports[1], directory):
                     await until(lambda: knows(to_new, "new"))
-                    if name == "nginx":
-                        one.configure(*reversed(ports))
-                        process.send_signal(signal.SIGHUP)
+                    if name == "haproxy":
+                        await until(lambda: knows(http, "new"))  # it has checked it
+                    one.replace(process, *ports)
                     await until(lambda: knows(http, "new"))
                     await asyncio.sleep(1)  # requests that were on their way have arrived
                     start = time.perf_counter()
@@ -293,7 +305,7 @@ def figures(outcomes: Sequence[Outcome], begin: float, start: float, end: float,
         truncated=sum(bool(outcome.truncated) for outcome in outcomes),
         old_requests=logged(directory, "old", 200),
         new_requests=logged(directory, "new", 200),
-        sent_again=logged(directory, "old", 503),
+        refused=logged(directory, "old", 503),
         drain_seconds=end - start,
         events_per_token=sum(len(one.arrivals) for one in outcomes) / sum(one.length for one in outcomes),
         ttft_p99_before_ms=p99(before),

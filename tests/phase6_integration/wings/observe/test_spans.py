@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from phase6_integration.api.settings import ServerSettings
-from phase6_integration.wings.observe import traces
+from phase6_integration.wings.observe import spans
 from tests.phase6_integration.fake_engine import FakeEngine, client, served
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -31,7 +31,7 @@ class Collector(HTTPServer):
         """Every span with its resource."""
         from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-        traces.flush()
+        spans.flush()
         sent = [ExportTraceServiceRequest.FromString(body) for path, body in self.bodies if path == "/v1/traces"]
         return [
             (span, part.resource)

@@ -1,4 +1,4 @@
-"""Traces: a span of OpenTelemetry for each request that reached the engine, named and described as in vLLM.
+"""Spans of OpenTelemetry: one for each request that reached the engine, named and described as in vLLM.
 
 A span is made when its request is over, of times that are known anyway. A thread of the SDK sends spans in batches, and
 drops those that no collector takes: no request waits for it.
@@ -33,10 +33,10 @@ def layer(settings: ServerSettings) -> list[Middleware]:
     os.environ.setdefault("OTEL_SERVICE_NAME", "nanoserve")
     _providers.append(provider := TracerProvider())
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=settings.otlp_traces_endpoint)))
-    return [Middleware(Traces, tracer=provider.get_tracer("nanoserve"), model=settings.model_name)]
+    return [Middleware(Spans, tracer=provider.get_tracer("nanoserve"), model=settings.model_name)]
 
 
-class Traces(HttpMiddleware):
+class Spans(HttpMiddleware):
     """Makes the span of a request when it is over; its parent is the one that the client names in `traceparent`."""
 
     def __init__(self, app: ASGIApp, tracer: Any, model: str) -> None:
