@@ -24,6 +24,13 @@ from phase6_integration.load.workload import Workload
 
 INPUT, OUTPUT = 128, 64  # tokens of each request
 EVEN = 1e6  # burstiness: all gaps are alike
+CLIENT = """
+import argparse
+from vllm.benchmarks.serve import add_cli_args, main
+parser = argparse.ArgumentParser()
+add_cli_args(parser)
+main(parser.parse_args())
+"""  # what `vllm bench serve` does, which the build for CPUs does not start: it looks for a package of another name
 NAMES = [
     *("request_throughput", "output_throughput", "total_token_throughput"),
     *(f"{statistic}_{name}_ms" for name in ("ttft", "tpot", "itl", "e2el") for statistic in ("mean", "median")),
@@ -43,10 +50,18 @@ def vllm(url: str, requests: int, rate: float, seed: int) -> dict[str, Any]:
         "--num-prompts": requests, "--request-rate": rate, "--burstiness": EVEN, "--seed": seed, "--temperature": 0,
         "--percentile-metrics": "ttft,tpot,itl,e2el", "--result-filename": "vllm.json",
     }  # fmt: skip
-    program = str(interpreter("vllm", "native").absolute().with_name("vllm"))
     words = [str(word) for pair in given.items() for word in pair]
     with tempfile.TemporaryDirectory() as folder:
-        command = [program, "bench", "serve", *words, "--ignore-eos", "--save-result", "--result-dir", folder]
+        command = [
+            str(interpreter("vllm", "native")),
+            "-c",
+            CLIENT,
+            *words,
+            "--ignore-eos",
+            "--save-result",
+            "--result-dir",
+            folder,
+        ]
         quiet = os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
         done = subprocess.run([*command, "--disable-tqdm"], capture_output=True, text=True, env=quiet)
         if done.returncode:
