@@ -22,7 +22,8 @@ from phase6_integration.lab.peers.compare import interpreter
 from phase6_integration.load.client import LoadTest, run
 from phase6_integration.load.workload import Workload
 
-INPUT, OUTPUT = 128, 64  # tokens of each request
+INPUTS, OUTPUT = {128: 8.0, 1024: 4.0}, 64  # tokens of the prompts, with requests a second; tokens of the answers
+SECONDS = 8.0  # of a round
 EVEN = 1e6  # burstiness: all gaps are alike
 CLIENT = """
 import argparse
@@ -37,16 +38,16 @@ NAMES = [
 ]
 
 
-def ours(url: str, requests: int, rate: float) -> dict[str, Any]:
-    work = Workload(num_prompts=requests, request_rate=rate, burstiness=EVEN, input_len=INPUT, output_len=OUTPUT)
+def ours(url: str, length: int, requests: int, rate: float) -> dict[str, Any]:
+    work = Workload(num_prompts=requests, request_rate=rate, burstiness=EVEN, input_len=length, output_len=OUTPUT)
     return uvloop.run(run(LoadTest(url=url, workload=work))).as_json()
 
 
-def vllm(url: str, requests: int, rate: float, seed: int) -> dict[str, Any]:
+def vllm(url: str, length: int, requests: int, rate: float, seed: int) -> dict[str, Any]:
     """What it saves, without lists of nothing."""
     given = {
         "--backend": "openai", "--base-url": url, "--endpoint": "/v1/completions", "--model": BUNDLED.name,
-        "--tokenizer": BUNDLED, "--dataset-name": "random", "--random-input-len": INPUT, "--random-output-len": OUTPUT,
+        "--tokenizer": BUNDLED, "--dataset-name": "random", "--random-input-len": length, "--random-output-len": OUTPUT,
         "--num-prompts": requests, "--request-rate": rate, "--burstiness": EVEN, "--seed": seed, "--temperature": 0,
         "--percentile-metrics": "ttft,tpot,itl,e2el", "--result-filename": "vllm.json",
     }  # fmt: skip
@@ -72,20 +73,20 @@ def vllm(url: str, requests: int, rate: float, seed: int) -> dict[str, Any]:
 
 def main(arguments: list[str] | None = None) -> int:
     p = parser("phase6_integration.lab load_check", __doc__)
-    p.add_argument("--requests", type=at_least_one, default=96, help="of a round (%(default)s)")
-    p.add_argument("--rate", type=float, default=8.0, help="requests a second (%(default)s)")
     p.add_argument("--rounds", type=at_least_one, default=3, help="of each (%(default)s)")
     options, console = p.parse_args(arguments), Console(highlight=False)
-    rounds: dict[str, list[dict[str, Any]]] = {"ours": [], "vllm": []}
-    with Bench(str(BUNDLED), 1, options.requests, 64, 1).served() as url:
-        for number in range(options.rounds):
-            rounds["ours"].append(ours(url, options.requests, options.rate))
-            rounds["vllm"].append(vllm(url, options.requests, options.rate, number))
-    figures = {}
-    for name in NAMES:
-        mine, theirs = (median(report[name] for report in reports) for reports in rounds.values())
-        figures[name] = {"ours": mine, "vllm": theirs, "difference": mine / theirs - 1}
-    rows = [(name, each["ours"], each["vllm"], 100 * each["difference"]) for name, each in figures.items()]
-    console.print(table(("", "ours", "vLLM's", "difference, %"), rows, 2))
-    finish(p, options, arguments, {"compared": figures, "rounds": rounds})
+    figures: dict[str, Any] = {}
+    with Bench(str(BUNDLED), 1, 0, 64, 1).served() as url:
+        for length, rate in INPUTS.items():
+            rounds: dict[str, list[dict[str, Any]]] = {"ours": [], "vllm": []}
+            for number in range(options.rounds):
+                rounds["ours"].append(ours(url, length, round(SECONDS * rate), rate))
+                rounds["vllm"].append(vllm(url, length, round(SECONDS * rate), rate, number))
+            compared = {name: [median(each[name] for each in reports) for reports in rounds.values()] for name in NAMES}
+            rows = [(name, mine, theirs, 100 * (mine / theirs - 1)) for name, (mine, theirs) in compared.items()]
+            console.print(f"prompts of {length} tokens, {rate:g} requests a second")
+            console.print(table(("", "ours", "vLLM's", "difference, %"), rows, 2), "")
+            medians = {name: {"ours": a, "vllm": b, "difference": a / b - 1} for name, (a, b) in compared.items()}
+            figures[f"input_{length}"] = {"medians": medians, "rounds": rounds}
+    finish(p, options, arguments, figures)
     return 0
