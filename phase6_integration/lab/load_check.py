@@ -32,6 +32,7 @@ from phase6_integration.load.workload import Workload
 INPUT, OUTPUT = 128, 64  # tokens of a prompt and of an answer
 FIRST, GAP = 0.1, 0.02  # seconds, of the server with a clock
 RATE, REQUESTS = 8.0, 64
+EVEN = 1e6  # burstiness: all gaps are alike
 CLIENT = """
 import argparse
 from vllm.benchmarks.serve import add_cli_args, main
