@@ -97,11 +97,11 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
             body = json.loads(await reader.readexactly(int(head.split("content-length:")[1].split()[0])))
             due = loop.time() + FIRST
             writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
-            for left in range(body["max_tokens"] - 1, -1, -1):
+            for left in range(body.get("max_tokens", 1) - 1, -1, -1):
                 await asyncio.sleep(due - loop.time())
                 event({"choices": [{"index": 0, "text": "a ", "finish_reason": None if left else "length"}]})
                 due += GAP
-            event({"choices": [], "usage": {"prompt_tokens": INPUT, "completion_tokens": body["max_tokens"]}})
+            event({"choices": [], "usage": {"prompt_tokens": INPUT, "completion_tokens": body.get("max_tokens", 1)}})
             event("[DONE]")
             writer.write(b"0\r\n\r\n")
     except (asyncio.IncompleteReadError, ConnectionError):
