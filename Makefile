@@ -4,7 +4,7 @@
 #                system: the torch that PYTHON has, with ranges instead of pins for the rest
 # What the server needs is pinned in .ci/serve.txt, what the course and the tests need too in .ci/constraints.txt, and
 # what builds the book in .ci/book.txt. The clients of `make clients` and their pins are in .ci/clients.in and
-# .ci/clients.txt, those of `make cluster`, `make routers` and `make test-browser` in .ci/cluster.in and so on. `make pins` keeps the
+# .ci/clients.txt, those of `make cluster`, `make routers` (and `make operate`) and `make test-browser` in .ci/cluster.in and so on. `make pins` keeps the
 # pins of the clients, the routers and the browser while they fit. Delete the file to raise them.
 # pip checks the hash of every file that it installs, but for torch and the CUDA libraries it brings: each index builds
 # its own. TORCH=system has no pins.
@@ -37,7 +37,7 @@ $(error $(VENV) has TORCH=$(INSTALLED): run `make clean` before TORCH=$(TORCH))
 endif
 endif
 
-.PHONY: help serve install test test-avx2 test-all test-browser pictures clients cluster routers lint types gates house book resolve pins notebooks clean
+.PHONY: help serve install test test-avx2 test-all test-browser pictures clients cluster routers operate lint types gates house book resolve pins notebooks clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -73,6 +73,12 @@ routers: $(ROUTERS)/.done ## what stands in front of servers: nginx and HAProxy,
 	@PATH=$$PATH:/usr/sbin $(BIN)/python -m pytest -q -o python_files='with_*.py' tests/routers/with_proxies.py
 	@NANOSERVE=$(BIN)/nanoserve $(ROUTERS)/bin/python -m pytest -q -c tests/clients/pytest.ini \
 	  tests/routers/with_dynamo.py tests/routers/with_kubernetes.py
+
+operate: $(ROUTERS)/.done ## dashboard, alerts, an upgrade under load and the files of deploy: by Prometheus, nginx, HAProxy and systemd
+	@for one in nginx haproxy prometheus promtool systemd-analyze; do PATH=$$PATH:/usr/sbin command -v $$one > /dev/null || \
+	  { echo "$$one is not installed: apt-get install nginx-light haproxy prometheus systemd"; exit 1; }; done
+	@PATH=$$PATH:/usr/sbin $(BIN)/python -m pytest -q -o python_files='with_*.py' --ignore tests/operate/with_files.py tests/operate
+	@$(ROUTERS)/bin/python -m pytest -q -c tests/clients/pytest.ini tests/operate/with_files.py
 
 test-browser: $(BROWSER)/.done ## the page in headless Chromium (apt-get install chromium), needs no more than `make serve`
 	@$(BROWSER)/bin/python -m pytest -q -c tests/browser/pytest.ini --serve "$(BIN)/nanoserve serve" tests/browser
@@ -145,7 +151,7 @@ $(VENV)/.book: $(VENV)/.dev .ci/book.txt
 	@touch $@
 
 $(ROUTERS)/.done: $(VENV)/.dev .ci/routers.txt
-	@echo "Installing Dynamo's runtime and Kubernetes' schemas (320 MB), in an environment of their own."
+	@echo "Installing Dynamo's runtime, schemas and linters (360 MB), in an environment of their own."
 	@"$(PYTHON)" -m venv $(ROUTERS)
 	@$(ROUTERS)/bin/python -m pip --disable-pip-version-check install --require-hashes --no-deps --requirement .ci/routers.txt
 	@touch $@

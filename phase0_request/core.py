@@ -64,8 +64,8 @@ class CoreObserver:
     def submitted(self, request: Request) -> None:
         """A request was queued."""
 
-    def launched(self, step: Step) -> None:
-        """A step was planned and launched."""
+    def planned(self, step: Step) -> None:
+        """A step was planned and packed. It is launched next."""
 
     def completed(self, step: Step) -> None:
         """A step was committed; or, without a batch, these events came from outside of steps."""
@@ -151,12 +151,11 @@ class EngineCore(Generic[S, P]):
         planned = clock()
         packed = self.runner.pack(batch)
         ready = clock()
-        launched = self.runner.launch(packed)
         prefill, decode = batch.tokens_by_kind
         step = Step(batch, prefill, decode, self.scheduler.pages_used, start, planned - start, ready - planned)
-        self._in_flight.append((step, launched))
         for observer in self.observers:
-            observer.launched(step)
+            observer.planned(step)
+        self._in_flight.append((step, self.runner.launch(packed)))
         return step
 
     def complete(self) -> Step:

@@ -274,7 +274,7 @@ class RadixTree:
             number, depth = stack.pop()
             node = self._nodes[number]
             salt = node.key[0][:-width].decode("utf-8", "surrogatepass")
-            tokens = [token for page in node.key for token in array("i", page[-width:])]
+            tokens = array("i", b"".join([page[-width:] for page in node.key])).tolist()
             yield NodeView(number, depth, salt, tokens, list(node.pages), node.ref_count, node.last_used)
             stack += [(child, depth + 1) for child in reversed(node.children.values())]
 

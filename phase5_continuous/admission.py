@@ -128,7 +128,8 @@ class Admission:
 
     @property
     def _queues(self) -> dict[str, RequestQueue]:
-        return self.waiting.by_tenant | self.running_set.preempted.by_tenant  # the preempted ones replace the others
+        waiting, preempted = self.waiting.by_tenant, self.running_set.preempted.by_tenant
+        return waiting | preempted if preempted else waiting  # the preempted ones replace the others
 
     def _first_of_each(self) -> list[SequenceState]:
         """The next request of each tenant."""
@@ -171,9 +172,10 @@ class Admission:
             return [self._lacking(request)]
         tenant = min(queues, key=self.share.served.__getitem__)
         held = [self._why(next(iter(queues[tenant])), step)]  # which was tried; one with a head start may not have been
-        first = min((next(iter(queue)) for queue in queues.values()), key=attrgetter("key"))
-        if first.request.tenant != tenant:
-            held.append(Held(first.request, "fairness", (tenant,)))
+        if len(queues) > 1:
+            first = min(self._first_of_each(), key=attrgetter("key"))
+            if first.request.tenant != tenant:
+                held.append(Held(first.request, "fairness", (tenant,)))
         return held
 
     def _why(self, sequence: SequenceState, step: StepPlan) -> Held:

@@ -28,7 +28,6 @@ from phase0_request.request import Request, RequestState
 from phase1_kv_pool.cache import CacheObserver
 from phase2_prefill_decode.scheduler import PagedScheduler, StaticScheduler
 from phase4_radix.prefix_cache import PrefixCache
-from phase5_continuous.admission import Held
 from phase5_continuous.policies import POLICIES
 from phase5_continuous.scheduler import Scheduler
 
@@ -43,16 +42,6 @@ class Verification(NamedTuple):
     request: Request
     drafted: int
     accepted_before: int
-
-
-class Planned(NamedTuple):
-    """What a line says about a plan: kinds of slices hold until a step is committed."""
-
-    step: Step
-    prefill: list[list[int]]
-    decode: list[int]
-    verify: list[Verification]
-    held: list[list[Any]]
 
 
 class Recorder(CoreObserver, CacheObserver):
@@ -72,7 +61,7 @@ class Recorder(CoreObserver, CacheObserver):
         self._count = 0
         self._ended: list[Request] = []  # they may hold pages until a step in flight is committed
         self._tables: set[Request] = set()  # with a page table in the record
-        self._planned: deque[Planned] = deque()
+        self._planned = deque[tuple[Step, Line, list[Verification]]]()  # kinds of slices hold until a step is committed
         self._changes: Line = {}  # since the last line
         write(self._header(model))
         if core.steps or core.has_work or self.cache.usage.free < self.cache.usage.total:
@@ -117,8 +106,10 @@ class Recorder(CoreObserver, CacheObserver):
     def submitted(self, request: Request) -> None:
         self._number(request)
 
-    def launched(self, step: Step) -> None:
-        prefill, decode, verify = list[list[int]](), list[int](), list[Verification]()
+    def planned(self, step: Step) -> None:
+        prefill: list[list[int]] = []
+        decode: list[int] = []
+        verify: list[Verification] = []
         numbers = self._numbers
         for request, start, length in step.batch.slices:
             drafted = len(request.draft)
@@ -128,26 +119,27 @@ class Recorder(CoreObserver, CacheObserver):
                 prefill.append([numbers[request], start, length - drafted])
             elif not drafted:
                 decode.append(numbers[request])
-        self._planned.append(Planned(step, prefill, decode, verify, self._held()))
+        self._planned.append((step, {"prefill": prefill, "decode": decode, "held": self._held()}, verify))
 
     def completed(self, step: Step) -> None:
         line: Line = {}
-        if step.batch:
+        if step.batch.slices:
             parts = step.plan, step.pack, step.run, step.commit
             line = {
                 "step": self.core.steps,
                 "t": self._since(step.start),
-                "ms": [round(1e3 * part, 3) for part in parts],
+                "ms": [int(1e6 * part) / 1e3 for part in parts],
             }
-            if self._planned and self._planned[0].step is step:  # else it was launched before the record began
-                _, prefill, decode, verify, held = self._planned.popleft()
-                verified = [
-                    [self._numbers[request], drafted, request.accepted_drafts - before]
-                    for request, drafted, before in verify
-                ]
-                for key, slices in (("prefill", prefill), ("decode", decode), ("verify", verified), ("held", held)):
+            if self._planned and self._planned[0][0] is step:  # else it was launched before the record began
+                _, said, verify = self._planned.popleft()
+                for key, slices in said.items():
                     if slices:
                         line[key] = slices
+                if verify:
+                    line["verify"] = [
+                        [self._numbers[request], drafted, request.accepted_drafts - before]
+                        for request, drafted, before in verify
+                    ]
         self._emit(line, step.events)
 
     def discarded(self) -> None:
@@ -190,16 +182,18 @@ class Recorder(CoreObserver, CacheObserver):
 
     def _emit(self, line: Line, events: Sequence[Event]) -> None:
         """Write a line with what has changed and what came out of it, unless that is nothing."""
-        numbers = self._numbers
-        for request, _, reason, _ in events:
+        numbers, out = self._numbers, []
+        for request, token, reason, _ in events:
             if reason is not None and request not in self._ended:  # else a snapshot has said it
                 error = () if request.error is None or not self.text else (request.error,)  # it may quote a grammar
                 self._note("done", [self._number(request), reason.value, *error])
                 self._ended.append(request)
-        if drawn := [event for event in events if event.token is not None]:
-            line["out"] = [numbers[event.request] for event in drawn]
+            if token is not None:
+                out.append(numbers[request])
+        if out:
+            line["out"] = out
             if self.text:
-                line["ids"] = [event.token for event in drawn]
+                line["ids"] = [event.token for event in events if event.token is not None]
         if self._changes:
             line |= self._changes
             self._changes = {}
@@ -209,7 +203,8 @@ class Recorder(CoreObserver, CacheObserver):
                     numbers.pop(request, None)
             self._ended = [request for request in self._ended if request in self._tables]
         if line:
-            line.setdefault("t", self._since(self.core.clock()))
+            if "t" not in line:
+                line["t"] = self._since(self.core.clock())
             self.write(line)
 
     def _number(self, request: Request) -> int:
@@ -231,14 +226,14 @@ class Recorder(CoreObserver, CacheObserver):
         return {key: value for key, value in given.items() if value or key in ("r", "id")}
 
     def _held(self) -> list[list[Any]]:
-        scheduler = self.scheduler
+        scheduler, numbers = self.scheduler, self._numbers
         if not isinstance(scheduler, Scheduler) or scheduler.last_plan is None:
             return []
-        return [self._explained(held) for held in scheduler.admission.held(scheduler.last_plan)]
+        held = scheduler.admission.held(scheduler.last_plan)
+        return [[numbers[request], why, *map(self._name, more)] for request, why, more in held]
 
-    def _explained(self, held: Held) -> list[Any]:
-        more = [self._numbers[each] if isinstance(each, Request) else each for each in held.more]
-        return [self._numbers[held.request], held.why, *more]
+    def _name(self, more: int | str | Request) -> int | str:
+        return self._numbers[more] if isinstance(more, Request) else more
 
     def _header(self, model: str) -> Line:
         cache, scheduler = self.cache, self.scheduler
@@ -259,7 +254,7 @@ class Recorder(CoreObserver, CacheObserver):
         return line
 
     def _since(self, now: float) -> float:
-        return round(now - self.began, 6)
+        return int(1e6 * (now - self.began)) / 1e6
 
 
 def tree_pages(cache: Any, text: bool) -> Sequence[list[Any]]:

@@ -13,6 +13,7 @@ from phase6_integration.wings.embeddings import embeddings
 from phase6_integration.wings.messages import messages_api
 from phase6_integration.wings.messages.messages_request import CountTokensRequest, MessagesRequest
 from phase6_integration.wings.observe import access_log, health_routes, metrics, openapi
+from phase6_integration.wings.ollama import ollama_api
 from phase6_integration.wings.page import playground
 from phase6_integration.wings.responses import responses_api
 from phase6_integration.wings.responses.responses_request import ResponsesRequest
@@ -23,6 +24,8 @@ BODIES: dict[str, type[BaseModel]] = {  # of POST requests, for /openapi.json: r
     "/v1/completions": CompletionRequest,
     "/v1/chat/completions": ChatRequest,
     embeddings.PATH: embeddings.EmbeddingsRequest,
+    ollama_api.CHAT: ollama_api.Chat,
+    ollama_api.GENERATE: ollama_api.Generate,
     "/v1/responses": ResponsesRequest,
     messages_api.PATH: MessagesRequest,
     messages_api.COUNT: CountTokensRequest,
@@ -36,7 +39,7 @@ def create_app(engine: AsyncEngine, settings: ServerSettings) -> FastAPI:
     """An OpenAI-style server for an engine, which may still be loading. The caller starts and closes the engine."""
     outside, inside = [access_log.layer(settings)], [middleware.layer(settings)]
     app = application(engine, settings, outside, inside)
-    apis = responses_api, messages_api, embeddings
+    apis = responses_api, messages_api, embeddings, ollama_api
     for wing in (output_grammar, tools, *apis, metrics, health_routes, memory_budget, playground):
         wing.attach(app)
     openapi.attach(app, BODIES, public=middleware.PUBLIC if settings.api_keys else None)

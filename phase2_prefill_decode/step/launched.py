@@ -34,7 +34,9 @@ class LaunchedStep:
         step, sampled = self.step, self._sampled
         tokens, peaks = sampled.tokens.tolist(), sampled.peaks.tolist()
         drawn: list[int | None] = [None] * step.slices
-        failed, logprobs, verified = dict[int, str](), dict[int, TokenLogprobs](), dict[int, list[Verified]]()
+        failed: dict[int, str] = {}  # dict[int, str]() would take a microsecond
+        logprobs: dict[int, TokenLogprobs] = {}
+        verified: dict[int, list[Verified]] = {}
         of_rows: dict[int, TokenLogprobs] = {}
         if sampled.logprobs is not None:
             asked = (row for row, _ in step.sampling.logprobs)

@@ -137,7 +137,8 @@ def pack(batch: Batch, cache: PagedCache, width: int, scored: Sequence[int] = ()
     positions: list[int] = []
     slots: list[int] = []
     last: list[int] = []
-    cu_seqlens_q, seq_lens, drawn = [0], [], list[int]()
+    drawn: list[int] = []
+    cu_seqlens_q, seq_lens = [0], []
     for number, part in enumerate(batch.slices):
         request, start, length = part
         tokens += tokens_of(part, cache)

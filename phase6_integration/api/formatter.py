@@ -19,6 +19,7 @@ from phase6_integration.api.schemas import SamplingFields, StreamOptions
 from phase6_integration.api.state import ServerState
 from phase6_integration.process.outputs import Chunk, Output
 
+KEEP_ALIVE = b": keep-alive\n\n"
 BLOCK = 64  # items of an iterator that are encoded at a time
 LINE_BREAKS = {line.encode(): b"\\u%04x" % ord(line) for line in "\x85\u2028\u2029"}
 _encode = msgspec.json.Encoder(enc_hook=list).encode  # an iterator is an array
@@ -69,6 +70,8 @@ class Formatter(ABC):
     length_field = "max_tokens"  # of the request
     own_fields: Mapping[str, str] = {}  # its fields, by those of the chat or completion that it has become
     done = b"data: [DONE]\n\n"  # the end of a stream
+    stream_type = b"text/event-stream; charset=utf-8"
+    keep_alive = KEEP_ALIVE  # in the silences of a stream
 
     def __init__(
         self, server: ServerState, body: SamplingFields, request_id: str, prompts: Sequence[tuple[int, ...]]

@@ -21,11 +21,10 @@ from phase6_integration.process.outputs import Chunk, OutputStream
 
 logger = logging.getLogger("nanoserve")
 
-KEEP_ALIVE = b": keep-alive\n\n"
 PIECE = 1 << 16  # bytes: more is sent at once
 WHOLE = ((b"content-type", b"application/json"),)
 EVENTS = (
-    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"content-type", Formatter.stream_type),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # nginx passes each event on at once
 )
@@ -58,7 +57,8 @@ class GenerationResponse(Response):
         account.prompt_tokens, account.n, account.user = formatter.prompt_tokens, formatter.n, self.user
         with self.server.lease(self.request, formatter.length_field), self._submit() as outputs:
             self.outputs, account.outputs, formatter.outputs = outputs, outputs.outputs, outputs.outputs
-            self.writer = ResponseWriter(send, EVENTS if self.is_stream else WHOLE)
+            events = (b"content-type", formatter.stream_type), *EVENTS[1:]
+            self.writer = ResponseWriter(send, events if self.is_stream else WHOLE)
             watching = asyncio.create_task(_abort_on_disconnect(receive, outputs))
             try:
                 await (self.stream() if self.is_stream else self.whole())
@@ -105,7 +105,7 @@ class GenerationResponse(Response):
                     self._check(chunk)
                     await writer.add(formatter.to_chunk(chunk))
                 if not chunks or writer.silence >= keepalive:  # tokens may come of which nothing is sent
-                    await writer.add(KEEP_ALIVE)
+                    await writer.add(formatter.keep_alive)
                 await writer.send()
             last = formatter.last_chunk()
         except ClientLeftError:

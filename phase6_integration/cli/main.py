@@ -14,6 +14,7 @@ COMMANDS = {
     "deploy": ("phase6_integration.cli.deploy_command", "serve a model by many replicas, with Ray Serve"),
     "chat": ("phase6_integration.cli.chat_command", "chat in the terminal, with a local model or a server"),
     "generate": ("phase6_integration.cli.generate_command", "complete prompts with a local model"),
+    "pull": ("phase6_integration.cli.pull_command", "download a model from the Hugging Face hub"),
     "bench": ("phase6_integration.cli.bench_command", "put a server under load and measure it"),
     "record": ("phase6_integration.cli.record_command", "write down what a running server does"),
     "replay": ("phase6_integration.cli.replay_command", "make a page of a record, that opens from disk"),

@@ -2,7 +2,9 @@
 
 import logging
 from dataclasses import replace
+from errno import ENOSPC
 from pathlib import Path
+from typing import Any
 
 from phase0_request.checks import ConfigError
 from phase0_request.gguf_file import is_gguf
@@ -34,22 +36,27 @@ def directory_of(model: str, revision: str | None = None, download_dir: str | No
         return directory
     if directory.is_absolute() or model.startswith(".") or model.count("/") > 1 or is_gguf(directory):
         raise ConfigError(f"there is no {'file' if is_gguf(directory) else 'directory'} {model}")
+    snapshot = Path(download(model, revision, download_dir, PATTERNS))
+    fields = {"repository": model, "revision": revision or "main", "commit": snapshot.name}
+    log.info("the %s is a repository on the hub, since no directory here has its name", what, extra={"fields": fields})
+    return snapshot
+
+
+def download(model: str, revision: str | None, download_dir: str | None, patterns: list[str], **how: Any) -> Any:
+    """What `snapshot_download` returns of the files of a repository. A ConfigError says in words why there is none."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     named = f"{model} in revision {revision}" if revision else model
     try:
-        snapshot = Path(snapshot_download(model, revision=revision, cache_dir=download_dir, allow_patterns=PATTERNS))
+        return snapshot_download(model, revision=revision, cache_dir=download_dir, allow_patterns=patterns, **how)
     except HFValidationError as error:
         raise ConfigError(f"{model} is neither a directory nor the name of a repository: {error}") from error
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
         response = getattr(error, "response", None)
         status = None if response is None else response.status_code
-        why = HUB_SAYS.get(status, f"HTTP {status}")
+        why = "the disk is full" if error.errno == ENOSPC else HUB_SAYS.get(status, f"HTTP {status}")
         raise ConfigError(f"{model} is no directory here, and the hub did not give {named}: {why}") from error
-    fields = {"repository": model, "revision": revision or "main", "commit": snapshot.name}
-    log.info("the %s is a repository on the hub, since no directory here has its name", what, extra={"fields": fields})
-    return snapshot
 
 
 def located(options: EngineOptions) -> tuple[EngineOptions, ModelConfig]:

@@ -29,7 +29,7 @@ CHURN = 64
 PROMPT, SHORT = 32, 16  # tokens of each prompt, and of an output in "churn"
 BLOCK = 16  # steps: as many as a request takes to fill a page
 ROUNDS = 12
-CALLS = "submitted", "launched", "completed", "grown", "swapped", "released", "stored", "removed"
+CALLS = "submitted", "planned", "completed", "grown", "swapped", "released", "stored", "removed"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from phase0_request import Request, Slice
 from phase1_kv_pool import KVLayout, OutOfPagesError, PagedCache
@@ -23,6 +25,22 @@ DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, needs_gpu])]
 def rows(tokens: int, device: str = "cpu", dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
     k, v = torch.randn(2, tokens, 3, 16).to(device, dtype)
     return k, v
+
+
+@given(
+    st.integers(1, 4),
+    st.integers(1, 4),
+    st.integers(1, 32),
+    st.integers(1, 64),
+    st.sampled_from(["float32", "bfloat16", "float16", "int8", "fp8"]),
+)
+def test_byte_counts_equal_the_tensors(layers: int, heads: int, dim: int, page: int, dtype: str) -> None:
+    layout, in_8_bits = KVLayout(layers, heads, dim, page, dtype), dtype in ("int8", "fp8")
+    number = torch.uint8 if in_8_bits else getattr(torch, dtype)
+    tensors = [torch.empty(3, heads, page, dim, dtype=number) for _ in range(2 * layers)]
+    tensors += [torch.empty(3, heads, page) for _ in range(2 * layers * in_8_bits)]
+    assert layout.bytes_per_page * 3 == sum(t.nbytes for t in tensors)
+    assert layout.bytes_per_token * page == layout.bytes_per_page
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

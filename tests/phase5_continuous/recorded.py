@@ -79,7 +79,7 @@ class Recorded(CoreObserver):
             assert starts <= {(part.request.id, part.start) for part in step.batch}
             self.accepted += sum(accepted for _, _, accepted in line.get("verify", ()))
 
-    def launched(self, step: Step) -> None:
+    def planned(self, step: Step) -> None:
         """Each reason why a request was not admitted is true: trying it fails."""
         scheduler = self.engine.scheduler
         assert scheduler.last_plan is not None

@@ -191,11 +191,14 @@ def test_a_request_needs_a_key_and_a_body_its_kind() -> None:
 
 def test_the_document_says_the_shape_of_every_error() -> None:
     document = create_app(FakeEngine(), ServerSettings()).openapi()
-    for operation in (operation for path in document["paths"].values() for operation in path.values()):
+    for path, operation in (
+        (path, one) for path, operations in document["paths"].items() for one in operations.values()
+    ):
         assert operation["responses"].keys() == {"200", "4XX", "5XX"}
+        shape = "OllamaError" if path.startswith("/api/") else "ErrorResponse"
         for status in ("4XX", "5XX"):
             content = operation["responses"][status]["content"]
-            assert content == {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorResponse"}}}
+            assert content == {"application/json": {"schema": {"$ref": f"#/components/schemas/{shape}"}}}
     assert schemas()["ErrorResponse"]["required"] == ["error"]
     assert schemas()["Error"]["required"] == ["message", "type", "param", "code"]
 

@@ -2,11 +2,8 @@
 
 import asyncio
 import contextlib
-import os
-import re
 import socket
 import ssl
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,19 +15,13 @@ import pytest
 
 from phase0_request.request import FinishReason
 from phase6_integration.api.settings import ServerSettings
+from phase6_integration.lab.scale.upgrade import Proxy, certify, free_port
 from tests.phase6_integration import running
 from tests.phase6_integration.fake_engine import FakeEngine, served
 
-DEPLOY = Path(__file__).parents[2] / "phase6_integration/deploy"
 SILENCE, TIMEOUT = 0.2, "1s"  # between two comments; of the proxy, in place of minutes
 PROXIES = ["nginx", "haproxy"]
 BODY = {"prompt": "Hello", "max_tokens": 99, "stream": True}
-MAIN = """
-daemon off; worker_processes 1; {user}
-pid {directory}/pid; error_log stderr;
-events {{}}
-http {{ access_log off; client_body_temp_path {directory}/body; include {directory}/nginx.conf; }}
-"""
 
 
 class Upstream:
@@ -56,50 +47,17 @@ def until(condition: Callable[[], Any], seconds: float = 20.0) -> None:
 @pytest.fixture(scope="session")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with llm.key, and llm.pem, which holds the key too."""
-    directory = tmp_path_factory.mktemp("certificate")
-    key, pem = directory / "llm.key", directory / "llm.pem"
-    subject = ("-subj", "/CN=llm.example.com", "-keyout", key, "-out", pem)
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", *subject], check=True, capture_output=True
-    )
-    pem.write_text(pem.read_text() + key.read_text())
+    certify(directory := tmp_path_factory.mktemp("certificate"))
     return directory
 
 
 @contextlib.contextmanager
 def proxy(name: str, port: int, directory: Path, certificate: Path, timeout: str = TIMEOUT) -> Iterator[httpx.Client]:
-    """The proxy with its file of `deploy`: only ports, the paths of the certificate and long times are other ones."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        own = free.getsockname()[1]
-    source = DEPLOY / {"nginx": "nginx.conf", "haproxy": "haproxy.cfg"}[name]
-    text = source.read_text().replace("/etc/ssl", str(certificate)).replace("127.0.0.1:8000", f"127.0.0.1:{port}")
-    text, ports = re.subn(r"(listen |bind :)443", rf"\g<1>{own}", text)
-    text, times = re.subn(r"\b(1860|60|30)s", timeout, text)
-    assert ports == 1
-    assert times >= 1
-    file = directory / source.name
-    file.write_text(text)
-    if name == "nginx":
-        main = directory / "main.conf"
-        main.write_text(MAIN.format(directory=directory, user="" if os.geteuid() else "user root;"))
-        command = ["nginx", "-p", directory, "-c", main]
-    else:
-        command = ["haproxy", "-db", "-f", file]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
-        client = httpx.Client(base_url=f"https://127.0.0.1:{own}", verify=False, timeout=20)
-        try:
-            until(lambda: process.poll() is not None or listens(own))
-            assert process.poll() is None, process.stderr.read().decode() if process.stderr else ""
-            yield client
-        finally:
-            client.close()
-            process.terminate()
-
-
-def listens(port: int) -> bool:
-    with socket.socket() as one:
-        return one.connect_ex(("127.0.0.1", port)) == 0
+    """The proxy with its file of `deploy`. Nothing listens in the place of a second server."""
+    one = Proxy(name, directory, certificate, timeout)
+    one.configure(port, free_port())
+    with one.run(), httpx.Client(base_url=one.url, verify=False, timeout=20) as client:
+        yield client
 
 
 Through = tuple[httpx.Client, Upstream]

@@ -61,7 +61,7 @@ class Edge(HttpMiddleware):
         """Serves HEAD as GET: uvicorn leaves out the body. Takes off the path what is before a route: scheme and host,
         which any client may send, and the path under which a proxy passes this server on, such as /llm. A proxy that
         has taken that off already may leave it out."""
-        method = "GET" if scope["method"] == "HEAD" else scope["method"]
+        head = scope["method"] == "HEAD"
         path, root = _ABSOLUTE.sub("", scope["path"]) or "/", self.settings.root_path
         if root and f"{path}/".startswith(f"{root}/"):
             path = path.removeprefix(root) or "/"
@@ -70,7 +70,9 @@ class Edge(HttpMiddleware):
         except RequestError as error:
             response = await respond(Request(scope), error)
             return await response(scope, receive, send)
-        return await self.checked({**scope, "method": method, "path": path}, receive, send)
+        return await self.checked(
+            {**scope, "method": "GET" if head else scope["method"], "head": head, "path": path}, receive, send
+        )
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self.bodies.hold() as hold, contextlib.suppress(ClientDisconnect):

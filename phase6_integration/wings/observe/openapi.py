@@ -41,4 +41,4 @@ def _add_body(operation: dict[str, Any], model: type[BaseModel]) -> None:
     content = {"application/json": {"schema": {"$ref": REF.format(model=model.__name__)}}}
     operation["requestBody"] = {"required": True, "content": content}
     if "stream" in model.model_fields:
-        operation["responses"]["200"]["content"]["text/event-stream"] = {}
+        operation["responses"]["200"]["content"][getattr(model, "stream_type", "text/event-stream")] = {}

@@ -8,13 +8,14 @@ import asyncio
 from contextlib import aclosing
 
 import msgspec
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 from starlette.types import Receive, Scope, Send
 
 from phase6_integration.api.errors import RequestError, unavailable
+from phase6_integration.api.formatter import KEEP_ALIVE
 from phase6_integration.api.settings import ServerSettings, default_hosts
 from phase6_integration.api.state import Server, ServerState
-from phase6_integration.api.streaming import EVENTS, KEEP_ALIVE
+from phase6_integration.api.streaming import EVENTS
 from phase6_integration.process.health import Health
 
 MOST_WATCHERS = 16  # each one costs the server the encoding of every line
@@ -34,7 +35,7 @@ def shows_text(settings: ServerSettings) -> bool:
 
 
 @router.get("/record")
-async def record(server: Server) -> Response:
+async def record(request: Request, server: Server) -> Response:
     """What the engine does from now on."""
     if not server.engine.has_record:
         raise RequestError(404, "the replicas of a cluster cannot be watched", code="no_record")
@@ -43,6 +44,8 @@ async def record(server: Server) -> Response:
     if server.watching >= MOST_WATCHERS:
         message = f"{MOST_WATCHERS} clients watch the engine already"
         raise RequestError(429, message, code="too_many_watchers", headers={"retry-after": "30"})
+    if request.scope.get("head"):
+        return Response(headers={name.decode(): value.decode() for name, value in EVENTS})
     return Watching(server)
 
 
@@ -72,7 +75,8 @@ class Watching(Response):
         await send({"type": "http.response.start", "status": 200, "headers": [*EVENTS]})
         async with aclosing(engine.watch(shows_text(settings), settings.keepalive)) as watched:
             async for lines in watched:
-                events = (b"data: %b\n\n" % encode(line) for line in lines)
+                named = (line | {"model": settings.model_name} if "record" in line else line for line in lines)
+                events = (b"data: %b\n\n" % encode(line) for line in named)
                 body = b"".join(events) or KEEP_ALIVE
                 await send({"type": "http.response.body", "body": body, "more_body": True})
                 await asyncio.sleep(PAUSE)

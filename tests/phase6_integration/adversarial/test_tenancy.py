@@ -14,8 +14,8 @@ import pytest
 
 from phase0_request.request import FinishReason
 from phase0_request.tokenizer import Tokenizer
+from phase6_integration.api.formatter import KEEP_ALIVE
 from phase6_integration.api.settings import ServerSettings
-from phase6_integration.api.streaming import KEEP_ALIVE
 from phase6_integration.api.tokenization import THREADS, TokenizerPool
 from phase6_integration.app import create_app
 from phase6_integration.process.async_engine import AsyncEngine, Observer

@@ -1,5 +1,9 @@
 // The worker, as a page uses it: `await engine.call("check", ...)`, and `tell` events of what happens meanwhile.
 
+import { h } from "../../tab/viewer/dom.js"; // the packed viewer's
+
+export { h };
+
 export class Engine extends EventTarget {
   #worker;
   #waiting = new Map();
@@ -45,15 +49,4 @@ export async function view(element, title) {
   const sources = fetch(data("sources.json")).then((answer) => answer.json());
   const { Viewer } = await import(data("viewer/viewer.js"));
   return new Viewer(element, { title, sources });
-}
-
-// An element: h("button", { type: "button", onclick }, "Check")
-export function h(tag, properties = {}, ...children) {
-  const element = document.createElement(tag);
-  for (const [name, value] of Object.entries(properties)) {
-    if (name in element && !name.includes("-")) element[name] = value;
-    else element.setAttribute(name, value);
-  }
-  element.append(...children.filter((child) => child !== null && child !== undefined));
-  return element;
 }

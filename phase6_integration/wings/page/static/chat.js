@@ -1,9 +1,10 @@
 // The conversation: what was asked, the answers as they stream, and what can be done with both. The browser keeps it.
 
 import { stream } from "./api.js";
-import { $, button, copier, load, make, store } from "./dom.js";
+import { $, button, copier, load, store } from "./dom.js";
 import { grow } from "./markdown.js";
 import { asking, Listener, own, tokens } from "./own.js";
+import { h } from "./viewer/dom.js";
 
 export class Chat {
   /** `request(messages)` makes the body of a request; `failed(error)` and `sent(body)` are called with those, and
@@ -97,7 +98,7 @@ export class Chat {
 
   #texts(article, { texts }) {
     const parts = article.querySelectorAll(".text");
-    for (let index = parts.length; index < texts.length; index++) article.insertBefore(make("div", { className: "text" }), article.querySelector(".foot"));
+    for (let index = parts.length; index < texts.length; index++) article.insertBefore(h("div", { className: "text" }), article.querySelector(".foot"));
     article.querySelectorAll(".text").forEach((part, index) => grow(part, texts[index] ?? ""));
   }
 
@@ -108,18 +109,18 @@ export class Chat {
   }
 
   #question({ texts: [text] }, index) {
-    const article = make("article", { className: "turn user", "aria-label": "You" }, make("p", {}, text));
+    const article = h("article", { className: "turn user", "aria-label": "You" }, h("p", {}, text));
     const edit = button("Edit", () => {
-      const field = make("textarea", { value: text, rows: Math.min(8, text.split("\n").length + 1), "aria-label": "Your question" });
+      const field = h("textarea", { value: text, rows: Math.min(8, text.split("\n").length + 1), "aria-label": "Your question" });
       const send = () => { if (field.value.trim()) this.#again(index, field.value.trim()); };
       field.addEventListener("keydown", (event) => {
         if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); send(); }
         if (event.key === "Escape") { event.stopPropagation(); this.draw(); }
       });
-      article.replaceChildren(field, make("div", { className: "foot" }, button("Send", send), button("Cancel", () => this.draw())));
+      article.replaceChildren(field, h("div", { className: "foot" }, button("Send", send), button("Cancel", () => this.draw())));
       field.focus();
     }, { disabled: Boolean(this.current) });
-    article.append(make("div", { className: "foot" }, edit));
+    article.append(h("div", { className: "foot" }, edit));
     return article;
   }
 
@@ -132,12 +133,12 @@ export class Chat {
 
   #answer(turn, index) {
     const last = index === this.turns.length - 1, busy = last && Boolean(this.current);
-    const article = make("article", { className: "turn assistant", "aria-label": "Answer", "aria-busy": String(busy) });
-    const foot = make("div", { className: "foot" });
+    const article = h("article", { className: "turn assistant", "aria-label": "Answer", "aria-busy": String(busy) });
+    const foot = h("div", { className: "foot" });
     article.append(foot);
     this.#texts(article, turn);
     if (turn.fault) {
-      foot.before(make("p", { className: "fault", role: "alert" }, turn.fault,
+      foot.before(h("p", { className: "fault", role: "alert" }, turn.fault,
         turn.full ? button("Clear", () => this.fresh()) : null));
     }
     if (!busy) {
@@ -145,7 +146,7 @@ export class Chat {
       if (last) foot.append(button(turn.fault ? "Try again" : "Regenerate", () => this.#again(index - 1, this.turns[index - 1].texts[0])));
       const name = this.names.get(turn);
       if (name) foot.append(button("In the engine", () => this.find(name), { title: "Select this request in the view of the engine" }));
-      foot.append(make("span", { className: "facts" }, turn.facts.map((fact) => make("span", {}, fact))));
+      foot.append(h("span", { className: "facts" }, turn.facts.map((fact) => h("span", {}, fact))));
     }
     return article;
   }

@@ -2,8 +2,9 @@
 // opens only six connections to a server.
 
 import { stream } from "./api.js";
-import { $, make } from "./dom.js";
+import { $ } from "./dom.js";
 import { asking, Listener, tokens } from "./own.js";
+import { h } from "./viewer/dom.js";
 
 const ABOUT = `You are the guide of a small museum of computing. Be kind, brief and exact. The first room shows how a request
 becomes tokens, and how tokens become numbers. The second room shows the paged cache: keys and values live in pages of
@@ -42,7 +43,7 @@ export async function start(kind, failed) {
   stop();
   const { name, about, chats, fields } = CROWDS[kind], controller = (current = new AbortController());
   const all = chats(), texts = all.map(() => ""), ends = all.map(() => null);
-  const rows = all.map((messages) => make("li", {}, make("b", {}, messages.at(-1).content), " ", make("span")));
+  const rows = all.map((messages) => h("li", {}, h("b", {}, messages.at(-1).content), " ", h("span")));
   $("crowd").hidden = false;
   $("crowd-name").textContent = `${name}: ${about}.`;
   $("crowd-list").replaceChildren(...rows);

@@ -1,21 +1,10 @@
-// Elements, made without markup in strings.
+// Buttons, and what the browser keeps.
+
+import { h } from "./viewer/dom.js";
 
 export const $ = (id) => document.getElementById(id);
 
-/** An element. Properties by name, `on...` listeners, and attributes that are no properties, such as `aria-...`. */
-export function make(tag, properties = {}, ...children) {
-  const element = document.createElement(tag);
-  for (const [name, value] of Object.entries(properties)) {
-    if (value === undefined || value === null || value === false) continue;
-    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
-    else if (name in element && !name.includes("-")) element[name] = value;
-    else element.setAttribute(name, value === true ? "" : value);
-  }
-  element.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
-  return element;
-}
-
-export const button = (label, onclick, more = {}) => make("button", { type: "button", onclick, ...more }, label);
+export const button = (label, onclick, more = {}) => h("button", { type: "button", onclick, ...more }, label);
 
 /** A button that copies, and says so. */
 export function copier(text, label = "Copy") {

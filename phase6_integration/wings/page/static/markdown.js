@@ -1,7 +1,8 @@
 // Markdown as elements: paragraphs, headings, lists, quotes, tables, code; emphasis, code and links within a line.
 // Nothing is ever parsed as HTML, so what a model writes can be shown, and do nothing.
 
-import { copier, make } from "./dom.js";
+import { copier } from "./dom.js";
+import { h } from "./viewer/dom.js";
 
 const INLINE = /(`+)([^`]|[^`][\s\S]*?[^`])\1(?!`)|\*\*(\S(?:[\s\S]*?\S)?)\*\*|(?<![\w*])\*([^\s*](?:[^*]*[^\s*])?)\*(?!\w)|(?<!\w)_([^\s_](?:[^_]*[^\s_])?)_(?!\w)|\[([^\]\n]+)\]\((https?:\/\/[^\s)]+)\)/;
 const ITEM = /^( *)(?:[-*+]|(\d{1,9})[.)]) +(.*)$/;
@@ -14,10 +15,10 @@ export function inline(text) {
   for (let match; (match = INLINE.exec(text)); text = text.slice(match.index + match[0].length)) {
     const [, , code, strong, star, bar, label, url] = match;
     nodes.push(text.slice(0, match.index));
-    if (code !== undefined) nodes.push(make("code", {}, code));
-    else if (strong !== undefined) nodes.push(make("strong", {}, inline(strong)));
-    else if (url !== undefined) nodes.push(make("a", { href: url, target: "_blank", rel: "noopener noreferrer" }, inline(label)));
-    else nodes.push(make("em", {}, inline(star ?? bar)));
+    if (code !== undefined) nodes.push(h("code", {}, code));
+    else if (strong !== undefined) nodes.push(h("strong", {}, inline(strong)));
+    else if (url !== undefined) nodes.push(h("a", { href: url, target: "_blank", rel: "noopener noreferrer" }, inline(label)));
+    else nodes.push(h("em", {}, inline(star ?? bar)));
   }
   return [...nodes, text].filter((node) => node !== "");
 }
@@ -48,18 +49,18 @@ const DEEPEST = 20; // quotes and lists within each other; what is deeper is tex
 function block(lines, depth = 0) {
   const [first] = lines, fence = FENCE.exec(first), heading = /^(#{1,6}) +(.*?)#*$/.exec(first);
   if (fence) return code(lines.slice(1, lines.length > 1 && lines.at(-1).trim() === fence[1] ? -1 : undefined).join("\n"), fence[2]);
-  if (heading) return make(`h${Math.min(6, heading[1].length + 2)}`, {}, inline(heading[2].trim()));
-  if (first.startsWith(">") && depth < DEEPEST) return make("blockquote", {}, draw(lines.map((line) => line.replace(/^> ?/, "")).join("\n"), depth + 1));
-  if (/^ {0,3}([-*_])(?: *\1){2,} *$/.test(first) && lines.length === 1) return make("hr");
+  if (heading) return h(`h${Math.min(6, heading[1].length + 2)}`, {}, inline(heading[2].trim()));
+  if (first.startsWith(">") && depth < DEEPEST) return h("blockquote", {}, draw(lines.map((line) => line.replace(/^> ?/, "")).join("\n"), depth + 1));
+  if (/^ {0,3}([-*_])(?: *\1){2,} *$/.test(first) && lines.length === 1) return h("hr");
   if (first.startsWith("|") && /^\|[\s|:-]+\|?$/.test(lines[1] ?? "")) return table(lines);
   if (ITEM.test(first) && depth < DEEPEST) return list(lines, depth + 1);
-  return make("p", {}, inline(lines.join("\n")));
+  return h("p", {}, inline(lines.join("\n")));
 }
 
 function code(text, language) {
-  return make("figure", { className: "code" },
-    make("figcaption", {}, make("span", {}, language), copier(() => text)),
-    make("pre", { tabIndex: 0, "aria-label": "Code" }, make("code", {}, text)));
+  return h("figure", { className: "code" },
+    h("figcaption", {}, h("span", {}, language), copier(() => text)),
+    h("pre", { tabIndex: 0, "aria-label": "Code" }, h("code", {}, text)));
 }
 
 // Lines that are indented further than an item belong to it.
@@ -72,14 +73,14 @@ function list(lines, depth) {
     else items.at(-1).push(line.slice(Math.min(line.search(/\S|$/), indent.length + 2)));
   }
   const properties = number && number !== "1" ? { start: +number } : {};
-  return make(number ? "ol" : "ul", properties, items.map(([text, ...rest]) => make("li", {}, inline(text), rest.length ? draw(rest.join("\n"), depth) : [])));
+  return h(number ? "ol" : "ul", properties, items.map(([text, ...rest]) => h("li", {}, inline(text), rest.length ? draw(rest.join("\n"), depth) : [])));
 }
 
 function table(lines) {
   const cells = (line) => line.trim().replace(/^\||\|$/g, "").split("|").map((cell) => inline(cell.trim()));
-  const row = (tag) => (line) => make("tr", {}, cells(line).map((cell) => make(tag, {}, cell)));
+  const row = (tag) => (line) => h("tr", {}, cells(line).map((cell) => h(tag, {}, cell)));
   const [head, , ...body] = lines;
-  return make("div", { className: "table", tabIndex: 0, role: "group", "aria-label": "Table" }, make("table", {}, make("thead", {}, row("th")(head)), make("tbody", {}, body.map(row("td")))));
+  return h("div", { className: "table", tabIndex: 0, role: "group", "aria-label": "Table" }, h("table", {}, h("thead", {}, row("th")(head)), h("tbody", {}, body.map(row("td")))));
 }
 
 export const draw = (text, depth = 0) => blocks(text).map((lines) => block(lines, depth));

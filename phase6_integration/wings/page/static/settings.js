@@ -1,6 +1,7 @@
 // Settings: the fields of a chat request. Types and bounds are those of /openapi.json, so that the server alone has them.
 
-import { button, load, make, store } from "./dom.js";
+import { button, load, store } from "./dom.js";
+import { h } from "./viewer/dom.js";
 
 const GROUPS = {
   Sampling: ["temperature", "top_p", "top_k", "min_p", "seed", "n"],
@@ -36,8 +37,8 @@ export class Settings {
 
   /** Makes the fields. `schema` is the ChatRequest of /openapi.json; null: it cannot be had yet. */
   build(schema) {
-    const area = (name, label, hint, rows = 2) => make("label", { className: "wide" }, label, this.#keep(make("textarea", { rows, name, placeholder: hint ?? "" })));
-    const formats = this.#keep(make("select", { name: "format" }, Object.entries(FORMATS).map(([value, { name }]) => make("option", { value }, name))));
+    const area = (name, label, hint, rows = 2) => h("label", { className: "wide" }, label, this.#keep(h("textarea", { rows, name, placeholder: hint ?? "" })));
+    const formats = this.#keep(h("select", { name: "format" }, Object.entries(FORMATS).map(([value, { name }]) => h("option", { value }, name))));
     this.format = area("format_text", "It must follow");
     const show = () => {
       const { hint } = FORMATS[formats.value];
@@ -47,10 +48,10 @@ export class Settings {
     formats.addEventListener("change", show);
     show();
     this.form.replaceChildren(
-      make("div", { className: "row" }, button("Reset", () => this.reset(schema)), make("small", {}, "An empty field is the server's default. They are kept in this browser.")),
+      h("div", { className: "row" }, button("Reset", () => this.reset(schema)), h("small", {}, "An empty field is the server's default. They are kept in this browser.")),
       area("system", "System message"),
-      make("fieldset", {}, make("legend", {}, "Form of the answer"), make("label", { className: "wide" }, "The answer is ", formats), this.format),
-      ...Object.entries(GROUPS).map(([group, names]) => make("fieldset", {}, make("legend", {}, group), names.map((name) => this.#field(name, schema?.properties[name])))),
+      h("fieldset", {}, h("legend", {}, "Form of the answer"), h("label", { className: "wide" }, "The answer is ", formats), this.format),
+      ...Object.entries(GROUPS).map(([group, names]) => h("fieldset", {}, h("legend", {}, group), names.map((name) => this.#field(name, schema?.properties[name])))),
     );
   }
 
@@ -86,21 +87,21 @@ export class Settings {
     if (kind.type === "boolean") {
       const unlike = name === "skip_special_tokens";  // it is on, unless it is turned off
       this.read[name] = () => !unlike;
-      return make("label", { className: "check" }, this.#keep(make("input", { type: "checkbox", name })), unlike ? "keep special tokens" : name);
+      return h("label", { className: "check" }, this.#keep(h("input", { type: "checkbox", name })), unlike ? "keep special tokens" : name);
     }
     if (kind.type === "number" || kind.type === "integer") {
       const integer = kind.type === "integer", low = kind.minimum ?? kind.exclusiveMinimum, high = kind.maximum ?? kind.exclusiveMaximum;
       const bounded = Math.abs(low) < 2 ** 53;  // else it is a seed: a browser has no numbers so large
       this.read[name] = (text) => number(text, integer, kind.exclusiveMinimum);
-      const input = make("input", { type: "number", name, step: integer ? 1 : "any", inputMode: integer ? "numeric" : "decimal", placeholder: "any" });
+      const input = h("input", { type: "number", name, step: integer ? 1 : "any", inputMode: integer ? "numeric" : "decimal", placeholder: "any" });
       if (bounded) Object.assign(input, { min: low, max: high, placeholder: `${kind.exclusiveMinimum === undefined ? "" : "above "}${short(low)} to ${short(high)}` });
-      return make("label", {}, name, this.#keep(input));
+      return h("label", {}, name, this.#keep(input));
     }
     this.read[name] = name in LISTS ? lines : name in JSON_OF ? (text) => json(text, JSON_OF[name]) : (text) => text;
     const most = (kinds.find(({ maxItems }) => maxItems) ?? kind).maxItems;
     const hint = `${LISTS[name] ?? JSON_OF[name] ?? ""}${most && name in LISTS ? `, up to ${most}` : ""}`;
-    if (!(name in LISTS)) return make("label", {}, name, this.#keep(make("input", { type: "text", name, placeholder: hint || `up to ${kind.maxLength} characters`, maxLength: kind.maxLength })));
-    return make("label", {}, name, this.#keep(make("textarea", { name, rows: 1, placeholder: hint })));
+    if (!(name in LISTS)) return h("label", {}, name, this.#keep(h("input", { type: "text", name, placeholder: hint || `up to ${kind.maxLength} characters`, maxLength: kind.maxLength })));
+    return h("label", {}, name, this.#keep(h("textarea", { name, rows: 1, placeholder: hint })));
   }
 
   /** Whether every field has a value that the server takes; shows the first that has not. */

@@ -37,9 +37,9 @@ def test_the_text_is_shown_by_itself_only_where_nobody_else_can_watch(settings: 
     assert shows_text(ServerSettings(**settings)) is shown  # type: ignore[arg-type]
 
 
-def call_of(app: FastAPI) -> Call:
+def call_of(app: FastAPI, method: str = "GET") -> Call:
     call = Call(app, "/record", None)
-    call.scope["method"] = "GET"
+    call.scope["method"] = method
     return call
 
 
@@ -67,12 +67,19 @@ async def test_lines_are_events_in_order_until_the_engine_is_drained() -> None:
     engine = FakeEngine()
     async with call_of(create_app(engine, ServerSettings())) as call:
         await call.until(lambda call: call.status == 200)
-        engine.handle(Recorded({"record": 1}))
+        engine.handle(Recorded({"record": 1, "model": ""}))
         engine.handle(Recorded({"step": 1, "out": [0]}))
         await call.until(lambda call: len(call.events) == 2)
         await engine.drain(1)
         await call.until(lambda call: call.complete)
-    assert call.events == [{"record": 1}, {"step": 1, "out": [0]}]
+    assert call.events == [{"record": 1, "model": "tiny_chat"}, {"step": 1, "out": [0]}]
+
+
+@awaited
+async def test_the_head_alone_ends_at_once() -> None:
+    async with call_of(create_app(FakeEngine(), ServerSettings()), "HEAD") as call:
+        await call.until(lambda call: call.complete)
+    assert (call.status, call.events) == (200, [])
 
 
 def test_an_engine_that_is_not_ready_cannot_be_watched() -> None:

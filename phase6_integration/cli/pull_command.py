@@ -1,0 +1,50 @@
+"""`nanoserve pull`: download a model from the Hugging Face hub, once it is known that this engine serves it."""
+
+import argparse
+import shutil
+import sys
+from pathlib import Path
+
+from huggingface_hub.constants import HF_HUB_CACHE
+
+from phase2_prefill_decode.loading.config import ModelConfig
+from phase6_integration.engine.flags import Parser, add_fields
+from phase6_integration.engine.hub import PATTERNS, download
+from phase6_integration.engine.options import EngineOptions
+
+FIRST = ["config.json", "generation_config.json"]
+GB = 1e9
+
+
+def add_flags(parser: Parser) -> None:
+    parser.usage = "nanoserve pull NAME [flags]"
+    parser.add_argument("model", metavar="NAME", help="of a repository on the hub, such as Qwen/Qwen3-0.6B (needed)")
+    add_fields(parser, EngineOptions, ("revision", "download_dir"))
+
+
+def run(given: argparse.Namespace, parser: Parser) -> int:
+    try:
+        print(pull(given.model, getattr(given, "revision", None), getattr(given, "download_dir", None)))
+    except ValueError as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def pull(model: str, revision: str | None, download_dir: str | None) -> Path:
+    """The directory of a model, downloaded. A ValueError says why it cannot be, or cannot be served."""
+    where = model, revision, download_dir
+    directory = Path(download(*where, FIRST))
+    if not (directory / FIRST[0]).is_file():
+        raise ValueError(f"{model} has no config.json; of GGUF, download one file and serve it by its path")
+    config = ModelConfig.from_pretrained(directory)  # of a model that is not supported, a ConfigError
+    files = download(*where, PATTERNS, dry_run=True)
+    missing = sum(file.file_size for file in files if file.will_download)
+    whole, size = sum(file.file_size for file in files), config.parameters / 1e9
+    words = f"{model}: {config.model_type}, {size:.2g} billion parameters, {whole / GB:.2f} GB, supported; "
+    print(words + (f"{missing / GB:.2f} GB to download" if missing else "all of it is here"), file=sys.stderr)
+    folder = Path(download_dir or HF_HUB_CACHE).absolute()
+    free = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
+    if missing > free:
+        raise ValueError(f"{missing / GB:.2f} GB are needed, and the disk of {folder} has {free / GB:.2f} GB free")
+    return Path(download(*where, PATTERNS))

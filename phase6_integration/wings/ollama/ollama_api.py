@@ -1,0 +1,196 @@
+"""Ollama's API, for clients that know only this one: a request becomes a chat request, the answer lines of JSON."""
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from functools import partial
+from importlib.metadata import version
+from typing import Annotated, Any, ClassVar, Literal
+
+from fastapi import APIRouter, FastAPI, Request, Response
+from pydantic import Field, create_model
+
+from phase6_integration.api import schemas
+from phase6_integration.api.chat import ChatFormatter, continue_chat
+from phase6_integration.api.errors import RequestError, bad_value, own_names
+from phase6_integration.api.field_types import FromClient, FunctionName, Hint, Name, RequestModel, Unsupported
+from phase6_integration.api.formatter import encode
+from phase6_integration.api.model_routes import STARTED
+from phase6_integration.api.state import Server, ServerState, json_body
+
+CHAT, GENERATE = "/api/chat", "/api/generate"
+Failure = create_model("OllamaError", error=(str, ...), param=(str | None, ...), code=(str | None, ...))
+router = APIRouter(tags=["model"], responses={statuses: {"model": Failure} for statuses in ("4XX", "5XX")})
+Json = dict[str, Any]
+SAME = "temperature", "top_k", "top_p", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty"
+OPTIONS = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty", **{name: name for name in SAME}}
+LOADING = {"num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "num_keep", "numa", "use_mmap", "use_mlock"}
+OPENED = {"role": "assistant", "content": ""}
+NAMES = {"response_format": "format", **{own: f"options.{name}" for name, own in OPTIONS.items()}}
+
+
+class Call(FromClient):
+    class Function(FromClient):
+        name: FunctionName
+        arguments: Json | None = None
+
+    function: Function
+
+
+class Message(FromClient):
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str = ""
+    thinking: str | None = None
+    tool_calls: Annotated[list[Call], Field(max_length=schemas.MAX_CALLS)] | None = None
+    tool_name: Name | None = None
+    images: Annotated[Any, Unsupported([])] = None
+
+
+class Fields(RequestModel):
+    stream_type: ClassVar[str] = "application/x-ndjson"
+
+    model: Name
+    options: Annotated[Json, Field(description=f"{', '.join(OPTIONS)}; no effect: {', '.join(LOADING)}")] | None = None
+    format: Literal["json", ""] | Json | None = None  # or a JSON schema
+    stream: bool | None = None  # default: true
+    think: bool | Literal["low", "medium", "high"] | None = None
+    keep_alive: Hint = None  # the model stays
+
+
+class Chat(Fields):
+    messages: Annotated[list[Message], Field(max_length=schemas.MAX_MESSAGES, fail_fast=True)] | None = None
+    tools: Annotated[list[schemas.Tool], Field(max_length=schemas.MAX_TOOLS)] | None = None
+
+
+class Generate(Fields):
+    prompt: str | None = None
+    system: str | None = None
+    images: Annotated[Any, Unsupported([])] = None
+
+
+@router.post(CHAT)
+async def chat(body: Annotated[Chat, json_body(Chat)], request: Request, server: Server) -> Response:
+    """A conversation, continued by the assistant."""
+    tools = [tool.model_dump(exclude_unset=True) for tool in body.tools or ()] or None
+    return await _answer(body, [*map(_message, body.messages or ())], request, server, "message", tools=tools)
+
+
+@router.post(GENERATE)
+async def generate(body: Annotated[Generate, json_body(Generate)], request: Request, server: Server) -> Response:
+    """A conversation of one message, continued by the assistant."""
+    system = [{"role": "system", "content": body.system}] if body.system else []
+    messages = [*system, {"role": "user", "content": body.prompt}] if body.prompt else []
+    return await _answer(body, messages, request, server, "response")
+
+
+async def _answer(
+    body: Fields, messages: list[Json], request: Request, server: ServerState, field: str, **more: Any
+) -> Response:
+    name = server.model_name(body.model.removesuffix(":latest"))  # the tag that clients add
+    if not messages:  # a client has the model loaded
+        return Response(_line(name, field, {}, done=True, done_reason="load"), media_type="application/json")
+    given, schema = body.options or {}, {"type": "json_schema", "json_schema": {"schema": body.format}}
+    if given.keys() - OPTIONS.keys() - LOADING:
+        raise bad_value("options", f"options: one is not known here; those with an effect are {', '.join(OPTIONS)}")
+    format = {"type": "json_object"} if body.format == "json" else schema if body.format else None
+    fields = {
+        **{own: given.get(name) for name, own in OPTIONS.items()},
+        "max_tokens": None if given.get("num_predict") in (-2, 0) else given.get("num_predict"),  # as -1: what fits
+        "model": name,
+        "messages": messages,
+        "stream": body.stream is not False,
+        "response_format": format,
+        "chat_template_kwargs": None if body.think is None else {"enable_thinking": bool(body.think)},
+        "include_reasoning": body.think is not False,
+        "reasoning_effort": body.think if isinstance(body.think, str) else None,
+        **more,
+    }
+    with own_names(NAMES):
+        asked = schemas.ChatRequest.model_validate(fields)
+        return await continue_chat(asked, request, server, partial(OllamaFormatter, field=field))
+
+
+def _message(message: Message) -> Json:
+    called = [call.function for call in message.tool_calls or ()]
+    calls = [{"function": {"name": one.name, "arguments": json.dumps(one.arguments or {})}} for one in called]
+    own = {"tool_calls": calls or None, "reasoning_content": message.thinking}
+    return {"role": message.role, "content": message.content, "name": message.tool_name, **own}
+
+
+def _line(model: str, field: str, message: Json, **end: Any) -> bytes:
+    """A part of an answer. With `field` "response" its text has this name, and what else is in it is beside it."""
+    message = {field: message.pop("content", ""), **message} if field == "response" else {field: {**OPENED, **message}}
+    now = datetime.now(UTC).isoformat()
+    return encode({"model": model, "created_at": now, **message, "done": False, **end}) + b"\n"
+
+
+def error_body(error: RequestError) -> bytes:
+    return encode({"error": error.message, "param": error.param, "code": error.code})
+
+
+class OllamaFormatter(ChatFormatter):
+    """The deltas of a chat answer become lines, or one line. Calls come with the last."""
+
+    prefix, done, stream_type = "", b"", Fields.stream_type.encode()
+
+    def __init__(self, *chat: Any, field: str) -> None:
+        super().__init__(*chat)
+        self.grammar_fields = tuple(NAMES.get(name.split(".")[0], name) for name in self.grammar_fields)
+        self._field, self._calls = field, dict[int, list[str]]()  # of each call its name, and its arguments as text
+        self.keep_alive = _line(self.model, field, {})
+
+    def whole(self) -> Iterator[bytes]:
+        yield self.event(self.delta(0, self._unwritten.pop(0)))
+
+    def event(self, choice: Json) -> bytes:
+        delta, reason, end = choice["delta"], choice["finish_reason"], {}
+        for piece in delta.get("tool_calls") or ():
+            called, call = piece["function"], self._calls.setdefault(piece["index"], ["", ""])
+            call[0] += called.get("name") or ""
+            call[1] += called.get("arguments") or ""
+        found = {"content": delta.get("content"), "thinking": delta.get("reasoning_content")}
+        if reason is not None:
+            found["tool_calls"] = [_call(*call) for call in self._calls.values()]
+            end = {"done": True, "done_reason": "stop" if reason == "tool_calls" else reason, **self._figures()}
+        message = {name: value for name, value in found.items() if value}
+        return _line(self.model, self._field, message, **end) if message or end else b""
+
+    def failed(self, error: RequestError) -> bytes:
+        return error_body(error) + b"\n"
+
+    def _figures(self) -> Json:
+        """Counts, and durations in nanoseconds."""
+        times, usage = self.outputs[0].times, self.usage
+        first, last = (times.tokens[0], times.tokens[-1]) if times.tokens else (times.arrival, times.arrival)
+        read, said = first - (times.admitted or first), last - first
+        durations = {"total": last - times.arrival, "load": 0, "prompt_eval": read, "eval": said}
+        counts = {"prompt_eval_count": usage["prompt_tokens"], "eval_count": usage["completion_tokens"]}
+        return {**{f"{name}_duration": int(seconds * 1e9) for name, seconds in durations.items()}, **counts}
+
+
+def _call(name: str, arguments: str) -> Json:
+    """A call. The arguments of one that was cut off are not complete, and left out."""
+    try:
+        return {"function": {"name": name, "arguments": json.loads(arguments or "{}")}}
+    except ValueError:
+        return {"function": {"name": name, "arguments": {}}}
+
+
+@router.get("/api/tags")
+async def tags(server: Server) -> Json:
+    """The names of the model."""
+    config, started = server.engine.config, datetime.fromtimestamp(STARTED, UTC).isoformat()
+    details = {"format": "", "family": config.model_type, "parameter_size": f"{config.parameters / 1e9:.2g}B"}
+    about = {"size": config.bytes, "digest": "", "modified_at": started, "details": details}
+    return {"models": [{"name": name, "model": name, **about} for name in server.settings.served_model_names]}
+
+
+@router.get("/api/version")
+async def server_version() -> dict[str, str]:
+    """The version of this server."""
+    return {"version": version("nano-serving")}
+
+
+def attach(app: FastAPI) -> None:
+    app.include_router(router)
+    app.state.server.error_bodies |= dict.fromkeys((CHAT, GENERATE, "/api/tags", "/api/version"), error_body)

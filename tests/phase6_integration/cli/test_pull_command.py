@@ -1,0 +1,117 @@
+"""`nanoserve pull` against a hub on this machine, which huggingface_hub asks as it asks the real one."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from phase0_request.tokenizer import BUNDLED
+from phase6_integration.engine.hub import directory_of
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+FILES = {name: (BUNDLED / name).read_bytes() for name in ("config.json", "model.safetensors", "tokenizer.json")}
+REPOSITORIES = {
+    "org/model": FILES | {"pickled.bin": b"no"},
+    "org/other": {"config.json": b'{"model_type": "bert"}', "model.safetensors": b"x" * 99},
+    "org/gguf": {"model.gguf": b"GGUF"},
+}
+REFUSED = {"org/gated": (403, "GatedRepo"), "org/private": (401, "RepoNotFound")}
+
+
+class Hub(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    asked: list[str]
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0].removeprefix("/api/models").strip("/").split("/")
+        repository, rest = "/".join(path[:2]), path[2:]
+        files = REPOSITORIES.get(repository)
+        if files is None or (rest[0] == "resolve" and rest[2] not in files):
+            status, code = REFUSED.get(repository, (404, "RepoNotFound" if files is None else "EntryNotFound"))
+            return self._reply(status, b"", {"x-error-code": code})
+        if rest[0] == "resolve":
+            content = files[rest[2]]
+            self.asked.append(rest[2])
+            return self._reply(200, content, {"etag": f'"{hashlib.sha256(content).hexdigest()}"'})
+        tree = [{"type": "file", "path": name, "size": len(c), "oid": "0" * 40} for name, c in files.items()]
+        siblings = [{"rfilename": name} for name in files]
+        about = {"id": repository, "sha": COMMIT, "siblings": siblings}
+        return self._reply(200, json.dumps(tree if rest[0] == "tree" else about).encode())
+
+    do_HEAD = do_GET  # noqa: N815
+
+    def _reply(self, status: int, content: bytes, headers: dict[str, str] | None = None) -> None:
+        self.send_response(status)
+        for name, value in {"x-repo-commit": COMMIT, "content-length": f"{len(content)}", **(headers or {})}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None:
+        return
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[str]:
+    Hub.asked = []
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+def pull(endpoint: str, folder: Path, *arguments: str, code: str = "") -> "subprocess.CompletedProcess[str]":
+    own = {"HF_ENDPOINT": endpoint, "HF_HOME": str(folder), "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0"}
+    script = f"{code}\nfrom phase6_integration.cli.main import main\nraise SystemExit(main())"
+    command = [sys.executable, "-c", script, "pull", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=os.environ | own, timeout=120)
+
+
+def test_a_model_is_downloaded_after_its_size_is_said_and_then_it_is_here(hub: str, tmp_path: Path) -> None:
+    done = pull(hub, tmp_path, "org/model")
+    assert done.returncode == 0, done.stderr
+    directory = Path(done.stdout.strip())
+    assert {path.name: path.read_bytes() for path in directory.iterdir()} == FILES
+    size = sum(map(len, FILES.values())) / 1e9
+    assert f"{size:.2f} GB, supported; " in done.stderr
+    assert directory_of(str(directory)) == directory
+    again = pull(hub, tmp_path, "org/model")
+    assert (again.stdout, "all of it is here" in again.stderr) == (done.stdout, True)
+
+
+DISK = "import shutil; shutil.disk_usage = lambda path: shutil._ntuple_diskusage(9, 9, 9)"
+FAULTS = [
+    ("org/other", "", "model_type"),
+    ("org/gguf", "", "has no config.json"),
+    ("org/none", "", "there is none of this name and revision"),
+    ("org/gated", "", "its terms must be accepted on its page first"),
+    ("org/private", "", "there is none of this name, or it needs a token (HF_TOKEN)"),
+    ("org/model", DISK, "0.00 GB free"),
+    ("a b", "", "neither a directory nor the name of a repository"),
+]
+
+
+@pytest.mark.parametrize(("name", "code", "words"), FAULTS)
+def test_why_a_model_cannot_be_had_is_said_before_its_weights_are_downloaded(
+    name: str, code: str, words: str, hub: str, tmp_path: Path
+) -> None:
+    Hub.asked.clear()
+    done = pull(hub, tmp_path, name, code=code)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "model.safetensors" not in Hub.asked or code
+
+
+def test_a_hub_that_cannot_be_reached_is_said(tmp_path: Path) -> None:
+    done = pull("http://127.0.0.1:9", tmp_path, "org/model")
+    assert done.returncode == 1
+    assert "it cannot be reached" in done.stderr
