@@ -12,7 +12,7 @@ from phase6_integration.wings.edge import memory_budget, middleware
 from phase6_integration.wings.embeddings import embeddings
 from phase6_integration.wings.messages import messages_api
 from phase6_integration.wings.messages.messages_request import CountTokensRequest, MessagesRequest
-from phase6_integration.wings.observe import access_log, health_routes, metrics, openapi
+from phase6_integration.wings.observe import access_log, health_routes, metrics, openapi, spans
 from phase6_integration.wings.ollama import ollama_api
 from phase6_integration.wings.page import playground
 from phase6_integration.wings.responses import responses_api
@@ -37,7 +37,7 @@ BODIES: dict[str, type[BaseModel]] = {  # of POST requests, for /openapi.json: r
 # region create_app
 def create_app(engine: AsyncEngine, settings: ServerSettings) -> FastAPI:
     """An OpenAI-style server for an engine, which may still be loading. The caller starts and closes the engine."""
-    outside, inside = [access_log.layer(settings)], [middleware.layer(settings)]
+    outside, inside = [access_log.layer(settings), *spans.layer(settings)], [middleware.layer(settings)]
     app = application(engine, settings, outside, inside)
     apis = responses_api, messages_api, embeddings, ollama_api
     for wing in (output_grammar, tools, *apis, metrics, health_routes, memory_budget, playground):

@@ -33,7 +33,7 @@ from phase6_integration.process.async_engine import AsyncEngine
 from phase6_integration.process.health import UnavailableError
 from phase6_integration.wings.edge import tls
 from phase6_integration.wings.edge.listener import listen, url_of
-from phase6_integration.wings.observe import logs
+from phase6_integration.wings.observe import logs, spans
 
 ENGINE = "phase6_integration.wings.structured.isolated_grammars:isolating_engine"
 ENGINE_FAILED = 70  # exit status: EX_SOFTWARE of sysexits.h
@@ -88,6 +88,7 @@ def _run(server: "_Lifecycle") -> NoReturn:
         code = uvloop.new_event_loop().run_until_complete(server.run())
     except Exception:
         logger.exception("the server has failed")
+    spans.flush()
     logs.drain()
     os._exit(code)
 

@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.util import find_spec
 from ipaddress import ip_address
 from typing import Any
 
@@ -23,6 +24,12 @@ _port = partial(check_int, low=0, high=65535)
 _root = text("a path such as /llm, without a slash at its end", "(/[A-Za-z0-9._~-]{1,128}){1,16}")
 _hosts = texts("names such as llm.example.com, *.example.com, or * for all", NAME)
 _origins = texts("origins such as https://chat.example.com, or * for all", r"\*|[a-z][a-z0-9+.-]*://[!-.0-~]{1,256}")
+
+
+def _collector(name: str, value: str) -> None:
+    text("a URL such as http://127.0.0.1:4318/v1/traces", r"https?://\S+")(name, value)
+    if find_spec("opentelemetry.sdk") is None:
+        raise ConfigError(f"{name} needs OpenTelemetry's SDK: pip install 'nano-serving[otel]'")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +117,12 @@ class ServerSettings:
     idle_timeout: float = 65.0  # seconds a connection is kept open between two requests
     shutdown_timeout: float = option(  # all waits together stay below 30 seconds, after which Kubernetes kills
         20.0, "that running requests may take after SIGTERM", "SECONDS", partial(check_number, low=0)
+    )
+    otlp_traces_endpoint: str | None = option(
+        None,
+        "of a collector, such as http://127.0.0.1:4318/v1/traces: a span for each request (none)",
+        "URL",
+        _collector,
     )
     log_level: str = option("info", ", ".join(LOG_LEVELS), "LEVEL", partial(check_choice, allowed=LOG_LEVELS))
     log_format: str = option("human", " or ".join(LOG_FORMATS), "FORMAT", partial(check_choice, allowed=LOG_FORMATS))

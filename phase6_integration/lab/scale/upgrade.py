@@ -31,7 +31,7 @@ from phase0_request.lab.report import at_least_one, finish, parser, section
 DEPLOY = Path(__file__).parents[2] / "deploy"
 PROXIES = {"nginx": "nginx.conf", "haproxy": "haproxy.cfg"}
 PORTS = ("127.0.0.1:8000", "127.0.0.1:8001")  # of the servers, in these files
-ANSWER = 192  # tokens
+ANSWERS = range(64, 256)  # their tokens: some end while others go on
 PATIENCE = 120.0  # seconds, for whatever is waited for
 MAIN = """
 daemon off; worker_processes 1; {user}
@@ -61,8 +61,8 @@ def certify(directory: Path) -> None:
 
 @dataclass
 class Proxy:
-    """nginx or HAProxy with its file of `deploy`, in which only ports, the path of the certificate and, if `timeout` is
-    given, long times are other ones."""
+    """nginx or HAProxy with its file of `deploy`, in which only ports, paths and, if `timeout` is given, long times are
+    other ones."""
 
     name: str
     directory: Path  # for its files
@@ -77,6 +77,7 @@ class Proxy:
     def configure(self, *ports: int) -> None:
         """Write its file, for servers on these ports."""
         text = (DEPLOY / PROXIES[self.name]).read_text().replace("/etc/ssl", str(self.certificate))
+        text = text.replace("/run/haproxy", str(self.directory))
         for default, port in zip(PORTS, ports, strict=False):
             text = text.replace(default, f"127.0.0.1:{port}")
         text, found = re.subn(r"(listen |bind :)443", rf"\g<1>{self.port}", text)
@@ -85,6 +86,17 @@ class Proxy:
             text, found = re.subn(r"\b(1860|60|30)s", self.timeout, text)
             assert found
         (self.directory / PROXIES[self.name]).write_text(text)
+
+    def replace(self, process: "subprocess.Popen[bytes]", old: int, new: int) -> None:
+        """Send new requests to the new server only, as the proxy's file says."""
+        if self.name == "nginx":
+            self.configure(new, old)
+            process.send_signal(signal.SIGHUP)
+        else:
+            with socket.socket(socket.AF_UNIX) as admin:
+                admin.connect(str(self.directory / "admin.sock"))
+                admin.sendall(b"set server engine/one state drain\n")
+                admin.recv(1)
 
     @contextmanager
     def run(self) -> Iterator["subprocess.Popen[bytes]"]:
@@ -131,16 +143,17 @@ class Outcome:
     """One request: when it was sent, when pieces of its answer came, and what was wrong with it."""
 
     sent: float
+    length: int  # in tokens
     arrivals: list[float] = field(default_factory=list)
     lost: str = ""  # it was refused, or never answered
     truncated: str = ""  # its answer began, and is not whole
 
 
-async def ask(http: httpx.AsyncClient, prompt: Sequence[int]) -> Outcome:
-    """One streamed answer of ANSWER tokens."""
-    body: dict[str, Any] = {"model": "model", "prompt": prompt, "max_tokens": ANSWER, "ignore_eos": True}
+async def ask(http: httpx.AsyncClient, prompt: Sequence[int], length: int) -> Outcome:
+    """One streamed answer of so many tokens."""
+    body: dict[str, Any] = {"model": "model", "prompt": prompt, "max_tokens": length, "ignore_eos": True}
     body |= {"temperature": 0, "stream": True, "stream_options": {"include_usage": True}}
-    outcome, reason, tokens, last = Outcome(time.perf_counter()), None, 0, ""
+    outcome, reason, tokens, last = Outcome(time.perf_counter(), length), None, 0, ""
     try:
         async with http.stream("POST", "/v1/completions", json=body) as response:
             if response.status_code != 200:
@@ -160,7 +173,7 @@ async def ask(http: httpx.AsyncClient, prompt: Sequence[int]) -> Outcome:
         if not outcome.arrivals:
             outcome.lost = last
             return outcome
-    if (reason, tokens, last) != ("length", ANSWER, "data: [DONE]"):
+    if (reason, tokens, last) != ("length", length, "data: [DONE]"):
         outcome.truncated = f"{reason}, {tokens} tokens, {last[:200]}"
     return outcome
 
@@ -178,7 +191,8 @@ class Clients:
     async def _one(self) -> None:
         while self.going:
             choose = random.Random(next(self._numbers))
-            self.outcomes.append(await ask(self.http, [choose.randrange(300, 4000) for _ in range(48)]))
+            prompt, length = [choose.randrange(300, 4000) for _ in range(48)], choose.choice(ANSWERS)
+            self.outcomes.append(await ask(self.http, prompt, length))
 
     async def answered(self, more: int) -> None:
         """Wait for so many more answers."""
@@ -219,12 +233,12 @@ class Figures:
     truncated: int
     old_requests: int  # that the old server answered
     new_requests: int
-    sent_again: int  # by the proxy, because the old server refused them
+    refused: int  # by the old server, which drains
     drain_seconds: float  # from SIGTERM to the end of the old server
-    pieces_per_answer: float  # reads of a client, of which each got some of an answer's tokens
+    events_per_token: float  # 1: each token came by itself
     ttft_p99_before_ms: float  # before the new server was started
     ttft_p99_ms: float  # from its start to the end of the old one
-    gap_before_ms: float  # the longest between two pieces of one answer
+    gap_before_ms: float  # the longest between two events of one answer
     gap_ms: float
     wrong: list[str]
 
@@ -249,9 +263,9 @@ async def upgrade(name: str, clients: int, directory: Path) -> Figures:
                 begin = time.perf_counter()
                 with server("new", ports[1], directory):
                     await until(lambda: knows(to_new, "new"))
-                    if name == "nginx":
-                        one.configure(*reversed(ports))
-                        process.send_signal(signal.SIGHUP)
+                    if name == "haproxy":
+                        await until(lambda: knows(http, "new"))  # it has checked it
+                    one.replace(process, *ports)
                     await until(lambda: knows(http, "new"))
                     await asyncio.sleep(1)  # requests that were on their way have arrived
                     start = time.perf_counter()
@@ -291,9 +305,9 @@ def figures(outcomes: Sequence[Outcome], begin: float, start: float, end: float,
         truncated=sum(bool(outcome.truncated) for outcome in outcomes),
         old_requests=logged(directory, "old", 200),
         new_requests=logged(directory, "new", 200),
-        sent_again=logged(directory, "old", 503),
+        refused=logged(directory, "old", 503),
         drain_seconds=end - start,
-        pieces_per_answer=sum(len(outcome.arrivals) for outcome in outcomes) / len(outcomes),
+        events_per_token=sum(len(one.arrivals) for one in outcomes) / sum(one.length for one in outcomes),
         ttft_p99_before_ms=p99(before),
         ttft_p99_ms=p99(during),
         gap_before_ms=gaps(before),
@@ -313,5 +327,5 @@ def main(arguments: list[str] | None = None) -> int:
             rows[name] = asdict(asyncio.run(upgrade(name, options.clients, Path(directory))))
         print(name, "has replaced the old server", *rows[name].pop("wrong"), sep="\n", flush=True)
     section(Console(), f"{options.clients} clients", rows)
-    finish(p, options, arguments, {"clients": options.clients, "answer": ANSWER, **rows})
+    finish(p, options, arguments, {"clients": options.clients, "answer_mean": sum(ANSWERS) / len(ANSWERS), **rows})
     return 0
