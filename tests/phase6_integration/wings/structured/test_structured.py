@@ -73,6 +73,27 @@ FORMS: list[tuple[dict[str, Any], list[str], list[str]]] = [
         ['{"name": "Paris"}', '{\n"name":"Paris"}'],
     ),
     (outputs(json=CITY, whitespace_pattern=r"\t"), ['{"name":\t"Paris"}'], ['{"name": "Paris"}']),
+    (
+        outputs(json=CITY, whitespace_pattern=r"\s?"),
+        ['{"name":\t"Paris"}'],
+        ['{"name":\t\t"Paris"}', '{"name":\x0b"Paris"}'],
+    ),
+    (outputs(json={"type": "object", **CITY}, disable_additional_properties=True), PARIS, ['{"name":"Paris","in":1}']),
+    (schema_format({"type": "integer", "not": {"const": 5}}, strict=False), ["5", "6"], ['"5"', "9" * 20]),
+    (outputs(json={"type": "string", "pattern": r"\bcat\b"}), ['"a cat."', '"cat"'], ['"cats"', '"a tomcat"']),
+    (
+        outputs(
+            json={"propertyNames": {"enum": ["a.b"]}, "additionalProperties": {"type": "integer"}, "type": "object"}
+        ),
+        ["{}", '{"a.b":1}'],
+        ['{"a.b":"1"}', '{"axb":1}', '{"c":1}'],
+    ),
+    (
+        outputs(json={"type": "string", "format": "date"}),
+        ['"2024-02-29"', '"0001-01-01"', '"2023-12-31"'],
+        ['"0000-01-01"', '"2023-02-29"', '"1900-02-29"', '"2023-04-31"'],
+    ),
+    (outputs(choice=[f"the {n}" for n in range(2000)]), ["the 7", "the 1999"], ["the 2000", "the"]),
     ({"guided_json": CITY, "guided_whitespace_pattern": "[ ]{0,2}"}, ['{"name":  "Paris"}'], ['{"name":   "Paris"}']),
 ]
 
@@ -101,7 +122,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         (outputs(json=schema), "structured_outputs.json", words)
         for schema, words in [
             ({"type": "string", "not": {"const": "a"}}, '"not"'),
-            ({"type": "array", "uniqueItems": True, "contains": {"const": 1}}, '"uniqueItems"'),
+            ({"type": "array", "uniqueItems": True, "contains": {"const": 1}}, '"contains"'),
             ({"if": {"const": 1}, "then": {"const": 1}}, '"if"'),
             ({"oneOf": [{"type": "number"}, {"type": "integer"}]}, "oneOf"),
             ({"type": "string", "format": "zip code"}, "zip code"),
@@ -137,6 +158,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "json_schema.schema and guided_choice",
     ),
     ({"guided_whitespace_pattern": " ", "guided_regex": "a"}, "guided_whitespace_pattern", "JSON"),
+    ({"guided_regex": "a", "min_tokens": 1}, "min_tokens", "ends when complete"),
     (outputs(), "structured_outputs", "one of json, regex, choice, grammar, json_object"),
 ]
 
