@@ -97,7 +97,7 @@ def _plot(title: str, about: str, marks: str, x: Iterable[tuple[float, str]], y:
 def _cdf(title: str, what: str, seconds: Sequence[float], limit: float | None) -> str:
     """Which share of them is not longer, over a logarithmic axis."""
     values = sorted(max(value * 1e3, 1e-3) for value in seconds) or [1.0]
-    low, high = math.log10(values[len(values) // 50] / 1.1), math.log10(max(values[-1], limit or 0) * 1.1)
+    low, high = math.log10(max(values[0], 0.1) / 1.1), math.log10(max(values[-1], limit or 0, 0.1) * 1.1)
 
     def at(value: float) -> float:
         return (math.log10(value) - low) / (high - low)
