@@ -45,7 +45,8 @@ async def continue_chat(
         raise unservable("top_logprobs", "top_logprobs need logprobs; set logprobs to true")
     content = server.grammars.of(body)
     context, pool = server.engine.max_model_len, server.tokenizers
-    length = requested_length(body, context)
+    clip = server.settings.clip_max_tokens
+    length = requested_length(body, context, clip)
     if body.truncate_prompt_tokens is None:
         check_lengths(["".join(map(text_of, body.messages))], pool.tokenizer.longest, context, "messages")
     tenant = request.state.tenant
@@ -53,7 +54,7 @@ async def continue_chat(
     prompt = await pool.chat(arguments, tenant, body.add_special_tokens is True)
     prompt = truncate(prompt, body, length or 1, context)
     default = server.settings.sampling_defaults.get("max_tokens")
-    lengths = output_lengths([prompt], length, default, context, "messages")
+    lengths = output_lengths([prompt], length, default, context, clip, "messages")
     plan = server.plan(server, body, prompt, content)
     formatter = make(server, body, request.state.request_id, prompt, plan)
     message = await engine_request(

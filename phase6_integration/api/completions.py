@@ -47,11 +47,12 @@ async def complete(
     check_options(server, body, len(given))
     if body.max_tokens == 0 and not body.echo:
         raise unservable("max_tokens", "max_tokens may be 0 only with echo: there would be nothing to answer")
-    tenant, length = request.state.tenant, requested_length(body, context)
+    clip = server.settings.clip_max_tokens
+    tenant, length = request.state.tenant, requested_length(body, context, clip)
     grammar = server.grammars.of(body)
     prompts = await _tokenize(pool, tenant, given, body, context)
     tokens = [prompt.tokens for prompt in prompts]
-    lengths = output_lengths(tokens, length, DEFAULT_MAX_TOKENS, context)
+    lengths = output_lengths(tokens, length, DEFAULT_MAX_TOKENS, context, clip)
     scores = prompt_alternatives(body, tokens, body.logprobs if body.echo else None)
     echoes = (
         [await _echo(pool, prompt, body.skip_special_tokens is not False) for prompt in prompts] if body.echo else None

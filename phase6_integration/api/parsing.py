@@ -21,12 +21,12 @@ BY_KEY = "key-"  # ids of clients with an API key begin with it
 _serial = itertools.count()  # makes ids unique, since a client may give two requests the same one
 
 
-def requested_length(request: CompletionRequest | ChatRequest, context: int) -> int | None:
-    """The output length that the client has set, if any."""
+def requested_length(request: CompletionRequest | ChatRequest, context: int, clip: bool) -> int | None:
+    """The output length that the client has set, if any. With `clip` it may be more than there is room for."""
     given = {name: getattr(request, name, None) for name in ("max_completion_tokens", "max_tokens")}
     asked = {name: length for name, length in given.items() if length is not None}
     for name, length in asked.items():
-        if length > context:
+        if length > context and not clip:
             message = f"{name} may be at most {context}, the context of this model, got {length}"
             raise unservable(name, message, "context_length_exceeded")
     if len({*asked.values()}) > 1:
@@ -54,10 +54,15 @@ def truncate(prompt: Sequence[int], request: SamplingFields, length: int, contex
 
 
 def output_lengths(
-    prompts: Sequence[Sequence[int]], requested: int | None, default: int | None, context: int, param: str = "prompt"
+    prompts: Sequence[Sequence[int]],
+    requested: int | None,
+    default: int | None,
+    context: int,
+    clip: bool,
+    param: str = "prompt",
 ) -> list[int]:
-    """max_tokens of each prompt. A requested length must fit into the context. The default is cut to fit; None means
-    the rest of the context."""
+    """max_tokens of each prompt. A requested length must fit into the context, or with `clip` is cut to fit, as the
+    default is; None means the rest of the context."""
     lengths = []
     for prompt in prompts:
         if not prompt:
@@ -66,10 +71,10 @@ def output_lengths(
         if left < 1:
             message = f"{limit} and the prompt has {len(prompt)}; leave room for at least one more"
             raise unservable(param, message, "context_length_exceeded")
-        if requested is not None and requested > left:
+        if requested is not None and requested > left and not clip:
             message = f"{limit}; {len(prompt)} in the prompt and {requested} for the answer are too many"
             raise unservable(param, message, "context_length_exceeded")
-        lengths.append(min(left, default or left) if requested is None else requested)
+        lengths.append(min(left, default or left) if requested is None else min(left, requested))
     return lengths
 
 

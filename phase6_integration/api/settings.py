@@ -63,6 +63,9 @@ class ServerSettings:
         "ORIGIN",
         _origins,
     )
+    clip_max_tokens: bool = option(
+        False, "cut max_tokens to what the context has left, instead of a 400", check=check_bool
+    )
     max_body_bytes: int = option(4 << 20, "largest request body; more is a 413", "BYTES", at_least(1))
     max_buffered_bytes: int = option(
         1 << 30, "memory for bodies and unsent answers; more is a 503", "BYTES", partial(check_int, low=1, high=1 << 50)

@@ -3,7 +3,7 @@ as in `vllm serve` where it has them."""
 
 import argparse
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,20 @@ from phase6_integration.engine.options import EngineOptions
 from phase6_integration.wings.edge.api_keys import read_keys
 
 VISIBLE = f"every user of this machine can see --api-key in ps; use --api-key-file or {API_KEYS[0]}"
+
+# Flags in people's scripts for `vllm serve`, with the values that ask for what is so here anyway.
+AS_IT_IS: Mapping[str, Sequence[str]] = {
+    "--pipeline-parallel-size": ["1"],
+    "--data-parallel-size": ["1"],
+    "--cpu-offload-gb": ["0"],
+    "--swap-space": ["0"],
+    "--task": ["auto", "generate"],
+    "--runner": ["auto", "generate"],
+    "--load-format": ["auto", "safetensors"],
+    "--tokenizer-mode": ["auto"],
+    "--response-role": ["assistant"],
+}
+NOT_LOGGED = "--disable-log-requests", "--no-enable-log-requests"  # what requests say never is
 
 
 def add_flags(parser: Parser) -> None:
@@ -39,6 +53,9 @@ def add_flags(parser: Parser) -> None:
         help=f"a client's key; repeatable, but visible in ps; also from {' and '.join(API_KEYS)} (none is needed)",
     )
     server.add_argument("--chat-template", metavar="FILE", help="a Jinja file, or the template itself (the model's)")
+    for flag, values in AS_IT_IS.items():
+        parser.add_argument(flag, choices=values, help=argparse.SUPPRESS)
+    parser.add_argument(*NOT_LOGGED, action="store_true", help=argparse.SUPPRESS)
 
 
 def run(given: argparse.Namespace, parser: Parser) -> int:

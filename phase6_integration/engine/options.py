@@ -127,6 +127,7 @@ class EngineOptions:
         "int8, int4 or fp8: quantize the matrices of the layers when they are loaded (as they were saved)",
         "SCHEME",
         partial(check_choice, allowed=tuple(SCHEMES)),
+        words={"none": None},
     )
     quantize_embeddings: bool = option(False, "with --quantization: the embedding and lm_head too", check=check_bool)
     kv_cache_dtype: str | None = option(

@@ -61,6 +61,19 @@ def test_how_long_an_answer_may_be(given: dict[str, Any], length: int) -> None:
     assert choice.logprobs is None
 
 
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
+def test_a_server_that_clips_gives_what_the_context_has_left(path: str) -> None:
+    engine, asked = (
+        FakeEngine(says("yes"), max_model_len=64),
+        {"messages": HELLO} if path == CHAT else {"prompt": [5] * 40},
+    )
+    for length in (63, 65_536):
+        response = post(engine, path, settings=ServerSettings(clip_max_tokens=True), max_tokens=length, **asked)
+        assert response.status_code == 200
+        request = engine.submitted[-1]
+        assert len(request.prompt_tokens) + request.params.max_tokens == 64
+
+
 def test_a_conversation_that_is_too_long() -> None:
     engine = FakeEngine(max_model_len=64)
     response = post(engine, CHAT, messages=[{"role": "user", "content": "word " * 100}])

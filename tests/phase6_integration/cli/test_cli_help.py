@@ -23,7 +23,8 @@ def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 def flags_of(command: str) -> list[argparse.Action]:
     parser = Parser(prog=command)
     import_module(COMMANDS[command][0]).add_flags(parser)
-    return [action for action in parser._actions if "--help" not in action.option_strings]
+    hidden = {argparse.SUPPRESS, parser._actions[0].help}  # and --help
+    return [action for action in parser._actions if action.help not in hidden]
 
 
 def test_without_a_command_and_with_help_all_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

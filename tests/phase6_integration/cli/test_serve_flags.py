@@ -80,11 +80,22 @@ def test_auto_is_the_default_of_dtype_and_device_only() -> None:
         (["--dtype", "auto"], "dtype", None),
         (["--tokenizer", "org/other"], "tokenizer", "org/other"),
         (["--download-dir", "/models"], "download_dir", "/models"),
+        (["--quantization", "none"], "quantization", None),
     ],
     ids=str,
 )
 def test_values_are_read_as_vllm_reads_them(flags: list[str], field: str, value: object) -> None:
     assert getattr(engine_options(parsed(*flags)), field) == value
+
+
+def test_flags_of_vllm_that_ask_for_what_is_so_anyway_are_taken(capsys: pytest.CaptureFixture[str]) -> None:
+    script = "--pipeline-parallel-size 1 --data-parallel-size=1 --swap-space 0 --cpu-offload-gb 0 --task generate"
+    script += " --load-format auto --tokenizer-mode auto --disable-log-requests --response-role assistant"
+    assert engine_options(parsed("m", *script.split())) == EngineOptions(model="m")
+    assert server_settings(parsed("m", *script.split()), {}) == server_settings(parsed("m"), {})
+    with pytest.raises(SystemExit):
+        parsed("m", "--pipeline-parallel-size", "2")
+    assert "choose from" in capsys.readouterr().err
 
 
 def test_lists_are_values_or_a_json_list_as_in_vllm() -> None:
