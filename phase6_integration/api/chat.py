@@ -65,7 +65,7 @@ async def continue_chat(
         lengths,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=prompt_alternatives(body, [prompt], None),
-        grammar=plan.grammar,
+        grammar=plan.grammar and plan.grammar.text,
         prediction=await predicted(body, pool, tenant, context),
         **plan.sampling,
     )
@@ -92,6 +92,8 @@ class ChatFormatter(Formatter):
     ) -> None:
         super().__init__(server, body, request_id, [prompt])
         self.logprobs = bool(body.logprobs)
+        if plan.grammar is not None:
+            self.notes = plan.grammar.notes
         if plan.grammar_fields is not None:
             self.grammar_fields = plan.grammar_fields
         if body.return_token_ids:

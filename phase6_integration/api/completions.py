@@ -57,6 +57,7 @@ async def complete(
         [await _echo(pool, prompt, body.skip_special_tokens is not False) for prompt in prompts] if body.echo else None
     )
     formatter = make(server, body, request.state.request_id, tokens, echoes)
+    formatter.notes = grammar.notes if grammar else ()
     message = await engine_request(
         server,
         tenant,
@@ -66,7 +67,7 @@ async def complete(
         lengths,
         logprobs=body.logprobs,
         prompt_logprobs=scores,
-        grammar=grammar,
+        grammar=grammar and grammar.text,
         **found,
     )
     return GenerationResponse(server, message, formatter, body)

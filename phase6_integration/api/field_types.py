@@ -92,9 +92,14 @@ def _is_free(name: str) -> str:
 
 
 def by_kind(message: str) -> Discriminator:
-    """Chooses between the text, the list and the object of a union. `message` says which of them it has."""
+    """Chooses between the text, the list and the objects of a union. `message` says which of them it has."""
     tags: dict[type, str] = {str: "=text", list: "=list", dict: "=tool"}
-    return Discriminator(lambda value: tags.get(type(value)), custom_error_type="kind", custom_error_message=message)
+
+    def kind(value: Any) -> str | None:
+        some = isinstance(value, dict) and value.get("type") == "allowed_tools"
+        return "=some_tools" if some else tags.get(type(value))
+
+    return Discriminator(kind, custom_error_type="kind", custom_error_message=message)
 
 
 def _kind_of_prompt(value: Any) -> str | None:

@@ -91,6 +91,7 @@ class Formatter(ABC):
         field = server.grammars.field(body)
         self.grammar_fields: tuple[str, ...] = () if field is None else (field,)
         self.excluding = excluding_fields(body)
+        self.notes: tuple[str, ...] = ()  # what of a JSON schema is not enforced
         self.outputs: Sequence[Output] = ()  # once they are submitted
         self._unwritten: dict[int, Chunk] = {}  # by index
         self._delivered: dict[int, int] = {}  # tokens in the chunks of a stream, by index

@@ -28,6 +28,7 @@ class TokenizeText(RequestModel):
 
 class TokenizeChat(ConversationFields):
     model: Name | None = None
+    add_special_tokens: bool | None = None  # on top of those of the template; default: false
     return_token_strs: bool | None = None
 
 
@@ -61,7 +62,7 @@ async def tokenize(
         return msgspec.json.encode({**answer, "token_strs": strings})
 
     if isinstance(request, TokenizeChat):
-        tokens = await pool.chat(conversation(request), tenant)
+        tokens = await pool.chat(conversation(request), tenant, request.add_special_tokens is True)
     else:
         (tokens,) = await pool.encode([request.prompt], tenant, request.add_special_tokens is not False)
     return Response(await pool.run(lambda: content(tokens), len(tokens)), media_type="application/json")

@@ -145,6 +145,8 @@ async def engine_request(
     **found: Any,
 ) -> EngineRequest:
     """The message to the engine. `found` are fields of SamplingParams that are more than a copy of the request's."""
+    if request.min_tokens and found.get("grammar") is not None:
+        raise unservable("min_tokens", "min_tokens: with a grammar or required calls, an answer ends when complete")
     settings, words = server.settings, await bad_words(server.tokenizers, request, tenant)
     return EngineRequest(
         f"{id}-{next(_serial)}",

@@ -54,7 +54,7 @@ class NamedSchema(RequestModel):
     schema_: Schema = Field(alias="schema")
     name: Hint = None
     description: Hint = None
-    strict: Annotated[bool | None, Field(description="The schema is enforced in any case.")] = None
+    strict: bool | None = None  # false: what cannot be enforced is noted, not refused
 
 
 class ResponseFormat(RequestModel):
@@ -74,7 +74,7 @@ class StructuredOutputs(RequestModel):
     whitespace_pattern: Whitespace | None = None
     disable_any_whitespace: bool | None = None
     disable_fallback: Hint = None  # there is one backend
-    disable_additional_properties: Annotated[Any, Unsupported(False)] = None
+    disable_additional_properties: bool | None = None  # an object that lists properties has no others
     structural_tag: Annotated[Any, Unsupported()] = None
 
 
@@ -219,7 +219,7 @@ class Function(FromClient):
     name: FunctionName
     description: str | None = None
     parameters: dict[str, Any] | None = None  # a JSON schema
-    strict: bool | None = None  # a call is constrained if one is required, strict or not
+    strict: bool | None = None  # false: what cannot be enforced is noted
 
 
 class Tool(FromClient):
@@ -234,6 +234,18 @@ class ChosenFunction(FromClient):
 class ChosenTool(FromClient):
     type: Literal["function"]
     function: ChosenFunction
+
+
+class ToolSubset(FromClient):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[ChosenTool], Field(min_length=1, max_length=MAX_TOOLS)]
+
+
+class AllowedTools(FromClient):
+    """Some of the tools: the prompt has all of them, and its prefix stays in the cache."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: ToolSubset
 
 
 class ConversationFields(RequestModel):
@@ -262,8 +274,12 @@ class ChatRequest(SamplingFields, ConversationFields):
     add_special_tokens: bool | None = None  # on top of those of the template; default: false
     tool_choice: (
         Annotated[
-            Annotated[Literal["none", "auto", "required"], Tag("=text")] | Annotated[ChosenTool, Tag("=tool")],
-            by_kind('tool_choice is none, auto, required or {"type": "function", "function": {"name": ...}}'),
+            Annotated[Literal["none", "auto", "required"], Tag("=text")]
+            | Annotated[ChosenTool, Tag("=tool")]
+            | Annotated[AllowedTools, Tag("=some_tools")],
+            by_kind(
+                'tool_choice is none, auto, required, {"type": "function", "function": {"name": ...}} or allowed_tools'
+            ),
         ]
         | None
     ) = None  # default: auto

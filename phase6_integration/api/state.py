@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Protocol, TypeVar
+from typing import Annotated, Any, NamedTuple, Protocol, TypeVar
 
 from fastapi import Depends, Request
 from pydantic import BaseModel, ValidationError
@@ -29,6 +29,11 @@ log = logging.getLogger("nanoserve")
 # Hooks. Each of these is what a server without wings does; a wing replaces it.
 
 
+class Grammar(NamedTuple):
+    text: str
+    notes: tuple[str, ...] = ()  # of its JSON schemas, what is not enforced
+
+
 class GrammarHook:
     """The grammars that answers must follow. Here a request with one is refused."""
 
@@ -37,7 +42,7 @@ class GrammarHook:
         given = body.model_dump(include=set(StructuredFields.model_fields), exclude_none=True)
         return next((name for name, value in given.items() if value != {"type": "text"}), None)
 
-    def of(self, body: StructuredFields) -> str | None:
+    def of(self, body: StructuredFields) -> Grammar | None:
         """The grammar that a request asks for."""
         if (name := self.field(body)) is not None:
             raise _missing(name, "structured output")
@@ -47,7 +52,7 @@ class GrammarHook:
         """The same grammar. A RequestError about `param` if the engine cannot take it."""
         raise _missing(param, "structured output")
 
-    def of_schema(self, schema: Mapping[str, Any]) -> str:
+    def of_schema(self, schema: Mapping[str, Any], body: StructuredFields, lenient: bool) -> Grammar:
         """The grammar of a JSON schema, for the arguments of a tool."""
         raise _missing("tools", "structured output")
 
@@ -73,14 +78,16 @@ class AnswerReader(Protocol):
 class AnswerPlan:
     """How the answers to one chat are constrained and read."""
 
-    grammar: str | None
+    grammar: Grammar | None
     grammar_fields: tuple[str, ...] | None = None  # that it is made from; None: it is the grammar of the content
     sampling: Mapping[str, Any] = field(default_factory=dict)  # fields of SamplingParams that reading the answers needs
     finish_reason: str = "stop"  # of an answer that stopped after calls
     reader: Callable[[], AnswerReader] | None = None  # makes the reader of one answer; None: it is plain content
 
 
-def plain_answers(server: "ServerState", body: ChatRequest, prompt: Sequence[int], content: str | None) -> AnswerPlan:
+def plain_answers(
+    server: "ServerState", body: ChatRequest, prompt: Sequence[int], content: Grammar | None
+) -> AnswerPlan:
     """Answers are text that follows the grammar of the content, if there is one."""
     if body.tools and body.tool_choice != "none":
         raise _missing("tools", "calls of tools")
@@ -103,7 +110,7 @@ class ServerState:
     tokenizers: TokenizerPool
     names: TokenNames
     grammars: GrammarHook = field(default_factory=GrammarHook)
-    plan: "Callable[[ServerState, ChatRequest, Sequence[int], str | None], AnswerPlan]" = plain_answers
+    plan: "Callable[[ServerState, ChatRequest, Sequence[int], Grammar | None], AnswerPlan]" = plain_answers
     lease: Lease = lambda request, length_field: nullcontext()
     error_bodies: dict[str, Callable[[RequestError], bytes]] = field(default_factory=dict)  # by path; else OpenAI's
     watching: int = 0  # clients that read the engine's record

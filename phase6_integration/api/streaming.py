@@ -58,7 +58,7 @@ class GenerationResponse(Response):
         with self.server.lease(self.request, formatter.length_field), self._submit() as outputs:
             self.outputs, account.outputs, formatter.outputs = outputs, outputs.outputs, outputs.outputs
             events = (b"content-type", formatter.stream_type), *EVENTS[1:]
-            self.writer = ResponseWriter(send, events if self.is_stream else WHOLE)
+            self.writer = ResponseWriter(send, [*(events if self.is_stream else WHOLE), *_warning(formatter.notes)])
             watching = asyncio.create_task(_abort_on_disconnect(receive, outputs))
             try:
                 await (self.stream() if self.is_stream else self.whole())
@@ -203,6 +203,11 @@ class ResponseWriter:
             await self._send({"type": "http.response.body", "body": body, "more_body": more})
 
     # endregion
+
+
+def _warning(notes: Sequence[str]) -> list[tuple[bytes, bytes]]:
+    """The header that says what of a JSON schema is not enforced."""
+    return [(b"warning", f'299 - "not enforced: {", ".join(notes)}"'.encode())] if notes else []
 
 
 async def _abort_on_disconnect(receive: Receive, outputs: OutputStream) -> None:

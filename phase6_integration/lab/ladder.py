@@ -32,7 +32,7 @@ from phase2_prefill_decode.lab.random_weights import save_random
 from phase2_prefill_decode.lab.shapes import SHAPES
 from phase2_prefill_decode.loading.model import default_device
 from phase6_integration.engine.progress import reported
-from phase6_integration.lab.rungs import PAGE_SIZE, Answers, Build, Rung, rungs
+from phase6_integration.lab.peers.rungs import PAGE_SIZE, Answers, Build, Rung, rungs
 
 NAMES = ("transformers", "phase2", "phase3", "phase4", "phase5", "phase6")
 COLUMNS = {

@@ -29,7 +29,7 @@ ROUTERS: dict[str, dict[str, Any]] = {
         "request_router_class": "ray.serve._private.request_router.pow_2_router:PowerOfTwoChoicesRequestRouter"
     },
     "affinity": {
-        "request_router_class": "phase6_integration.lab.text_router:TokensAsText",
+        "request_router_class": "phase6_integration.lab.scale.text_router:TokensAsText",
         "request_router_kwargs": {"imbalanced_threshold": 4, "match_rate_threshold": 0.1},
     },
 }

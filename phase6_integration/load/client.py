@@ -14,7 +14,7 @@ from phase0_request.checks import check_bool, check_choice, check_number
 from phase6_integration.engine.options import at_least, check_fields, option, positive
 from phase6_integration.load.connection import ConnectionLostError, Pool, UnreachableError
 from phase6_integration.load.report import SLO, Report, report
-from phase6_integration.load.response import Outcome, Response
+from phase6_integration.load.response import Outcome, Response, on_one_line
 from phase6_integration.load.session import Session
 from phase6_integration.load.workload import Workload
 
@@ -191,7 +191,7 @@ def first_model(response: httpx.Response) -> str:
         message = content["error"]["message"]
     except (ValueError, LookupError, TypeError):
         message = "no model is listed at /v1/models"
-    raise ValueError(f"{response.url} answered {response.status_code}: {message}")
+    raise ValueError(f"{response.url} answered {response.status_code}: {on_one_line(str(message))}")
 
 
 async def _first_model(load: LoadTest) -> str:

@@ -56,7 +56,8 @@ def _plots(report: Report) -> Iterable[str]:
         yield _cdf("Time to first token", "requests", [o.ttft for o in whole if o.deliveries], limits.get("ttft"))
     if itl:
         yield _cdf("Between deliveries (ITL)", "gaps", itl, limits.get("itl"))
-    yield _cdf("End to end", "requests", [outcome.e2el for outcome in whole], limits.get("e2el"))
+    if whole:
+        yield _cdf("End to end", "requests", [outcome.e2el for outcome in whole], limits.get("e2el"))
     yield _timeline(report)
     width = max(report.duration, 1e-9) / BINS
 
@@ -96,7 +97,7 @@ def _plot(title: str, about: str, marks: str, x: Iterable[tuple[float, str]], y:
 def _cdf(title: str, what: str, seconds: Sequence[float], limit: float | None) -> str:
     """Which share of them is not longer, over a logarithmic axis."""
     values = sorted(max(value * 1e3, 1e-3) for value in seconds) or [1.0]
-    low, high = math.log10(values[len(values) // 50] / 1.1), math.log10(max(values[-1], limit or 0) * 1.1)
+    low, high = math.log10(max(values[0], 0.1) / 1.1), math.log10(max(values[-1], limit or 0, 0.1) * 1.1)
 
     def at(value: float) -> float:
         return (math.log10(value) - low) / (high - low)
@@ -108,7 +109,7 @@ def _cdf(title: str, what: str, seconds: Sequence[float], limit: float | None) -
     marks = f'<path stroke="{A}" d="M{max(1000 * at(values[0]), 0):.1f} 1000{line}H1000"/>'
     about = f"share of {len(values):,} {what} within milliseconds"
     if limit is not None:
-        marks += f'<path stroke="{BAD}" stroke-dasharray="5 4" d="M{1000 * at(limit):.1f} 0V1000"/>'
+        marks += f'<path stroke="{BAD}" stroke-dasharray="5 4" d="M{max(1000 * at(limit), 0):.1f} 0V1000"/>'
         about += f'<i style="background:{BAD}"></i>the limit'
     return _plot(title, about, marks, [(at(t), _short(t)) for t in ticks if 0 <= at(t) <= 1], _ticks(100, "%"))
 
@@ -122,10 +123,8 @@ def _timeline(report: Report) -> str:
     def rect(outcome: Outcome, row: int, begin: float, end: float, color: str) -> str:
         place = f'x="{(begin - report.start) * scale:.1f}" width="{max((end - begin) * scale, 0.5):.1f}"'
         place += f' y="{row * height:.1f}" height="{max(height * 0.85, 0.8):.1f}"'
-        words = (
-            outcome.error
-            or f"TTFT {outcome.ttft * 1e3:,.1f} ms, {outcome.output_tokens} tokens in {outcome.e2el:,.2f} s"
-        )
+        words = f"TTFT {outcome.ttft * 1e3:,.1f} ms, " * bool(outcome.deliveries)
+        words += f"{outcome.output_tokens} tokens in {outcome.e2el:,.2f} s"
         return f'<rect fill="{color}" {place}><title>{escape(outcome.error or words)}</title></rect>'
 
     marks = ""

@@ -91,6 +91,12 @@ class _Chunk(msgspec.Struct):
 
 
 _decode = msgspec.json.Decoder(_Chunk).decode
+NOT_ONE = msgspec.DecodeError, UnicodeDecodeError, RecursionError  # what is no _Chunk
+
+
+def on_one_line(words: str) -> str:
+    """What a server says, of a length and with characters that a terminal can show."""
+    return "".join(character if character.isprintable() else " " for character in words[:500])
 
 
 @dataclass(slots=True)
@@ -152,7 +158,7 @@ class Response:
             return
         try:
             chunk = _decode(event)
-        except msgspec.DecodeError as error:
+        except NOT_ONE as error:
             self._error = f"an event of the stream is not what it should be: {error}"
             return
         text = self._take(chunk)
@@ -163,7 +169,7 @@ class Response:
     def _take_whole(self) -> None:
         try:
             chunk = _decode(self._rest)
-        except msgspec.DecodeError:
+        except NOT_ONE:
             chunk = _Chunk(error=_Error(f"a body that is no JSON object of a completion, {len(self._rest)} bytes"))
         self._take(chunk)
         if self.status != 200:
@@ -174,7 +180,7 @@ class Response:
         if chunk.usage is not None:
             self._usage = chunk.usage
         if chunk.error is not None:
-            self._error = chunk.error.message
+            self._error = on_one_line(chunk.error.message)
         some = False
         for choice in chunk.choices:
             self._reason = choice.finish_reason or self._reason

@@ -7,6 +7,7 @@ milliseconds; an id names the content of 512 tokens, so prompts share prefixes a
 """
 
 import json
+import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -47,6 +48,7 @@ def read(path: str, rng: random.Random) -> Iterator[Session]:
 
 def _entries(path: str) -> Iterator[tuple[int, Any]]:
     """Of a list, or one a line."""
+    number = 0
     with Path(path).open(encoding="utf-8") as file:
         try:
             if file.read(64).lstrip().startswith("["):
@@ -54,15 +56,18 @@ def _entries(path: str) -> Iterator[tuple[int, Any]]:
                 yield from enumerate(json.load(file), 1)
                 return
             file.seek(0)
-            yield from ((number, json.loads(line)) for number, line in enumerate(file, 1) if line.strip())
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path} is neither a JSON list nor JSON by the line: {error}") from None
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    yield number, json.loads(line)
+        except (ValueError, RecursionError) as error:
+            at = f", see line {number}" if number else ""
+            raise ValueError(f"{path} is neither a JSON list nor JSON by the line{at}: {error}") from None
 
 
 def _request(entry: Mapping[str, Any], shared: list[int], rng: random.Random) -> Session:
     """One of Mooncake's. What its blocks do not cover is its own."""
     length, answer, time = entry["input_length"], entry["output_length"], entry.get("timestamp")
-    if min(length, answer) < 1 or not isinstance(length + answer, int) or (time is not None and time < 0):
+    if min(length, answer) < 1 or not isinstance(length + answer, int) or not 0 <= (time or 0) < math.inf:
         raise ValueError
     prompt = shared[:length] + tokens(rng, max(length - len(shared), 0))
     return Session(None if time is None else time / 1000, [Turn(prompt, answer)])
@@ -72,6 +77,8 @@ def _turns(entry: Mapping[str, Any]) -> list[Turn]:
     """Each question that has an answer."""
     said = entry["conversations"] if "conversations" in entry else entry["messages"]
     lines = [(line.get("from") or line["role"], line.get("value") or line.get("content") or "") for line in said]
+    if not all(isinstance(text, str) for _, text in lines):
+        raise ValueError
     return [
         Turn(question, max(-(-len(answer) // CHARACTERS), 1))
         for (asks, question), (answers, answer) in pairwise(lines)

@@ -74,7 +74,7 @@ class Workload:
         if math.isinf(self.request_rate):
             return made
         gaps = [*accumulate(rng.gammavariate(self.burstiness, 1.0) for _ in made)]
-        scale = len(made) / self.request_rate / gaps[-1]  # so the mean rate is exact, as vLLM's
+        scale = len(made) / self.request_rate / (gaps[-1] or 1.0)  # so the mean rate is exact, as vLLM's
         return [Session(time * scale, session.turns) for time, session in zip(gaps, made, strict=True)]
 
     def _turns(self, rng: random.Random, index: int) -> Iterator[Turn]:

@@ -163,7 +163,6 @@ SPELLS = ["y", "ye", "yes"]
 IMPOSSIBLE: list[tuple[dict[str, Any], list[str]]] = [
     (YES | {"allowed_token_ids": [9]}, ["structured_outputs.choice", "allowed_token_ids"]),
     ({"guided_choice": ["yes"], "bad_words": SPELLS}, ["guided_choice", "bad_words"]),
-    (YES | {"stop_token_ids": [*map(token_of, SPELLS)], "min_tokens": 2}, ["choice", "min_tokens", "stop_token_ids"]),
     ({"response_format": {"type": "json_object"}, "bad_words": ["{", '{"', "{\n"]}, ["response_format", "bad_words"]),
     ({"allowed_token_ids": [token_of("y")], "bad_words": ["y"]}, ["allowed_token_ids", "bad_words"]),
 ]

@@ -70,7 +70,7 @@ SHARED: dict[str, Values] = {
         [
             *({}, {"json_object": False}, {"json": 5}, {"regex": 5}, {"regex": ""}, {"choice": []}, {"choice": "a"}),
             *({"choice": [""]}, {"choice": [5]}, {"grammar": 5}, {"other": 1}, {"structural_tag": "{}"}, "json"),
-            *({"json": {}, "whitespace_pattern": pattern} for pattern in ("x", ".", "[^a]", r"\s*", "a|b", 5)),
+            *({"json": {}, "whitespace_pattern": pattern} for pattern in ("x", ".", "[^a]", r"\S*", "a|b", 5)),
         ],
         [
             *({"json": {}}, {"json": "{}"}, {"regex": "a"}, {"choice": ["a"]}, {"grammar": "start: /a/"}),

@@ -1,1 +1,1 @@
-"""Other engines beside this one: each runs in a process of its own, in an environment that setup.sh makes."""
+"""Other engines beside this one, and those of the phases: what a comparison runs."""

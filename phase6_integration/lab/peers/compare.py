@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from fnmatch import fnmatch
 from functools import partial
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple, TextIO
@@ -270,12 +270,19 @@ def main(arguments: list[str] | None = None, prog: str = "nanoserve bench compar
     p.add_argument("--rounds", type=at_least_one, default=3, help="of each workload (%(default)s)")
     p.add_argument("--threads", type=at_least_one, default=torch.get_num_threads(), help="of an engine (%(default)s)")
     options, console = p.parse_args(arguments), Console(highlight=False)
+    names = [load.name for load in (*chain(*(WORKLOADS[shape] for shape in options.shapes)), *LONG)]
+    if not selected(PEERS, options.peers) or not selected(names, options.workloads):
+        p.error(f"nothing to measure: --peers are of {', '.join(PEERS)}; --workloads of {', '.join(names)}")
     console.print(f"{describe().cpu}, {describe().vectors or 'no vectors'}, {options.threads} threads")
     for isa in options.held_to:
         if absent := [name for name in selected(PEERS, options.peers) if not available(name, isa)]:
             console.print(f"Left out: {', '.join(absent)}; bash {HERE / 'setup.sh'} installs llama.cpp and vLLM.")
-    saved = options.json.exists()
-    figures: dict[str, Any] = json.loads(options.json.read_text("utf-8"))["figures"] if saved else {}
+    try:
+        figures: dict[str, Any] = json.loads(options.json.read_text("utf-8"))["figures"]
+    except FileNotFoundError:
+        figures = {}
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        p.error(f"{options.json} has no figures to continue with ({error}): give another --json, or remove it")
     for isa, shape in product(options.held_to, options.shapes):
         rows = figures.setdefault(isa, {}).setdefault(shape, {})
         for name in compare(shape, isa, options, rows):

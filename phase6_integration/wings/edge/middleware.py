@@ -54,7 +54,7 @@ class Edge(HttpMiddleware):
                 allow_origins=settings.allowed_origins,
                 allow_methods=("GET", "POST"),
                 allow_headers=("*",),
-                expose_headers=("x-request-id", "retry-after"),
+                expose_headers=("x-request-id", "retry-after", "warning"),
             )
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:

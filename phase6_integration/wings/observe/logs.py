@@ -13,7 +13,7 @@ from phase6_integration.api.settings import ServerSettings
 
 CAPACITY = 10_000  # lines that wait to be written
 DRAIN_TIMEOUT = 1.0  # seconds that the end of the process may wait for them
-OURS = ("nanoserve", "phase6_integration", "uvicorn", "asyncio")
+OURS = ("nanoserve", "phase6_integration", "uvicorn", "asyncio", "opentelemetry")
 
 
 class HumanFormatter(logging.Formatter):

@@ -15,6 +15,7 @@ from phase6_integration.api.state import Server, json_body
 from phase6_integration.wings.responses.responses_formatter import ResponsesFormatter
 from phase6_integration.wings.responses.responses_request import (
     LOGPROBS,
+    AllowedTools,
     Content,
     FunctionCallInput,
     FunctionCallOutput,
@@ -122,7 +123,14 @@ def _tool(tool: FunctionTool) -> dict[str, Any]:
 
 def _tool_choice(request: ResponsesRequest) -> str | dict[str, Any] | None:
     choice = request.tool_choice
-    return {"type": "function", "function": {"name": choice.name}} if isinstance(choice, NamedTool) else choice
+    if isinstance(choice, AllowedTools):
+        subset = {"mode": choice.mode, "tools": [_named(tool) for tool in choice.tools]}
+        return {"type": choice.type, choice.type: subset}
+    return _named(choice) if isinstance(choice, NamedTool) else choice
+
+
+def _named(tool: NamedTool) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": tool.name}}
 
 
 def attach(app: FastAPI) -> None:

@@ -111,9 +111,17 @@ class NamedTool(FromClient):
     name: FunctionName
 
 
+class AllowedTools(FromClient):
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MAX_TOOLS)]
+
+
 ToolChoice = Annotated[
-    Annotated[Literal["none", "auto", "required"], Tag("=text")] | Annotated[NamedTool, Tag("=tool")],
-    by_kind("tool_choice is none, auto, required or a function with a name"),
+    Annotated[Literal["none", "auto", "required"], Tag("=text")]
+    | Annotated[NamedTool, Tag("=tool")]
+    | Annotated[AllowedTools, Tag("=some_tools")],
+    by_kind("tool_choice is none, auto, required, a function with a name or allowed_tools"),
 ]
 
 

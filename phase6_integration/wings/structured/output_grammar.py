@@ -2,8 +2,8 @@
 
     response_format, structured_outputs.json or guided_json, ... -> the text of a grammar -> the engine
 
-A JSON schema is enforced as it stands, `strict` or not. What llguidance cannot enforce is an error that the engine ends
-the request with.
+A JSON schema is rewritten for llguidance (`schema_rewrites`). What that cannot enforce is an error that the engine ends
+the request with, unless the schema says `strict: false`.
 """
 
 import json
@@ -17,8 +17,9 @@ from pydantic_core import from_json
 
 from phase6_integration.api.errors import unservable
 from phase6_integration.api.schemas import ResponseFormat, StructuredFields
-from phase6_integration.api.state import GrammarHook
+from phase6_integration.api.state import Grammar, GrammarHook
 from phase6_integration.process.async_engine import AsyncEngine
+from phase6_integration.wings.structured.schema_rewrites import Rewrite
 
 MAX_GRAMMAR = 1 << 18  # characters, of a grammar or a schema
 MAX_CHOICES = 10_000
@@ -38,6 +39,7 @@ class Given(NamedTuple):
     param: str
     kind: str
     value: Any
+    lenient: bool = False  # what cannot be enforced is left out, and noted
 
 
 class OutputGrammars(GrammarHook):
@@ -49,20 +51,25 @@ class OutputGrammars(GrammarHook):
     def field(self, body: StructuredFields) -> str | None:
         return next((given.param for given in _given(body)), None)
 
-    def of(self, body: StructuredFields) -> str | None:
+    def of(self, body: StructuredFields) -> Grammar | None:
         """The text of the one constraint of a request. A RequestError if there are several."""
         constraints = [*_given(body)]
         if len(constraints) > 1:
             names = " and ".join(given.param for given in constraints)
             raise unservable(constraints[1].param, f"only one constraint of the output may be given, got {names}")
         path, pattern = _whitespace(body)
-        if path is not None and not (constraints and constraints[0].kind.startswith("json")):
+        calls = getattr(body, "tools", None) and getattr(body, "tool_choice", None) not in (None, "auto", "none")
+        if path is not None and not (calls or (constraints and constraints[0].kind.startswith("json"))):
             raise unservable(path, f"{path} is for JSON, and no JSON schema is given")
         if path is not None and pattern is not None and not BLANK.fullmatch(pattern):
             raise unservable(path, rf"{path}: a pattern of JSON's white space is needed, such as [ \n\t]{{0,8}}")
-        if body.structured_outputs is not None and not constraints:
+        if body.structured_outputs is not None and not (constraints or calls):
             raise unservable("structured_outputs", f"structured_outputs: one of {', '.join(KINDS)} is needed")
-        return self.check(_text(constraints[0], pattern), constraints[0].param) if constraints else None
+        if not constraints:
+            return None
+        grammar = _grammar(constraints[0], pattern, _closes(body))
+        self.check(grammar.text, constraints[0].param)
+        return grammar
 
     def check(self, grammar: str, param: str) -> str:
         if not self._has_tokenizer:
@@ -73,8 +80,8 @@ class OutputGrammars(GrammarHook):
             raise unservable(param, f"{param}: {message}")
         return grammar
 
-    def of_schema(self, schema: Mapping[str, Any]) -> str:
-        return json_grammar(schema)
+    def of_schema(self, schema: Mapping[str, Any], body: StructuredFields, lenient: bool) -> Grammar:
+        return _of_schema(schema, _whitespace(body)[1], _closes(body), lenient)
 
 
 def json_grammar(schema: Mapping[str, Any], whitespace: str | None = WHITESPACE) -> str:
@@ -100,7 +107,8 @@ def _of_format(format: ResponseFormat) -> Iterator[Given]:
     if format.schema_ is not None and format.type != "json_object":
         raise unservable("response_format.schema", "response_format: schema goes together with type json_object")
     if format.json_schema is not None:
-        yield Given("response_format.json_schema.schema", "json", format.json_schema.schema_)
+        lenient = format.json_schema.strict is False
+        yield Given("response_format.json_schema.schema", "json", format.json_schema.schema_, lenient)
     elif format.schema_ is not None:
         yield Given("response_format.schema", "json", format.schema_)
     elif format.type == "json_object":
@@ -113,14 +121,26 @@ def _whitespace(body: StructuredFields) -> tuple[str | None, str | None]:
     if outputs is not None and outputs.disable_any_whitespace:
         return "structured_outputs.disable_any_whitespace", None
     if outputs is not None and outputs.whitespace_pattern is not None:
-        return "structured_outputs.whitespace_pattern", outputs.whitespace_pattern
+        return "structured_outputs.whitespace_pattern", outputs.whitespace_pattern.replace(r"\s", r"[ \n\r\t]")
     if body.guided_whitespace_pattern is not None:
-        return "guided_whitespace_pattern", body.guided_whitespace_pattern
+        return "guided_whitespace_pattern", body.guided_whitespace_pattern.replace(r"\s", r"[ \n\r\t]")
     return None, WHITESPACE
 
 
-def _text(given: Given, whitespace: str | None) -> str:
-    """The text of a grammar."""
+def _closes(body: StructuredFields) -> bool:
+    return bool(body.structured_outputs and body.structured_outputs.disable_additional_properties)
+
+
+def _of_schema(schema: Mapping[str, Any], whitespace: str | None, closes: bool, lenient: bool) -> Grammar:
+    try:
+        rewrite = Rewrite(schema, lenient, closes)
+    except RecursionError:
+        raise ValueError("the schema is nested too deeply") from None
+    return Grammar(json_grammar(rewrite.schema, whitespace), rewrite.notes)
+
+
+def _grammar(given: Given, whitespace: str | None, closes: bool) -> Grammar:
+    """The grammar of a constraint."""
     try:
         match given.kind:
             case "json":
@@ -129,18 +149,19 @@ def _text(given: Given, whitespace: str | None) -> str:
                     raise ValueError("a JSON schema is an object")
                 if "x-guidance" in schema:
                     raise ValueError("x-guidance is not supported; whitespace_pattern is")
-                return json_grammar(schema, whitespace)
+                return _of_schema(schema, whitespace, closes, given.lenient)
             case "json_object":
-                return json_grammar(ANY_OBJECT, whitespace)
+                return Grammar(json_grammar(ANY_OBJECT, whitespace))
             case "regex":
-                return LLMatcher.grammar_from_regex(given.value)
+                return Grammar(LLMatcher.grammar_from_regex(given.value))
             case "choice":
                 if len(given.value) > MAX_CHOICES:
                     raise ValueError(f"at most {MAX_CHOICES} choices are allowed, got {len(given.value)}")
-                return "start: " + " | ".join(map(json.dumps, given.value))
+                choices = " | ".join(map(json.dumps, given.value))  # one terminal: cheap, and what they share is forced
+                return Grammar(f"start: CHOICE\nCHOICE: {choices}")
     except ValueError as error:
         raise unservable(given.param, f"{given.param}: {error}") from None
-    return str(given.value)
+    return Grammar(str(given.value))
 
 
 def attach(app: FastAPI) -> None:

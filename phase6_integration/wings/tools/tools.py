@@ -1,5 +1,6 @@
 """ToolPlan: what the tools of a request and the model's reasoning mean for the grammar and the reading of answers."""
 
+import json
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -8,8 +9,8 @@ from fastapi import FastAPI
 
 from phase0_request.tokenizer import Tokenizer
 from phase6_integration.api.errors import unservable
-from phase6_integration.api.schemas import ChatRequest, ChosenTool, Function
-from phase6_integration.api.state import AnswerPlan, ServerState
+from phase6_integration.api.schemas import AllowedTools, ChatRequest, ChosenTool, Function
+from phase6_integration.api.state import AnswerPlan, Grammar, ServerState
 from phase6_integration.wings.tools.call_grammar import Thinking, answer_grammar, call_rules
 from phase6_integration.wings.tools.tool_formats import ToolFormat, tool_format, uses_tools
 from phase6_integration.wings.tools.tool_reader import BEGIN, END, ToolReader
@@ -26,34 +27,46 @@ class ToolPlan:
     def __init__(self, server: ServerState, body: ChatRequest) -> None:
         """RequestError if the tools cannot be used as requested."""
         settings, template, choice = server.settings, server.tokenizers.template, body.tool_choice
+        mode = choice.allowed_tools.mode if isinstance(choice, AllowedTools) else choice
         self._tokenizer, self._grammars = server.tokenizers.tokenizer, server.grammars
+        self._body = body
         self._content_field = server.grammars.field(body)  # that constrains the content
+        self._lenient = {tool.function.name for tool in body.tools or () if tool.function.strict is False}
         self._functions = _callable(body)  # that may be called: the schema of the arguments of each
-        self._must_call = bool(self._functions) and choice not in (None, "auto")
+        self._must_call = bool(self._functions) and mode not in (None, "auto")
+        if self._must_call and self._content_field and not self._content_field.startswith("response_format"):
+            message = f"{self._content_field} is for the content, and an answer with required calls has none"
+            raise unservable(self._content_field, message)
         self._format = _format(server, template, auto=not self._must_call) if self._functions else None
         self._is_named = isinstance(choice, ChosenTool)  # the function is chosen by the request
         self._several = body.parallel_tool_calls is not False and not self._is_named  # calls in one answer
         self._reasons = END in template if settings.reasoning_parser is None else settings.reasoning_parser != "none"
         self._include_reasoning = body.include_reasoning is not False
 
-    def grammar(self, prompt: Sequence[int], content: str | None = None) -> str | None:
+    def grammar(self, prompt: Sequence[int], content: Grammar | None = None) -> Grammar | None:
         """The grammar of an answer, or None if any text will do. Required calls have one. Otherwise it is that of
         `content`, with calls as an alternative. The reasoning before them is free."""
         content = None if self._must_call else content
-        calls, thinking = None, self._thinking(prompt)
+        calls, thinking, notes = None, self._thinking(prompt), [*(content.notes if content else ())]
         if self._format is not None and (self._must_call or content is not None):
             try:
-                arguments = {name: self._grammars.of_schema(schema) for name, schema in self._functions.items()}
+                self._grammars.check(json.dumps(self._functions), "tools")  # before they are rewritten
+                arguments = {name: self._arguments(name, schema) for name, schema in self._functions.items()}
             except ValueError as error:
                 raise unservable("tools", f"tools: {error}") from None
-            calls = call_rules(self._format, arguments, self._several, self._tokenizer.marker)
+            texts = {name: grammar.text for name, grammar in arguments.items()}
+            calls = call_rules(self._format, texts, self._several, self._tokenizer.marker)
+            notes += [note for grammar in arguments.values() for note in grammar.notes]
         if calls is None and (content is None or thinking is Thinking.OVER):
             return content
         try:
-            grammar = answer_grammar(thinking, calls, content, self._tokenizer.marker)
+            grammar = answer_grammar(thinking, calls, content and content.text, self._tokenizer.marker)
         except ValueError as error:
             raise unservable(self._content_field, f"{self._content_field}: {error}") from None
-        return self._grammars.check(grammar, "tools")
+        return Grammar(self._grammars.check(grammar, "tools"), tuple(sorted({*notes})))
+
+    def _arguments(self, name: str, schema: dict[str, Any]) -> Grammar:
+        return self._grammars.of_schema(schema, self._body, name in self._lenient)
 
     @property
     def grammar_fields(self) -> tuple[str, ...] | None:
@@ -109,6 +122,11 @@ def _callable(body: ChatRequest) -> dict[str, dict[str, Any]]:
         if name not in functions:
             raise unservable("tool_choice", f"tool_choice names {name}, which is not one of the tools")
         return {name: functions[name]}
+    if isinstance(choice, AllowedTools):
+        names = {tool.function.name for tool in choice.allowed_tools.tools}
+        if names - functions.keys():
+            raise unservable("tool_choice", "tool_choice allows a function that is not one of the tools")
+        return {name: schema for name, schema in functions.items() if name in names}
     if choice == "required" and body.tools is None:
         raise unservable("tool_choice", "tool_choice is required, and there are no tools")
     return {} if choice == "none" else functions
@@ -139,7 +157,7 @@ def _schema(function: Function) -> dict[str, Any]:
     return {**schema, **more, "type": "object"}
 
 
-def answer_plan(server: ServerState, body: ChatRequest, prompt: Sequence[int], content: str | None) -> AnswerPlan:
+def answer_plan(server: ServerState, body: ChatRequest, prompt: Sequence[int], content: Grammar | None) -> AnswerPlan:
     tools = ToolPlan(server, body)
     return AnswerPlan(
         grammar=tools.grammar(prompt, content),

@@ -92,10 +92,11 @@ def test_failures_are_counted_by_cause_and_the_run_goes_on() -> None:
         whole = completion(heard.body)
         kinds = [
             whole,
-            said({"error": {"message": "the queue is full"}}, 429),
+            said({"error": {"message": "the\x1b[2Jqueue\nis full"}}, 429),
             Said(whole.body, kind=whole.kind, cut=80),
             replace(whole, close=True),
             Said(b"<html>", 502, "text/html"),
+            Said(b'{"error": {"message": "\xff\xfe"}}', 500),
             stream([word("a"), {"error": {"message": "the engine died"}}]),
         ]
         return kinds[number % len(kinds)]
@@ -105,14 +106,15 @@ def test_failures_are_counted_by_cause_and_the_run_goes_on() -> None:
             return await run(load(server.url, concurrency=1, warmups=0))
 
     done = asyncio.run(play())
-    assert (done.completed, done.failed) == (4, 8)
+    assert (done.completed, done.failed) == (3, 9)
     assert done.errors == {
-        "answered 429: the queue is full": 2,
+        "answered 429: the [2Jqueue is full": 2,  # no control characters
         "the connection was lost in the middle of the answer": 2,
         "answered 502: a body that is no JSON object of a completion, 6 bytes": 2,
-        "the engine died": 2,
+        "answered 500: a body that is no JSON object of a completion, 28 bytes": 2,
+        "the engine died": 1,
     }
-    assert done.total_output_tokens == 4 * 6
+    assert done.total_output_tokens == 3 * 6
 
 
 def test_a_closed_idle_connection_is_replaced_without_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

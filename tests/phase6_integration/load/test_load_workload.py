@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -116,7 +117,9 @@ def test_conversations_become_their_questions(whole: bool, tmp_path: Path) -> No
         ({"input_length": 0, "output_length": 1}, "entry 1: not such as"),
         ({"input_length": 5, "output_length": 1.5}, "entry 1: not such as"),
         ({"timestamp": -1, "input_length": 5, "output_length": 1}, "entry 1: not such as"),
+        ({"timestamp": math.inf, "input_length": 5, "output_length": 1}, "entry 1: not such as"),
         ({"prompt": "a"}, "entry 1: not such as"),
+        ({"messages": [{"role": "user", "content": ["a"]}, {"role": "assistant", "content": "b"}]}, "not such as"),
         ([], "has no request"),
         ({"messages": []}, "has no request"),
     ],
@@ -124,6 +127,14 @@ def test_conversations_become_their_questions(whole: bool, tmp_path: Path) -> No
 def test_a_wrong_trace_is_refused(line: object, words: str, tmp_path: Path) -> None:
     workload = written(tmp_path / "a", line) if line else written(tmp_path / "a", whole=True)
     with pytest.raises(ValueError, match=words):
+        workload.sessions()
+
+
+@pytest.mark.parametrize("damage", [b'{"input_len', b"\x1f\x8b\x08", b'{"a":' + b"[" * 100_000])
+def test_a_damaged_trace_is_named_with_its_line(damage: bytes, tmp_path: Path) -> None:
+    workload = written(tmp_path / "a", {"input_length": 5, "output_length": 1})
+    Path(str(workload.trace)).write_bytes(Path(str(workload.trace)).read_bytes().rstrip() + b"\n" + damage)
+    with pytest.raises(ValueError, match=r"a is neither a JSON list nor JSON by the line"):
         workload.sessions()
 
 

@@ -73,6 +73,27 @@ FORMS: list[tuple[dict[str, Any], list[str], list[str]]] = [
         ['{"name": "Paris"}', '{\n"name":"Paris"}'],
     ),
     (outputs(json=CITY, whitespace_pattern=r"\t"), ['{"name":\t"Paris"}'], ['{"name": "Paris"}']),
+    (
+        outputs(json=CITY, whitespace_pattern=r"\s?"),
+        ['{"name":\t"Paris"}'],
+        ['{"name":\t\t"Paris"}', '{"name":\x0b"Paris"}'],
+    ),
+    (outputs(json={"type": "object", **CITY}, disable_additional_properties=True), PARIS, ['{"name":"Paris","in":1}']),
+    (schema_format({"type": "integer", "not": {"const": 5}}, strict=False), ["5", "6"], ['"5"', "9" * 20]),
+    (outputs(json={"type": "string", "pattern": r"\bcat\b"}), ['"a cat."', '"cat"'], ['"cats"', '"a tomcat"']),
+    (
+        outputs(
+            json={"propertyNames": {"enum": ["a.b"]}, "additionalProperties": {"type": "integer"}, "type": "object"}
+        ),
+        ["{}", '{"a.b":1}'],
+        ['{"a.b":"1"}', '{"axb":1}', '{"c":1}'],
+    ),
+    (
+        outputs(json={"type": "string", "format": "date"}),
+        ['"2024-02-29"', '"0001-01-01"', '"2023-12-31"'],
+        ['"0000-01-01"', '"2023-02-29"', '"1900-02-29"', '"2023-04-31"'],
+    ),
+    (outputs(choice=[f"the {n}" for n in range(2000)]), ["the 7", "the 1999"], ["the 2000", "the"]),
     ({"guided_json": CITY, "guided_whitespace_pattern": "[ ]{0,2}"}, ['{"name":  "Paris"}'], ['{"name":   "Paris"}']),
 ]
 
@@ -101,7 +122,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         (outputs(json=schema), "structured_outputs.json", words)
         for schema, words in [
             ({"type": "string", "not": {"const": "a"}}, '"not"'),
-            ({"type": "array", "uniqueItems": True, "contains": {"const": 1}}, '"uniqueItems"'),
+            ({"type": "array", "uniqueItems": True, "contains": {"const": 1}}, '"contains"'),
             ({"if": {"const": 1}, "then": {"const": 1}}, '"if"'),
             ({"oneOf": [{"type": "number"}, {"type": "integer"}]}, "oneOf"),
             ({"type": "string", "format": "zip code"}, "zip code"),
@@ -110,6 +131,11 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
             ({"$ref": "file:///etc/passwd"}, "not present"),
             ({"enum": []}, "Unsatisfiable"),
             ({"$ref": "#"}, "cannot be met"),
+            ({"anyOf": [{}] * 40_000}, "others in it"),
+            (
+                {"$defs": {"a": {"enum": ["a" * 90_000]}}, "anyOf": [{"propertyNames": {"$ref": "#/$defs/a"}}] * 9},
+                "propertyNames",
+            ),
             ({"x-guidance": {"lenient": True}, "not": {}}, "x-guidance"),
             ('{"type": ', "EOF"),
             ("[]", "object"),
@@ -137,6 +163,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "json_schema.schema and guided_choice",
     ),
     ({"guided_whitespace_pattern": " ", "guided_regex": "a"}, "guided_whitespace_pattern", "JSON"),
+    ({"guided_regex": "a", "min_tokens": 1}, "min_tokens", "ends when complete"),
     (outputs(), "structured_outputs", "one of json, regex, choice, grammar, json_object"),
 ]
 
@@ -246,6 +273,11 @@ def test_the_examples_of_the_readme_end_even_if_a_model_writes_blanks_wherever_i
     function = {"name": "weather", "parameters": example("tool_choice")["parameters"]}
     tools = {"tools": [{"type": "function", "function": function}], "tool_choice": "required"}
     called = grammar_for({**tools, "parallel_tool_calls": False}, CHAT)
+    tight = {"structured_outputs": {"disable_any_whitespace": True}, "tool_choice": "required"}
+    parts = json.loads(grammar_for({**tools, **tight}, CHAT))["grammars"]
+    assert parts[1]["json_schema"]["x-guidance"]["whitespace_flexible"] is False
+    refused = post(CHAT, {**BODIES[CHAT], **tools, **tight, "tool_choice": "auto"})
+    assert refused.json()["error"]["param"] == "structured_outputs.disable_any_whitespace"
     city = example("class City")["City"]
     parsed = grammar_for(schema_format({**city.model_json_schema(), "additionalProperties": False}), CHAT)
     for grammar in (called, parsed):

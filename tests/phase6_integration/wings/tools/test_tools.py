@@ -71,6 +71,7 @@ def deltas(stream: Any) -> list[Any]:
 SET: Any = {"type": "function", "function": {"name": "SET_ARGUMENTS_NAME"}}  # words of the formats
 BERN, NOW = ("get_weather", ARGUMENTS), ("get_time", "{}")
 REQUIRED = {"tool_choice": "required"}
+ALLOWED = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NAMED]}}
 ANSWERS: list[tuple[Any, str, str, str | None, list[tuple[str, str]]]] = [
     ({}, f"Let me see.\n{CALL}", "tool_calls", "Let me see.", [BERN]),
     ({"tool_choice": None}, CALL, "tool_calls", None, [BERN]),
@@ -236,6 +237,7 @@ def test_integers_of_any_size_reach_the_template(bundled: Speaker) -> None:
     [
         ({"tool_choice": {"type": "function", "function": {"name": "get_rain"}}}, "tool_choice", "get_rain"),
         ({"tools": None, "tool_choice": "required"}, "tool_choice", "no tools"),
+        ({**REQUIRED, "extra_body": {"guided_regex": "a"}}, "guided_regex", "required calls"),
         ({"tools": [{"type": "web_search"}]}, "tools.0.type", "function"),
     ],
 )
@@ -269,6 +271,7 @@ def test_auto_is_not_constrained(bundled: Speaker) -> None:
         ({"tool_choice": "required"}, True, True),
         ({"tool_choice": "required", "parallel_tool_calls": False}, False, True),
         ({"tool_choice": NAMED}, False, False),
+        ({"tool_choice": ALLOWED}, True, False),
     ],
 )
 def test_required_and_named_allow_calls_alone(bundled: Speaker, given: Any, several: bool, other: bool) -> None:
