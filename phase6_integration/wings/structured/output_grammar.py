@@ -58,12 +58,12 @@ class OutputGrammars(GrammarHook):
             names = " and ".join(given.param for given in constraints)
             raise unservable(constraints[1].param, f"only one constraint of the output may be given, got {names}")
         path, pattern = _whitespace(body)
-        has_tools = bool(getattr(body, "tools", None))  # their arguments are JSON too
-        if path is not None and not (has_tools or (constraints and constraints[0].kind.startswith("json"))):
+        calls = getattr(body, "tools", None) and getattr(body, "tool_choice", None) not in (None, "auto", "none")
+        if path is not None and not (calls or (constraints and constraints[0].kind.startswith("json"))):
             raise unservable(path, f"{path} is for JSON, and no JSON schema is given")
         if path is not None and pattern is not None and not BLANK.fullmatch(pattern):
             raise unservable(path, rf"{path}: a pattern of JSON's white space is needed, such as [ \n\t]{{0,8}}")
-        if body.structured_outputs is not None and not (constraints or has_tools):
+        if body.structured_outputs is not None and not (constraints or calls):
             raise unservable("structured_outputs", f"structured_outputs: one of {', '.join(KINDS)} is needed")
         if not constraints:
             return None

@@ -20,6 +20,8 @@ LENIENT = {
 }
 LOOKS = re.compile(r"\\[1-9BkpP]|\(\?[=!<]")  # around, behind, or back
 INTEGER = 9 * 10**18  # as in 64 bits
+MAX_SCHEMAS = 1 << 15  # in one another: a tenth of a second's work
+MAX_NAMES = 1 << 18  # characters of patterns for `propertyNames`, which may refer to one long list many times
 
 _YEAR = r"(?:[0-9]{3}[1-9]|[0-9]{2}[1-9][0-9]|[0-9][1-9][0-9]{2}|[1-9][0-9]{3})"
 _LEAP = r"(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
@@ -53,9 +55,12 @@ class Rewrite:
     """One schema. `notes` are what its answers are not held to, in words that are none of the client's."""
 
     def __init__(self, schema: Mapping[str, Any], lenient: bool = False, closes: bool = False) -> None:
-        """`closes`: an object that lists its properties has no others, unless it says so."""
+        """`closes`: an object that lists its properties has no others, unless it says so. ValueError for a schema that
+        is too large."""
         self._whole, self._lenient, self._closes = schema, lenient, closes
         self._notes = set[str]()
+        self._schemas = self._characters = 0
+        self._patterns: dict[str, str | None] = {}  # of the names that a reference allows
         self.schema: dict[str, Any] = self._of(schema)
 
     @property
@@ -65,6 +70,9 @@ class Rewrite:
     def _of(self, schema: Any) -> Any:
         if not isinstance(schema, dict):
             return schema
+        self._schemas += 1
+        if self._schemas > MAX_SCHEMAS:
+            raise ValueError(f"a schema may have at most {MAX_SCHEMAS} others in it")
         made = {name: self._inner(name, value) for name, value in schema.items()}
         for name in made.keys() & (UNREAD | (LENIENT if self._lenient else set())):
             self._leave_out(made, name)
@@ -130,14 +138,23 @@ class Rewrite:
         """`propertyNames` of an object that lists no properties, as the pattern of all that it has."""
         names = schema["propertyNames"]
         if isinstance(names, dict) and isinstance(reference := names.get("$ref"), str):
-            names = self._target(reference)
-        pattern = _pattern_of(self._of(names)) if isinstance(names, dict) else ".*" if names is True else None
+            if reference not in self._patterns:
+                self._patterns[reference] = self._pattern_of(self._target(reference))
+            pattern = self._patterns[reference]
+        else:
+            pattern = self._pattern_of(names)
+        self._characters += len(pattern or "")
+        if self._characters > MAX_NAMES:
+            raise ValueError(f"propertyNames may come to at most {MAX_NAMES} characters")
         if pattern is None or schema.keys() & {"properties", "patternProperties", "$ref", "allOf"}:
             self._leave_out(schema, "propertyNames")
             return
         del schema["propertyNames"]
         schema["patternProperties"] = {pattern: schema.get("additionalProperties", True)}
         schema["additionalProperties"] = False
+
+    def _pattern_of(self, names: Any) -> str | None:
+        return _pattern_of(self._of(names)) if isinstance(names, dict) else ".*" if names is True else None
 
     def _target(self, reference: str) -> Any:
         """What a reference within the schema refers to; None if it is anything else."""

@@ -1,5 +1,6 @@
 """ToolPlan: what the tools of a request and the model's reasoning mean for the grammar and the reading of answers."""
 
+import json
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -49,6 +50,7 @@ class ToolPlan:
         calls, thinking, notes = None, self._thinking(prompt), [*(content.notes if content else ())]
         if self._format is not None and (self._must_call or content is not None):
             try:
+                self._grammars.check(json.dumps(self._functions), "tools")  # before they are rewritten
                 arguments = {name: self._arguments(name, schema) for name, schema in self._functions.items()}
             except ValueError as error:
                 raise unservable("tools", f"tools: {error}") from None

@@ -131,6 +131,11 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
             ({"$ref": "file:///etc/passwd"}, "not present"),
             ({"enum": []}, "Unsatisfiable"),
             ({"$ref": "#"}, "cannot be met"),
+            ({"anyOf": [{}] * 40_000}, "others in it"),
+            (
+                {"$defs": {"a": {"enum": ["a" * 90_000]}}, "anyOf": [{"propertyNames": {"$ref": "#/$defs/a"}}] * 9},
+                "propertyNames",
+            ),
             ({"x-guidance": {"lenient": True}, "not": {}}, "x-guidance"),
             ('{"type": ', "EOF"),
             ("[]", "object"),
@@ -268,6 +273,11 @@ def test_the_examples_of_the_readme_end_even_if_a_model_writes_blanks_wherever_i
     function = {"name": "weather", "parameters": example("tool_choice")["parameters"]}
     tools = {"tools": [{"type": "function", "function": function}], "tool_choice": "required"}
     called = grammar_for({**tools, "parallel_tool_calls": False}, CHAT)
+    tight = {"structured_outputs": {"disable_any_whitespace": True}, "tool_choice": "required"}
+    parts = json.loads(grammar_for({**tools, **tight}, CHAT))["grammars"]
+    assert parts[1]["json_schema"]["x-guidance"]["whitespace_flexible"] is False
+    refused = post(CHAT, {**BODIES[CHAT], **tools, **tight, "tool_choice": "auto"})
+    assert refused.json()["error"]["param"] == "structured_outputs.disable_any_whitespace"
     city = example("class City")["City"]
     parsed = grammar_for(schema_format({**city.model_json_schema(), "additionalProperties": False}), CHAT)
     for grammar in (called, parsed):
