@@ -33,6 +33,8 @@ def run(given: argparse.Namespace, parser: Parser) -> int:
 
 def pull(model: str, revision: str | None, download_dir: str | None) -> Path:
     """The directory of a model, downloaded. A ValueError says why it cannot be, or cannot be served."""
+    if Path(model).exists():
+        raise ValueError(f"{model} is here already: `nanoserve serve {model}` takes it as it is")
     where = model, revision, download_dir
     directory = Path(download(*where, FIRST))
     if not (directory / FIRST[0]).is_file():

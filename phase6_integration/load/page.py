@@ -96,8 +96,9 @@ def _plot(title: str, about: str, marks: str, x: Iterable[tuple[float, str]], y:
 
 def _cdf(title: str, what: str, seconds: Sequence[float], limit: float | None) -> str:
     """Which share of them is not longer, over a logarithmic axis."""
-    values = sorted(max(value * 1e3, 1e-3) for value in seconds) or [1.0]
-    low, high = math.log10(max(values[0], 0.1) / 1.1), math.log10(max(values[-1], limit or 0, 0.1) * 1.1)
+    values = sorted(max(value * 1e3, 1e-3) for value in seconds)
+    low = math.log10(min(max(values[0], 0.1), limit or math.inf) / 1.1)
+    high = math.log10(max(values[-1], limit or 0, 0.1) * 1.1)
 
     def at(value: float) -> float:
         return (math.log10(value) - low) / (high - low)
@@ -109,7 +110,7 @@ def _cdf(title: str, what: str, seconds: Sequence[float], limit: float | None) -
     marks = f'<path stroke="{A}" d="M{max(1000 * at(values[0]), 0):.1f} 1000{line}H1000"/>'
     about = f"share of {len(values):,} {what} within milliseconds"
     if limit is not None:
-        marks += f'<path stroke="{BAD}" stroke-dasharray="5 4" d="M{max(1000 * at(limit), 0):.1f} 0V1000"/>'
+        marks += f'<path stroke="{BAD}" stroke-dasharray="5 4" d="M{1000 * at(limit):.1f} 0V1000"/>'
         about += f'<i style="background:{BAD}"></i>the limit'
     return _plot(title, about, marks, [(at(t), _short(t)) for t in ticks if 0 <= at(t) <= 1], _ticks(100, "%"))
 

@@ -8,12 +8,12 @@ from importlib.metadata import version
 from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import APIRouter, FastAPI, Request, Response
-from pydantic import Field, create_model
+from pydantic import Field, Tag, create_model
 
 from phase6_integration.api import schemas
 from phase6_integration.api.chat import ChatFormatter, continue_chat
 from phase6_integration.api.errors import RequestError, bad_value, own_names
-from phase6_integration.api.field_types import FromClient, FunctionName, Hint, Name, RequestModel, Unsupported
+from phase6_integration.api.field_types import FromClient, FunctionName, Hint, Name, RequestModel, Unsupported, by_kind
 from phase6_integration.api.formatter import encode
 from phase6_integration.api.model_routes import STARTED
 from phase6_integration.api.state import Server, ServerState, json_body
@@ -39,7 +39,7 @@ class Call(FromClient):
 
 class Message(FromClient):
     role: Literal["system", "user", "assistant", "tool"]
-    content: str = ""
+    content: str | None = ""
     thinking: str | None = None
     tool_calls: Annotated[list[Call], Field(max_length=schemas.MAX_CALLS)] | None = None
     tool_name: Name | None = None
@@ -51,7 +51,13 @@ class Fields(RequestModel):
 
     model: Name
     options: Annotated[Json, Field(description=f"{', '.join(OPTIONS)}; no effect: {', '.join(LOADING)}")] | None = None
-    format: Literal["json", ""] | Json | None = None  # or a JSON schema
+    format: (
+        Annotated[
+            Annotated[Literal["json", ""], Tag("=text")] | Annotated[Json, Tag("=tool")],
+            by_kind('format is "json" or a JSON schema'),
+        ]
+        | None
+    ) = None
     stream: bool | None = None  # default: true
     think: bool | Literal["low", "medium", "high"] | None = None
     keep_alive: Hint = None  # the model stays
@@ -114,7 +120,7 @@ def _message(message: Message) -> Json:
     called = [call.function for call in message.tool_calls or ()]
     calls = [{"function": {"name": one.name, "arguments": json.dumps(one.arguments or {})}} for one in called]
     own = {"tool_calls": calls or None, "reasoning_content": message.thinking}
-    return {"role": message.role, "content": message.content, "name": message.tool_name, **own}
+    return {"role": message.role, "content": message.content or "", "name": message.tool_name, **own}
 
 
 def _line(model: str, field: str, message: Json, **end: Any) -> bytes:

@@ -95,6 +95,7 @@ FAULTS = [
     ("org/gated", "", "its terms must be accepted on its page first"),
     ("org/private", "", "there is none of this name, or it needs a token (HF_TOKEN)"),
     ("org/model", DISK, "0.00 GB free"),
+    ("phase0_request/tiny_chat", "", "is here already"),
     ("a b", "", "neither a directory nor the name of a repository"),
 ]
 

@@ -2,12 +2,14 @@
 
 import asyncio
 import random
+import re
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
 from phase6_integration.load.connection import Connection
+from phase6_integration.load.page import page
 from phase6_integration.load.report import LATENCIES, SLO, STATISTICS, report
 from phase6_integration.load.response import Outcome, Response
 from phase6_integration.load.workload import Workload
@@ -168,3 +170,14 @@ def test_goodput_counts_requests_that_keep_every_limit() -> None:
 def test_an_invalid_slo_is_refused(bound: str) -> None:
     with pytest.raises(ValueError, match=r"an SLO is one of ttft, tpot, itl, e2el"):
         SLO.of([bound])
+
+
+def test_a_limit_is_within_its_plot_and_what_failed_has_no_latency() -> None:
+    workload, slo = Workload(num_prompts=1), SLO(e2el=1.0)
+    html = page(report([Outcome(0.0, 2.0, [1.0, 2.0], 3, 2)], 0.0, slo, "tiny", workload, None), "http://a")
+    (where,) = re.findall(r'stroke-dasharray="5 4" d="M([-.\d]+) 0V1000"', html)
+    assert 0 <= float(where) < 50  # 1 ms, and the request took 2 s
+    failed = page(report([Outcome(0.0, 2.0, error="<why>")], 0.0, slo, "<name>", workload, None), "http://a")
+    assert "share of" not in failed
+    assert "<why>" not in failed
+    assert "<name>" not in failed

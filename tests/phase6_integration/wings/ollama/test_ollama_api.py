@@ -57,7 +57,12 @@ def answer(path: str, body: Json, script: Script | FakeEngine, **settings: Any) 
 
 
 @pytest.mark.parametrize(
-    ("path", "body"), [(CHAT, HELLO), (GENERATE, {"model": "tiny_chat:latest", "prompt": "Hello"})]
+    ("path", "body"),
+    [
+        (CHAT, HELLO),
+        (CHAT, {**HELLO, "messages": [{"role": "assistant", "content": None}, *HELLO["messages"]]}),
+        (GENERATE, {"model": "tiny_chat:latest", "prompt": "Hello"}),
+    ],
 )
 def test_an_answer_is_the_text_of_the_chat(path: str, body: Json) -> None:
     found = answer(path, body, says("one two three"))
@@ -137,7 +142,8 @@ REFUSED: list[tuple[str, Json, str]] = [
     (CHAT, {"options": {"mirostat": 2}}, "those with an effect are num_predict"),
     (CHAT, {"messages": [{"role": "user", "content": "a", "images": ["AAAA"]}]}, "messages.0.images"),
     (CHAT, {"format": {"type": "nothing"}}, "format"),
-    (CHAT, {"format": "xml"}, "format"),
+    (CHAT, {"format": "xml"}, "format: Input should be 'json'"),
+    (CHAT, {"format": 5}, 'format is "json" or a JSON schema'),
     (CHAT, {"messages": [{"role": "user", "content": "a" * 100_000}]}, "context"),
     (GENERATE, {"images": ["AAAA"]}, "images"),
     (GENERATE, {"suffix": "a"}, "suffix"),
