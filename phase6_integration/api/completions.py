@@ -39,12 +39,17 @@ async def create_completion(
 
 
 async def complete(
-    body: CompletionRequest, request: Request, server: ServerState, make: "Callable[..., Formatter]", **found: Any
+    body: CompletionRequest,
+    request: Request,
+    server: ServerState,
+    make: "Callable[..., Formatter]",
+    most: int | None = None,
+    **found: Any,
 ) -> GenerationResponse:
-    """The response to prompts, for every API that has them. `make` is called as CompletionFormatter is; `found` are
-    more fields of SamplingParams."""
+    """The response to prompts, for every API that has them. `make` is called as CompletionFormatter is, `most` is of
+    `check_options`, and `found` are more fields of SamplingParams."""
     given, context, pool = _split(body.prompt), server.engine.max_model_len, server.tokenizers
-    check_options(server, body, len(given))
+    check_options(server, body, len(given), most)
     if body.max_tokens == 0 and not body.echo:
         raise unservable("max_tokens", "max_tokens may be 0 only with echo: there would be nothing to answer")
     clip = server.settings.clip_max_tokens

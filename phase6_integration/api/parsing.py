@@ -78,11 +78,12 @@ def output_lengths(
     return lengths
 
 
-def check_options(server: ServerState, request: SamplingFields, prompts: int) -> None:
-    """Check what fields mean together, and that the engine is ready, before anything is tokenized or copied n times."""
+def check_options(server: ServerState, request: SamplingFields, prompts: int, most: int | None = None) -> None:
+    """Check what fields mean together, and that the engine is ready, before anything is tokenized or copied n times.
+    `most` prompts are allowed, or as many choices as the server is set to."""
     server.model_name(request.model)
     settings, n, policy = server.settings, request.n or 1, server.engine.options.scheduling_policy
-    limit = settings.max_choices
+    limit = most or settings.max_choices
     if n * prompts > limit:
         raise unservable("n" if n > 1 else "prompt", f"n x prompts may be at most {limit}, got {n} x {prompts}")
     if request.best_of not in (None, n):

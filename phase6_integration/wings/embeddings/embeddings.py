@@ -25,6 +25,7 @@ from phase6_integration.api.state import Server, json_body
 from phase6_integration.process.outputs import Chunk
 
 PATH = "/v1/embeddings"
+MOST = 1024  # inputs of a request: clients send a thousand at a time
 router = APIRouter(tags=["model"])
 
 
@@ -53,7 +54,7 @@ async def create_embeddings(
     shared = body.model_dump(exclude={"input", "dimensions", "encoding_format", "pooling"}, exclude_none=True)
     with own_names(EmbeddingsFormatter.own_fields):
         prompts = CompletionRequest.model_validate({**shared, "prompt": body.input, "max_tokens": 1})
-        return await complete(prompts, request, server, partial(EmbeddingsFormatter, asked=body), embed=True)
+        return await complete(prompts, request, server, partial(EmbeddingsFormatter, asked=body), MOST, embed=True)
 
 
 class EmbeddingsFormatter(Formatter):

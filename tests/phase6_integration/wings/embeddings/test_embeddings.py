@@ -89,7 +89,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         ({"input": wrong}, "input", "input")
         for wrong in (None, 5, "", [], [[]], [""], ["a", 5], [4096], [-1], {"a": 1})
     ),
-    ({"input": [[5]] * 9}, "input", "n x inputs may be at most 8, got 1 x 9"),
+    ({"input": [[5]] * 1025}, "input", "n x inputs may be at most 1024, got 1 x 1025"),
     ({"input": [5] * 2049}, "input", "maximum context length is 2048"),
     ({"dimensions": 10_000}, "dimensions", "embeddings of this model have"),
     ({"dimensions": 0}, "dimensions", "dimensions"),
