@@ -48,7 +48,7 @@ export class Words {
     const shown = said.slice(0, said.length > SHOWN ? SHOWN - 1 : SHOWN);
     const rest = said.length - shown.length;
     this.list.replaceChildren(...shown.map((each) => this.#sentence(each, state, colours)), ...(rest > 0 ? [h("li", { className: "v-quiet" }, `and ${rest} more`)] : []));
-    if (!said.length) this.list.replaceChildren(h("li", { className: "v-quiet" }, "Nothing changed."));
+    if (!said.length) this.list.replaceChildren(h("li", { className: "v-quiet" }, state.requests.size ? "Nothing changed." : "No request has come yet."));
     if (announce && !playing) this.spoken.textContent = `Step ${line.step ?? ""}. ${shown.map(({ text }) => text).join(". ")}`;
   }
 

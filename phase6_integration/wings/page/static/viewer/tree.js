@@ -122,11 +122,17 @@ export class Tree {
   #alpha(page) { return this.from && this.from[2 * page] < 0 ? this.ease : 1; }
 
   #root(list) {
-    const { context, colours } = this;
+    const { context, colours, high } = this;
+    if (!list.length) {
+      context.font = type(colours, 10);
+      context.fillStyle = colours.quiet;
+      context.textBaseline = "middle";
+      return context.fillText("Full pages of prompts and answers come here, to be found again.", 4, 6 + high / 2, this.width - 8);
+    }
     context.fillStyle = colours.ink;
     context.beginPath();
-    context.arc(8, 6 + this.high / 2, 3.5, 0, 7);
-    if (list.length) context.fill();
+    context.arc(8, 6 + high / 2, 3.5, 0, 7);
+    context.fill();
   }
 
   #join({ parent, row, depth, pages }) {
