@@ -184,6 +184,10 @@ def test_tools_and_the_choice_of_one_are_those_of_chat() -> None:
     function = {"name": "weather", "description": "of a city", "parameters": {"type": "object"}, "strict": True}
     assert found["tools"] == [{"type": "function", "function": function}]
     assert found["tool_choice"] == {"type": "function", "function": {"name": "weather"}}
+    some = {"mode": "required", "tools": [{"type": "function", "name": "weather"}]}
+    found = chat({"tools": [TOOL], "tool_choice": {"type": "allowed_tools", **some}})["tool_choice"]
+    assert found["allowed_tools"]["mode"] == "required"
+    assert [tool["function"]["name"] for tool in found["allowed_tools"]["tools"]] == ["weather"]
     assert [chat({"tool_choice": choice})["tool_choice"] for choice in ("auto", "required")] == ["auto", "required"]
     assert "tools" not in chat({"tools": []})
 
