@@ -259,7 +259,7 @@ def compare(shape: str, isa: str, options: argparse.Namespace, rows: dict[str, A
                 yield load.name
 
 
-def main(arguments: list[str] | None = None, prog: str = "nanoserve bench compare") -> int:
+def main(arguments: list[str] | None = None, prog: str = "python -m phase6_integration.lab peers.compare") -> int:
     p = parser(prog, __doc__)
     p.prog = prog
     p.set_defaults(json=BUILD / "compare.json")

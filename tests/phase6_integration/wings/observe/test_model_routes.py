@@ -40,7 +40,7 @@ def test_tokenize_a_conversation() -> None:
 
 
 def test_a_text_or_a_conversation_but_not_both() -> None:
-    for body in ({"prompt": "a", "messages": HELLO}, {"messages": HELLO, "add_special_tokens": True}, {}):
+    for body in ({"prompt": "a", "messages": HELLO}, {}):
         assert post(FakeEngine(), "/tokenize", **body).status_code == 400
 
 
