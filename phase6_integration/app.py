@@ -24,7 +24,7 @@ BODIES: dict[str, type[BaseModel]] = {  # of POST requests, for /openapi.json: r
     "/v1/completions": CompletionRequest,
     "/v1/chat/completions": ChatRequest,
     embeddings.PATH: embeddings.EmbeddingsRequest,
-    ollama_api.CHAT: ollama_api.Chat,
+    ollama_api.CHAT: ollama_api.OllamaChat,
     ollama_api.GENERATE: ollama_api.Generate,
     "/v1/responses": ResponsesRequest,
     messages_api.PATH: MessagesRequest,

@@ -1,10 +1,10 @@
-"""KV events: publishes which blocks the prefix cache holds, to routers, in vLLM's format, over ZeroMQ.
+"""KV events: the blocks that enter and leave the prefix cache, published to routers in vLLM's format over ZeroMQ.
 
 A PUB socket sends a message for each step that changed the cache, in three frames: topic, number of the message in 8
 bytes (big-endian), and a batch of events in msgpack. A subscriber that has missed numbers asks a ROUTER socket for
 them: it sends the first number that it wants, and gets the messages from there on, and last one with number -1. The
 first number is the time, so an engine that starts again goes on with higher ones: subscribers see a gap, ask for what
-is in it, and are told that the cache is empty. Numbers that began at 0 again would look like old ones.
+is in it, and get an event that clears the cache. Numbers that began at 0 again would look like old ones.
 
 Sending never waits. ZeroMQ keeps up to `hwm` messages for a slow subscriber and then drops its next ones, and it sees
 that numbers are missing. The newest `buffer_steps` messages can be asked for.

@@ -29,19 +29,19 @@ OPENED = {"role": "assistant", "content": ""}
 NAMES = {"response_format": "format", **{own: f"options.{name}" for name, own in OPTIONS.items()}}
 
 
-class Call(FromClient):
-    class Function(FromClient):
+class OllamaCall(FromClient):
+    class OllamaFunction(FromClient):
         name: FunctionName
         arguments: Json | None = None
 
-    function: Function
+    function: OllamaFunction
 
 
-class Message(FromClient):
+class OllamaMessage(FromClient):
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = ""
     thinking: str | None = None
-    tool_calls: Annotated[list[Call], Field(max_length=schemas.MAX_CALLS)] | None = None
+    tool_calls: Annotated[list[OllamaCall], Field(max_length=schemas.MAX_CALLS)] | None = None
     tool_name: Name | None = None
     images: Annotated[Any, Unsupported([])] = None
 
@@ -63,8 +63,8 @@ class Fields(RequestModel):
     keep_alive: Hint = None  # the model stays
 
 
-class Chat(Fields):
-    messages: Annotated[list[Message], Field(max_length=schemas.MAX_MESSAGES, fail_fast=True)] | None = None
+class OllamaChat(Fields):
+    messages: Annotated[list[OllamaMessage], Field(max_length=schemas.MAX_MESSAGES, fail_fast=True)] | None = None
     tools: Annotated[list[schemas.Tool], Field(max_length=schemas.MAX_TOOLS)] | None = None
 
 
@@ -75,7 +75,7 @@ class Generate(Fields):
 
 
 @router.post(CHAT)
-async def chat(body: Annotated[Chat, json_body(Chat)], request: Request, server: Server) -> Response:
+async def chat(body: Annotated[OllamaChat, json_body(OllamaChat)], request: Request, server: Server) -> Response:
     """A conversation, continued by the assistant."""
     tools = [tool.model_dump(exclude_unset=True) for tool in body.tools or ()] or None
     return await _answer(body, [*map(_message, body.messages or ())], request, server, "message", tools=tools)
@@ -116,7 +116,7 @@ async def _answer(
         return await continue_chat(asked, request, server, partial(OllamaFormatter, field=field))
 
 
-def _message(message: Message) -> Json:
+def _message(message: OllamaMessage) -> Json:
     called = [call.function for call in message.tool_calls or ()]
     calls = [{"function": {"name": one.name, "arguments": json.dumps(one.arguments or {})}} for one in called]
     own = {"tool_calls": calls or None, "reasoning_content": message.thinking}

@@ -25,8 +25,8 @@ router = APIRouter(include_in_schema=False)  # it has no end, and no JSON
 
 
 def shows_text(settings: ServerSettings) -> bool:
-    """Whether watchers see the text of all requests. Without the flag, only if nobody but the users of this machine can
-    watch: without keys, on a loopback address, with no sign of a proxy, and no page of another origin."""
+    """Whether watchers see the text of all requests. Without the flag, only if none can come from elsewhere:
+    without keys, on a loopback address, with no sign of a proxy, and no page of another origin."""
     if settings.playground_text is not None:
         return settings.playground_text
     local = default_hosts(settings.host)

@@ -15,7 +15,6 @@ from phase6_integration.api.state import Server, json_body
 from phase6_integration.wings.responses.responses_formatter import ResponsesFormatter
 from phase6_integration.wings.responses.responses_request import (
     LOGPROBS,
-    AllowedTools,
     Content,
     FunctionCallInput,
     FunctionCallOutput,
@@ -24,6 +23,7 @@ from phase6_integration.wings.responses.responses_request import (
     NamedTool,
     ReasoningInput,
     ResponsesRequest,
+    ToolsAllowed,
 )
 
 router = APIRouter(tags=["model"])
@@ -123,7 +123,7 @@ def _tool(tool: FunctionTool) -> dict[str, Any]:
 
 def _tool_choice(request: ResponsesRequest) -> str | dict[str, Any] | None:
     choice = request.tool_choice
-    if isinstance(choice, AllowedTools):
+    if isinstance(choice, ToolsAllowed):
         subset = {"mode": choice.mode, "tools": [_named(tool) for tool in choice.tools]}
         return {"type": choice.type, choice.type: subset}
     return _named(choice) if isinstance(choice, NamedTool) else choice

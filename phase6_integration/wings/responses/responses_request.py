@@ -111,7 +111,7 @@ class NamedTool(FromClient):
     name: FunctionName
 
 
-class AllowedTools(FromClient):
+class ToolsAllowed(FromClient):
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
     tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MAX_TOOLS)]
@@ -120,7 +120,7 @@ class AllowedTools(FromClient):
 ToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("=text")]
     | Annotated[NamedTool, Tag("=tool")]
-    | Annotated[AllowedTools, Tag("=some_tools")],
+    | Annotated[ToolsAllowed, Tag("=some_tools")],
     by_kind("tool_choice is none, auto, required, a function with a name or allowed_tools"),
 ]
 
