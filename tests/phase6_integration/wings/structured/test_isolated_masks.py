@@ -1,5 +1,4 @@
-"""Masks that other processes make are those of phase 2, and the engine waits for none. The oracle is a Constraint in this
-process."""
+"""Masks that other processes make are those of phase 2, and the engine waits for none. The oracle is a Constraint."""
 
 import random
 from typing import Any
