@@ -80,7 +80,6 @@ def product_kernel(
 # endregion
 
 
-# region widen
 @triton.jit
 def load_weight(
     values, scales, zeros, offsets, out, is_out, first, inputs: tl.constexpr, group: tl.constexpr, kind: tl.constexpr,
@@ -109,6 +108,7 @@ def load_weight(
     return number.reshape(out.shape[0], tile_in).to(dtype)
 
 
+# region exact
 @triton.jit
 def exact(bits, kind: tl.constexpr, centred: tl.constexpr, short: tl.constexpr):
     """The numbers in 16 bits. A register holds two of them, and one instruction computes both.
@@ -131,6 +131,9 @@ def exact(bits, kind: tl.constexpr, centred: tl.constexpr, short: tl.constexpr):
     return number
 
 
+# endregion
+
+
 @jit()
 def widen_kernel(
     values, scales, zeros, offsets,
@@ -149,9 +152,6 @@ def widen_kernel(
                          tile_in, result.dtype.element_ty)  # fmt: skip
     i = first + tl.arange(0, tile_in)[None, :]
     tl.store(result + out * inputs + i, weight, mask=(out < outputs) & (i < inputs))
-
-
-# endregion
 
 
 # region join
