@@ -119,6 +119,7 @@ def _or_minus_one(least: int) -> WithJsonSchema:
 
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+Role = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 TemplateVariable = Annotated[str, Field(pattern=r"^[a-zA-Z_][a-zA-Z0-9_]{0,63}$"), AfterValidator(_is_free)]
 TemplateVariables = Annotated[
     dict[TemplateVariable, Any],
