@@ -26,12 +26,9 @@ from phase5_continuous.invariants import check
 from phase5_continuous.lab.constrained import SCHEMA, fits, json_grammar
 from phase5_continuous.scheduler import Scheduler
 from phase5_continuous.speculation import suffix
-from phase5_continuous.speculation.speculation import Chance, Speculation, speculation_of
-from phase5_continuous.speculation.suffix import SuffixProposer
+from phase5_continuous.speculation.speculation import Speculation
 from tests.phase2_prefill_decode.models import saved, tiny_model
 from tests.phase2_prefill_decode.test_draw import exact, misfit
-from tests.phase5_continuous.support import DraftRunner, Oracle, draft_model, request
-from tests.phase5_continuous.support import Engine as LoopOverIntegers
 
 NGRAM = {"method": "ngram", "prompt_lookup_min": 1}
 
@@ -197,20 +194,6 @@ def test_what_one_request_said_is_drafted_for_another_of_the_same_salt(chatty: M
     assert steps[2] == steps[0], "nobody learns what others are told"
 
 
-def test_only_the_latest_outputs_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suffix, "KEPT", 20)
-    proposer = SuffixProposer(2, 4)
-    said = [request(f"{number}", 5, 40) for number in range(9)]
-    for number, each in enumerate(said):
-        each.output_tokens += range(100 * number, 100 * number + 20)
-        assert not proposer.propose(each, 3)
-    for number, found in ((8, True), (0, False)):
-        asked = request("new", 5, 40)
-        asked.output_tokens += range(100 * number, 100 * number + 6)
-        following = list(range(100 * number + 6, 100 * number + 9))
-        assert list(proposer.propose(asked, 3)) == (following if found else [])
-
-
 def with_draft_model(model: Model, pages: int | None = None, **more: Any) -> Engine[Scheduler]:
     """An engine of the bundled model, for which the bundled model drafts too, from a pool of so many pages."""
     config = {"method": "draft_model", "model": str(BUNDLED), "num_speculative_tokens": 5, "spare_rows": 1000}
@@ -237,149 +220,6 @@ def test_a_model_that_drafts_for_itself_is_never_wrong(chatty: Model, name: str)
         assert speculation is not None
         accepted = sum(speculation.accepted)
         assert accepted == speculation.drafted > 0 or ("grammar" in CASES[name] and accepted > 0)
-
-
-def planned(spare_rows: int, *sizes: tuple[int, int], chance: float = 0.7, pages: int = 99, **more: Any) -> list[int]:
-    """The lengths of the slices of a step, when each request has a token of output. `sizes`: prompt, max_tokens."""
-    running = [request(f"{number}", *size) for number, size in enumerate(sizes)]
-    speculation = Speculation(Oracle(), 4, spare_rows)
-    engine = LoopOverIntegers(Scheduler(PagedCache(pages, 4), speculation=speculation, **more))
-    engine.submit(*running)
-    engine.step()
-    engine.check()
-    for each in running:
-        speculation._chances[each] = Chance(chance)
-    return [part.length for part in engine.plan()]
-
-
-def test_drafts_fill_the_spare_rows_of_a_step_and_no_more() -> None:
-    one, many = (3, 50), [(3, 50)] * 40
-    assert planned(100, one) == [5]
-    assert planned(0, one) == [1]
-    assert planned(8, *many) == [1] * 40, "this step is bound by arithmetic"
-    assert 40 < sum(planned(200, *many)) < 200
-    assert planned(8, one, chance=0.1) == [1], "one that rejects drafts gets none"
-    assert planned(8, one, one, chance=0.5) == [3, 2]
-
-
-def test_a_draft_model_follows_its_requests() -> None:
-    """Its runner checks what each token is drawn from. The pools and its context are too small for some requests, and
-    while prompts arrive, the others go on without drafts."""
-    for kind, pages, of_drafts in ((PagedCache, 400, 120), (PrefixCache, 140, 300)):
-        speculation = Speculation(drafter := draft_model(kind(of_drafts, 4), context=500), 4, spare_rows=60)
-        engine = LoopOverIntegers(Scheduler(kind(pages, 4), speculation=speculation))
-        engine.submit(*(request(f"{number}", 5 + number, 80) for number in range(8)))
-        for number in range(3):
-            for _ in range(9):
-                engine.step()
-            engine.submit(request(f"long {number}", 300, 230))
-        engine.run().check_the_end()
-        assert 0.5 < sum(speculation.accepted) / speculation.drafted < 1
-        assert isinstance(drafter.runner, DraftRunner)
-        assert 450 < drafter.runner.longest <= 500
-        drafter.draft({})
-        assert drafter.cache.usage.referenced == 0, "a request that has ended has no pages"
-        assert (drafter.cache.usage.cached > 0) == kind.shares
-
-
-def test_when_a_draft_model_fails_its_requests_go_on_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    speculation = Speculation(drafter := draft_model(PagedCache(99, 4)), 4, spare_rows=60)
-    launch, calls = drafter.runner.launch, list[Any]()
-
-    def failing(batch: Any) -> Any:
-        calls.append(batch)
-        if len(calls) == 7:
-            raise RuntimeError("the device is out of memory")
-        return launch(batch)
-
-    monkeypatch.setattr(drafter.runner, "launch", failing)
-    engine = LoopOverIntegers(Scheduler(PagedCache(99, 4), speculation=speculation))
-    engine.submit(request("a", 5, 200), request("b", 9, 180))
-    engine.run().check_the_end()
-    assert len(calls) == 7
-    assert speculation.drafted > 0
-    assert drafter.cache.usage.referenced == 0
-
-
-@pytest.mark.parametrize(("cost", "drafted"), [(0.0, 2), (0.3, 1), (0.5, 0)])
-def test_the_time_of_a_draft_model_counts(cost: float, drafted: int) -> None:
-    """A step of one row takes the time of nine. At even odds a draft is worth half of that, less its own row."""
-    speculation = Speculation(draft_model(PagedCache(99, 4), cost), 4, 8)
-    engine = LoopOverIntegers(Scheduler(PagedCache(99, 4), speculation=speculation))
-    engine.submit(request("a", 3, 50))
-    engine.step()
-    speculation.shared.value = 0.5
-    assert [part.length for part in engine.plan()] == [1 + drafted]
-
-
-def test_a_prompt_in_the_step_leaves_no_spare_rows() -> None:
-    speculation = Speculation(Oracle(), 4, 8)
-    engine = LoopOverIntegers(Scheduler(PagedCache(99, 4), speculation=speculation))
-    engine.submit(request("a", 3, 50))
-    engine.step()
-    engine.submit(request("b", 200, 50))
-    assert [part.length for part in engine.plan()] == [1, 200]
-
-
-def test_no_page_is_taken_from_another_request_or_from_the_watermark_for_a_draft() -> None:
-    """A prompt of three tokens and one of output fill a page of four; a pool of one more page has room for a draft."""
-    assert planned(100, (3, 7), pages=2) == [5]
-    assert planned(100, (3, 2), pages=2) == [1], "its output has one token more, which is never computed"
-    assert planned(100, (2, 6), pages=2, watermark=0.5) == [2], "what is left of its page"
-    assert planned(100, (3, 7), (3, 7), pages=3) == [5, 1]
-
-
-def test_a_request_without_drafts_gets_them_once_its_proposals_are_right() -> None:
-    """Three requests fill a step of three spare rows so far that one right proposal in two does not pay."""
-
-    class Right(Oracle):
-        def propose(self, request: Request, most: int) -> list[int]:
-            return self.outputs[request.id][0][len(request.output_tokens) :][:most]
-
-    speculation = Speculation(oracle := Right(), 4, 3)
-    engine = LoopOverIntegers(Scheduler(PagedCache(400, 4), speculation=speculation))
-    requests = [request(name, 3, 100) for name in "abc"]
-    engine.submit(*requests)
-    oracle.outputs = engine.alone
-    for _ in range(3):
-        assert len(engine.step()) == 3
-    assert speculation.drafts == 0
-    engine.run().check_the_end()
-    assert engine.steps < 60
-    assert sum(speculation.accepted) == speculation.drafted > 100
-
-
-def test_one_that_rejects_its_drafts_is_rarely_drafted_again() -> None:
-    class Wrong:
-        def propose(self, request: Request, most: int) -> list[int]:
-            return [1_000_000] * most
-
-    speculation = Speculation(Wrong(), 4, 8)
-    engine = LoopOverIntegers(Scheduler(PagedCache(400, 4), speculation=speculation))
-    engine.submit(request("a", 3, 1000))
-    engine.run().check_the_end()
-    assert speculation.accepted == [0] * 4
-    assert speculation.drafts < 10
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        ({}, "method must be one of ngram, suffix"),
-        ({"method": "eagle"}, "method must be one of ngram, suffix, draft_model, got 'eagle'"),
-        ({"method": "draft_model"}, "model must be a directory or the name of a repository, got None"),
-        (
-            {"method": "draft_model", "model": "m", "prompt_lookup_min": 1},
-            "for draft_model, model, got 'prompt_lookup_min'",
-        ),
-        ({"method": "ngram", "num_speculative_tokens": 0}, "num_speculative_tokens must be an integer from 1 to 64"),
-        ({"method": "ngram", "prompt_lookup_min": 5}, "prompt_lookup_min must be an integer from 1 to 4, got 5"),
-        ({"method": "ngram", "draft": 1, "model": ""}, r"of the keys method, .* got 'draft, model'"),
-    ],
-)
-def test_a_wrong_config_is_refused_by_name(config: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        speculation_of(config)
 
 
 def test_a_draft_model_of_other_tokens_is_refused(chatty: Model, tmp_path: Path) -> None:
@@ -417,14 +257,3 @@ def test_a_step_with_drafts_that_fails_is_planned_again(chatty: Model) -> None:
             assert not made.draft
         check(engine.core.scheduler)
     assert made.output_tokens == wanted[0].output_tokens
-
-
-def test_a_right_draft_whose_row_did_not_count_has_gained_nothing() -> None:
-    """A late mask, or a token that the grammar forces behind it."""
-    speculation, chances = speculation_of({"method": "ngram"}), [Chance(), Chance()]
-    assert speculation is not None
-    for drafted, chance in zip((1, 0), chances, strict=True):
-        made = request("a")
-        speculation.proposals[made] = [5, 6], chance
-        speculation.learn(made, drafted, [5])
-    assert chances[0].value < Chance().value < chances[1].value
