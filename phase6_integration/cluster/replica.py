@@ -40,8 +40,8 @@ encode = msgspec.msgpack.Encoder().encode
 log = logging.getLogger("nanoserve")
 
 
-class Call:
-    """One request of a front, from its arrival to its last token: what is not sent back yet."""
+class Unsent:
+    """What the engine has said of one request and its front has not got yet."""
 
     def __init__(self, front: str) -> None:
         self.front = front
@@ -55,7 +55,7 @@ class Replica:
 
     async def __init__(self, options: EngineOptions) -> None:  # type: ignore[misc]
         """Load the model. Ray Serve sends requests only after this."""
-        self._calls: dict[str, Call] = {}
+        self._unsent: dict[str, Unsent] = {}
         self._fronts: dict[str, asyncio.Task[None]] = {}  # by name, what watches it
         self._gauges = Gauges()
         self._digest = Digest()
@@ -71,7 +71,7 @@ class Replica:
             ENGINE,
             on_message=self._receive,
             on_failure=self._failed,
-            has_work=lambda: bool(self._calls),
+            has_work=lambda: bool(self._unsent),
         )
         await self._client.start()
         self._info = await self._ready
@@ -88,7 +88,7 @@ class Replica:
         request = msgspec.msgpack.decode(message, type=EngineRequest)
         (number,) = request.numbers
         id = request.name(number)
-        call = self._calls[id] = Call(front)
+        unsent = self._unsent[id] = Unsent(front)
         if front not in self._fronts:
             self._fronts[front] = asyncio.create_task(self._watch(front))
         reason: FinishReason | None = None
@@ -97,16 +97,16 @@ class Replica:
         self._client.send(msgspec.structs.replace(request, arrival=time.monotonic()))  # on the clock of this machine
         try:
             while reason is None:
-                await call.arrived.wait()
+                await unsent.arrived.wait()
                 if (early := sent + INTERVAL - time.monotonic()) > 0:
                     await asyncio.sleep(early)
                 sent = time.monotonic()
-                call.arrived.clear()
-                progress, call.progress = call.progress, []
+                unsent.arrived.clear()
+                progress, unsent.progress = unsent.progress, []
                 reason = progress[-1].finish_reason
-                yield encode(Update(call.at, 0.0, 0, 0, progress, self._gauges))
+                yield encode(Update(unsent.at, 0.0, 0, 0, progress, self._gauges))
         finally:
-            del self._calls[id]
+            del self._unsent[id]
             if reason is None:
                 self._client.send(Finish(id, FinishReason.ABORT))
 
@@ -121,15 +121,15 @@ class Replica:
         except (RayActorError, ValueError) as error:  # ValueError: no actor has this name
             log.warning("a front is gone: %s", error)
         del self._fronts[front]
-        for id, call in self._calls.items():
-            if call.front == front:
+        for id, unsent in self._unsent.items():
+            if unsent.front == front:
                 self._client.send(Finish(id, FinishReason.ABORT))
 
     # Called by Ray Serve.
 
     async def record_routing_stats(self) -> dict[str, bytes]:
         """What routers learn, each few tenths of a second."""
-        load = Counter(call.front for call in self._calls.values())
+        load = Counter(unsent.front for unsent in self._unsent.values())
         return {"report": encode(self._digest.report(load, self._gauges))}
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
@@ -185,10 +185,10 @@ class Replica:
             case Update():
                 self._gauges = message.gauges
                 for progress in message.progress:
-                    if (call := self._calls.get(progress.id)) is not None:
-                        call.progress.append(progress)
-                        call.at = message.at
-                        call.arrived.set()
+                    if (unsent := self._unsent.get(progress.id)) is not None:
+                        unsent.progress.append(progress)
+                        unsent.at = message.at
+                        unsent.arrived.set()
 
     def _failed(self, health: Health, reason: str) -> None:
         log.error("the engine is %s: %s", health.value, reason)

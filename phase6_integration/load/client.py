@@ -111,8 +111,8 @@ async def run(
         scripts = [Script.of(session.time, load.requests(pool, model, chat, session)) for session in sessions]
         count = sum(len(session.turns) for session in sessions)
 
-        async def send(written: bytes, planned: float) -> Outcome:
-            outcome = await _send(pool, written, load, clock, planned)
+        async def send_planned(written: bytes, planned: float) -> Outcome:
+            outcome = await send(pool, written, load, clock, planned)
             if ended is not None:
                 ended(outcome, count)
             return outcome
@@ -120,11 +120,11 @@ async def run(
         unlike = turn._replace(prompt=turn.prompt[::-1])  # leaves no prefix of the run in the cache
         for _ in range(load.warmups):
             warm_up = Script.of(None, load.requests(pool, model, chat, Session(None, [unlike])))
-            first = await _send(pool, warm_up.first, load, clock, clock())
+            first = await send(pool, warm_up.first, load, clock, clock())
             if first.error is not None:
                 raise ValueError(f"{load.url} {first.error}")
         start = clock()
-        outcomes = await send_all(scripts, send, load.concurrency, clock)
+        outcomes = await send_all(scripts, send_planned, load.concurrency, clock)
         return report(outcomes, start, load.slo, model, load.workload, load.concurrency)
     finally:
         await pool.close()
@@ -169,7 +169,7 @@ async def send_all(
     return [outcome for some in outcomes.values() for outcome in some]
 
 
-async def _send(pool: Pool, written: bytes, load: LoadTest, clock: Callable[[], float], planned: float) -> Outcome:
+async def send(pool: Pool, written: bytes, load: LoadTest, clock: Callable[[], float], planned: float) -> Outcome:
     """Send one request. A time-out and a lost connection are outcomes, not exceptions."""
     response = Response(planned, load.stream, clock() - planned)
     try:

@@ -107,13 +107,15 @@ class Connection(asyncio.Protocol):
 class Pool:
     """As many connections to one server as are in use at once. The most recently used is reused first."""
 
-    def __init__(self, url: str, api_key: str | None, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, url: str, api_key: str | None, clock: Callable[[], float], tls: ssl.SSLContext | None = None
+    ) -> None:
         parts = urlsplit(url)
-        tls = parts.scheme == "https"
+        https = parts.scheme == "https"
         self.url = url
         self.opened = 0
-        self._host, self._port = parts.hostname or "", parts.port or (443 if tls else 80)
-        self._tls = ssl.create_default_context() if tls else None
+        self._host, self._port = parts.hostname or "", parts.port or (443 if https else 80)
+        self._tls = (tls or ssl.create_default_context()) if https else None
         self._path = parts.path
         self._headers = f"host: {parts.netloc}\r\naccept: */*\r\n"
         if api_key is not None:

@@ -149,6 +149,7 @@ VLLM: dict[str, tuple[tuple[str, Json], Holds]] = {
     ),
     "response_format json_schema": (chat(response_format=SCHEMA, max_completion_tokens=100), is_person),
     "response_format text": (chat(response_format={"type": "text"}), content),
+    "a role of its own": (chat(messages=[{"role": "my-custom-role", "content": "Be brief."}, *HELLO]), content),
     "more fields of a message": (chat(messages=[{**HELLO[0], "extra_field": "0"}]), content),
     "a content of parts": (chat(messages=[{"role": "user", "content": [{"type": "text", "text": "1+1?"}]}]), content),
     "n choices": (chat(n=3), lambda a: [choice["index"] for choice in a["choices"]] == [0, 1, 2]),

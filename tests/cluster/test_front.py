@@ -18,8 +18,8 @@ from phase6_integration.process.messages import EngineRequest, Ready
 REQUEST = EngineRequest("r", [(1, 2, 3)], SamplingParams(), [4])
 
 
-class Call:
-    """A call of a replica, which fails if it should, and else says nothing."""
+class ResponseGenerator:
+    """Stands in for a DeploymentResponseGenerator: it fails if it should, and else says nothing."""
 
     def __init__(self, error: Exception | None) -> None:
         self.error = error
@@ -50,7 +50,7 @@ class Replicas:
         if not arguments:
             return self._ready()
         self.called.append(msgspec.msgpack.decode(arguments[1], type=EngineRequest))
-        return Call(self.error)
+        return ResponseGenerator(self.error)
 
     async def _ready(self) -> bytes:
         if self.failures:

@@ -26,9 +26,11 @@ from phase5_continuous.invariants import check
 from phase5_continuous.lab.constrained import SCHEMA, fits, json_grammar
 from phase5_continuous.scheduler import Scheduler
 from phase5_continuous.speculation import suffix
-from phase5_continuous.speculation.speculation import Speculation
+from phase5_continuous.speculation.speculation import Speculation, speculation_of
+from phase5_continuous.speculation.suffix import SuffixProposer
 from tests.phase2_prefill_decode.models import saved, tiny_model
 from tests.phase2_prefill_decode.test_draw import exact, misfit
+from tests.phase5_continuous.support import request
 
 NGRAM = {"method": "ngram", "prompt_lookup_min": 1}
 
@@ -194,6 +196,20 @@ def test_what_one_request_said_is_drafted_for_another_of_the_same_salt(chatty: M
     assert steps[2] == steps[0], "nobody learns what others are told"
 
 
+def test_only_the_latest_outputs_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suffix, "KEPT", 20)
+    proposer = SuffixProposer(2, 4)
+    said = [request(f"{number}", 5, 40) for number in range(9)]
+    for number, each in enumerate(said):
+        each.output_tokens += range(100 * number, 100 * number + 20)
+        assert not proposer.propose(each, 3)
+    for number, found in ((8, True), (0, False)):
+        asked = request("new", 5, 40)
+        asked.output_tokens += range(100 * number, 100 * number + 6)
+        following = list(range(100 * number + 6, 100 * number + 9))
+        assert list(proposer.propose(asked, 3)) == (following if found else [])
+
+
 def with_draft_model(model: Model, pages: int | None = None, **more: Any) -> Engine[Scheduler]:
     """An engine of the bundled model, for which the bundled model drafts too, from a pool of so many pages."""
     config = {"method": "draft_model", "model": str(BUNDLED), "num_speculative_tokens": 5, "spare_rows": 1000}
@@ -222,9 +238,31 @@ def test_a_model_that_drafts_for_itself_is_never_wrong(chatty: Model, name: str)
         assert accepted == speculation.drafted > 0 or ("grammar" in CASES[name] and accepted > 0)
 
 
-def test_a_draft_model_of_other_tokens_is_refused(chatty: Model, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({}, "method must be one of ngram, suffix"),
+        ({"method": "eagle"}, "method must be one of ngram, suffix, draft_model, got 'eagle'"),
+        ({"method": "draft_model"}, "model must be a directory or the name of a repository, got None"),
+        (
+            {"method": "draft_model", "model": "m", "prompt_lookup_min": 1},
+            "for draft_model, model, got 'prompt_lookup_min'",
+        ),
+        ({"method": "ngram", "num_speculative_tokens": 0}, "num_speculative_tokens must be an integer from 1 to 64"),
+        ({"method": "ngram", "prompt_lookup_min": 5}, "prompt_lookup_min must be an integer from 1 to 4, got 5"),
+        ({"method": "ngram", "draft": 1, "model": ""}, r"of the keys method, .* got 'draft, model'"),
+    ],
+)
+def test_a_wrong_config_is_refused_by_name(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        speculation_of(config)
+
+
+def test_a_draft_model_of_other_tokens_is_refused(tmp_path: Path) -> None:
+    model = Model.load(device="cpu", dtype="float32")
+
     def start(directory: Path) -> None:
-        continuous(chatty, speculative_config={"method": "draft_model", "model": str(directory)})
+        continuous(model, speculative_config={"method": "draft_model", "model": str(directory)})
 
     small = saved(tiny_model("llama", vocab_size=320), tmp_path / "small")
     with pytest.raises(ConfigError, match=r"must have the vocabulary of the model, 4096 tokens; .*small has 320"):

@@ -6,27 +6,29 @@ different people have. The old server gets SIGTERM while it streams: it refuses 
 
 import asyncio
 import itertools
-import json
 import os
 import random
 import re
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import httpx
 from rich.console import Console
 
 from phase0_request.lab.metrics import percentile
 from phase0_request.lab.report import at_least_one, finish, parser, section
+from phase6_integration.load.client import COMPLETIONS, LoadTest, send
+from phase6_integration.load.connection import Pool
+from phase6_integration.load.response import Outcome
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 PROXIES = {"nginx": "nginx.conf", "haproxy": "haproxy.cfg"}
@@ -53,7 +55,7 @@ def free_port() -> int:
 def certify(directory: Path) -> None:
     """Make a certificate for the proxies: llm.key, and llm.pem, which holds the key too."""
     key, pem = directory / "llm.key", directory / "llm.pem"
-    subject = ("-subj", "/CN=llm.example.com", "-keyout", key, "-out", pem)
+    subject = ("-subj", "/CN=llm.example.com", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", pem)
     command = ("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", *subject)
     subprocess.run(command, check=True, capture_output=True)
     pem.write_text(pem.read_text() + key.read_text())
@@ -73,6 +75,11 @@ class Proxy:
     @property
     def url(self) -> str:
         return f"https://127.0.0.1:{self.port}"
+
+    @property
+    def tls(self) -> ssl.SSLContext:
+        """Trusts its certificate."""
+        return ssl.create_default_context(cafile=self.certificate / "llm.pem")
 
     def configure(self, *ports: int) -> None:
         """Write its file, for servers on these ports."""
@@ -138,51 +145,12 @@ def server(version: str, port: int, directory: Path) -> Iterator["subprocess.Pop
 # Clients.
 
 
-@dataclass
-class Outcome:
-    """One request: when it was sent, when pieces of its answer came, and what was wrong with it."""
-
-    sent: float
-    length: int  # in tokens
-    arrivals: list[float] = field(default_factory=list)
-    lost: str = ""  # it was refused, or never answered
-    truncated: str = ""  # its answer began, and is not whole
-
-
-async def ask(http: httpx.AsyncClient, prompt: Sequence[int], length: int) -> Outcome:
-    """One streamed answer of so many tokens."""
-    body: dict[str, Any] = {"model": "model", "prompt": prompt, "max_tokens": length, "ignore_eos": True}
-    body |= {"temperature": 0, "stream": True, "stream_options": {"include_usage": True}}
-    outcome, reason, tokens, last = Outcome(time.perf_counter(), length), None, 0, ""
-    try:
-        async with http.stream("POST", "/v1/completions", json=body) as response:
-            if response.status_code != 200:
-                outcome.lost = f"{response.status_code}: {(await response.aread())[:200]!r}"
-                return outcome
-            async for line in response.aiter_lines():
-                last = line or last
-                if not line.startswith("data: {"):
-                    continue
-                event = json.loads(line[6:])
-                tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
-                for choice in event.get("choices", ()):
-                    outcome.arrivals.append(time.perf_counter())
-                    reason = choice["finish_reason"] or reason
-    except httpx.HTTPError as error:
-        last = repr(error)
-        if not outcome.arrivals:
-            outcome.lost = last
-            return outcome
-    if (reason, tokens, last) != ("length", length, "data: [DONE]"):
-        outcome.truncated = f"{reason}, {tokens} tokens, {last[:200]}"
-    return outcome
-
-
 class Clients:
     """Each sends the next request when it has the answer to the last, until they are stopped."""
 
-    def __init__(self, http: httpx.AsyncClient, count: int) -> None:
-        self.http = http
+    def __init__(self, proxy: Proxy, count: int) -> None:
+        self.load = LoadTest(url=proxy.url, timeout=PATIENCE)
+        self.tls = proxy.tls
         self.outcomes: list[Outcome] = []
         self.going = True
         self._numbers = itertools.count()
@@ -192,35 +160,37 @@ class Clients:
         while self.going:
             choose = random.Random(next(self._numbers))
             prompt, length = [choose.randrange(300, 4000) for _ in range(48)], choose.choice(ANSWERS)
-            self.outcomes.append(await ask(self.http, prompt, length))
+            body = self.load.body("model", False, [{"content": prompt}], length)
+            pool = Pool(self.load.url, None, time.perf_counter, self.tls)  # of one connection
+            request = pool.request("POST", COMPLETIONS, body)
+            outcome = await send(pool, request, self.load, time.perf_counter, time.perf_counter())
+            await pool.close()
+            if outcome.error is None and outcome.output_tokens != length:
+                outcome = replace(outcome, error=f"{outcome.output_tokens} tokens in place of {length}")
+            self.outcomes.append(outcome)
 
     async def answered(self, more: int) -> None:
         """Wait for so many more answers."""
         end = len(self.outcomes) + more
-        await until(lambda: done(len(self.outcomes) >= end))
+        async with asyncio.timeout(PATIENCE):
+            while len(self.outcomes) < end:
+                await asyncio.sleep(0.02)
 
     async def stop(self) -> None:
         self.going = False
         await asyncio.gather(*self.tasks)
 
 
-async def done(whether: bool) -> bool:
-    return whether
-
-
-async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while not await condition():
+async def ready(url: str, version: str, tls: ssl.SSLContext) -> None:
+    """Wait until the server that answers there is of this version, and ready."""
+    none = httpx.Limits(max_keepalive_connections=0)
+    async with asyncio.timeout(PATIENCE), httpx.AsyncClient(base_url=url, verify=tls, limits=none) as http:
+        while True:
+            with suppress(httpx.HTTPError, ValueError, LookupError):
+                models = (await http.get("/v1/models")).json()["data"]
+                if version in {model["id"] for model in models} and (await http.get("/health/ready")).is_success:
+                    return
             await asyncio.sleep(0.02)
-
-
-async def knows(http: httpx.AsyncClient, version: str) -> bool:
-    """Whether the server that answers is of this version, and ready."""
-    try:
-        models = (await http.get("/v1/models")).json()["data"]
-        return version in {model["id"] for model in models} and (await http.get("/health/ready")).is_success
-    except (httpx.HTTPError, ValueError, LookupError):
-        return False
 
 
 # The upgrade.
@@ -229,8 +199,8 @@ async def knows(http: httpx.AsyncClient, version: str) -> bool:
 @dataclass
 class Figures:
     requests: int
-    lost: int
-    truncated: int
+    lost: int  # refused, or never answered
+    truncated: int  # begun, and not whole
     old_requests: int  # that the old server answered
     new_requests: int
     refused: int  # by the old server, which drains
@@ -246,34 +216,29 @@ class Figures:
 async def upgrade(name: str, clients: int, directory: Path) -> Figures:
     """Run the clients, replace the old server by a new one, and see what they got."""
     certify(directory)
-    one, ports = Proxy(name, directory, directory), (free_port(), free_port())
-    one.configure(*ports)
-    limits = httpx.Limits(max_keepalive_connections=0)
+    proxy, ports = Proxy(name, directory, directory), (free_port(), free_port())
+    proxy.configure(*ports)
+    to_old, to_new = (f"http://127.0.0.1:{port}" for port in ports)
     with server("old", ports[0], directory) as old:
-        async with (
-            httpx.AsyncClient(base_url=f"http://127.0.0.1:{ports[0]}", limits=limits) as to_old,
-            httpx.AsyncClient(base_url=f"http://127.0.0.1:{ports[1]}", limits=limits) as to_new,
-            httpx.AsyncClient(base_url=one.url, limits=limits, verify=False, timeout=PATIENCE) as http,
-        ):
-            await until(lambda: knows(to_old, "old"))
-            with one.run() as process:
-                await until(lambda: knows(http, "old"))
-                users = Clients(http, clients)
+        await ready(to_old, "old", proxy.tls)
+        with proxy.run() as process:
+            await ready(proxy.url, "old", proxy.tls)
+            users = Clients(proxy, clients)
+            await users.answered(2 * clients)
+            begin = time.perf_counter()
+            with server("new", ports[1], directory):
+                await ready(to_new, "new", proxy.tls)
+                if name == "haproxy":
+                    await ready(proxy.url, "new", proxy.tls)  # it has checked it
+                proxy.replace(process, *ports)
+                await ready(proxy.url, "new", proxy.tls)
+                await asyncio.sleep(1)  # requests that were on their way have arrived
+                start = time.perf_counter()
+                old.send_signal(signal.SIGTERM)
+                await asyncio.to_thread(old.wait, PATIENCE)
+                end = time.perf_counter()
                 await users.answered(2 * clients)
-                begin = time.perf_counter()
-                with server("new", ports[1], directory):
-                    await until(lambda: knows(to_new, "new"))
-                    if name == "haproxy":
-                        await until(lambda: knows(http, "new"))  # it has checked it
-                    one.replace(process, *ports)
-                    await until(lambda: knows(http, "new"))
-                    await asyncio.sleep(1)  # requests that were on their way have arrived
-                    start = time.perf_counter()
-                    old.send_signal(signal.SIGTERM)
-                    await until(lambda: done(old.poll() is not None))
-                    end = time.perf_counter()
-                    await users.answered(2 * clients)
-                    await users.stop()
+                await users.stop()
     if old.returncode != 0:
         raise RuntimeError(f"the old server ended with {old.returncode}")
     return figures(users.outcomes, begin, start, end, directory)
@@ -287,32 +252,29 @@ def logged(directory: Path, version: str, status: int) -> int:
 def figures(outcomes: Sequence[Outcome], begin: float, start: float, end: float, directory: Path) -> Figures:
     """Of an upgrade from `begin` to `end`, in which the drain began at `start`."""
 
-    def gaps(some: Sequence[Outcome]) -> float:
-        pairs = (pair for outcome in some for pair in itertools.pairwise(outcome.arrivals))
-        return 1e3 * max(later - earlier for earlier, later in pairs)
+    def longest(some: Sequence[Outcome]) -> float:
+        return 1e3 * max(gap for outcome in some for gap in outcome.itl)
 
     def p99(some: Sequence[Outcome]) -> float:
-        return 1e3 * percentile([outcome.arrivals[0] - outcome.sent for outcome in some if outcome.arrivals], 99)
+        return 1e3 * percentile([outcome.ttft for outcome in some], 99)
 
-    before = [outcome for outcome in outcomes if outcome.arrivals and outcome.arrivals[-1] < begin]
-    during = [
-        outcome for outcome in outcomes if outcome.sent < end and outcome.arrivals and outcome.arrivals[-1] >= begin
-    ]
-    wrong = [outcome.lost or outcome.truncated for outcome in outcomes if outcome.lost or outcome.truncated]
+    begun = [outcome for outcome in outcomes if outcome.deliveries]
+    before = [outcome for outcome in begun if outcome.last < begin]
+    during = [outcome for outcome in begun if outcome.sent < end and outcome.last >= begin]
     return Figures(
         requests=len(outcomes),
-        lost=sum(bool(outcome.lost) for outcome in outcomes),
-        truncated=sum(bool(outcome.truncated) for outcome in outcomes),
+        lost=sum(outcome.error is not None and not outcome.deliveries for outcome in outcomes),
+        truncated=sum(outcome.error is not None for outcome in begun),
         old_requests=logged(directory, "old", 200),
         new_requests=logged(directory, "new", 200),
         refused=logged(directory, "old", 503),
         drain_seconds=end - start,
-        events_per_token=sum(len(one.arrivals) for one in outcomes) / sum(one.length for one in outcomes),
+        events_per_token=sum(len(one.deliveries) for one in outcomes) / sum(one.output_tokens for one in outcomes),
         ttft_p99_before_ms=p99(before),
         ttft_p99_ms=p99(during),
-        gap_before_ms=gaps(before),
-        gap_ms=gaps(during),
-        wrong=wrong,
+        gap_before_ms=longest(before),
+        gap_ms=longest(during),
+        wrong=[outcome.error for outcome in outcomes if outcome.error is not None],
     )
 
 

@@ -61,6 +61,8 @@ class Fields(RequestModel):
     stream: bool | None = None  # default: true
     think: bool | Literal["low", "medium", "high"] | None = None
     keep_alive: Hint = None  # the model stays
+    logprobs: Annotated[Any, Unsupported(False)] = None
+    top_logprobs: Annotated[Any, Unsupported(0)] = None
 
 
 class OllamaChat(Fields):
@@ -72,6 +74,10 @@ class Generate(Fields):
     prompt: str | None = None
     system: str | None = None
     images: Annotated[Any, Unsupported([])] = None
+    context: Annotated[Any, Unsupported([])] = None
+    raw: Annotated[Any, Unsupported(False)] = None
+    suffix: Annotated[Any, Unsupported("")] = None
+    template: Annotated[Any, Unsupported("")] = None
 
 
 @router.post(CHAT)

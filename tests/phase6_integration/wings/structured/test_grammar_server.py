@@ -14,7 +14,7 @@ from phase6_integration.wings.structured.grammar_server import GrammarServer
 from phase6_integration.wings.structured.isolated_grammars import IsolatedGrammars
 from tests.phase6_integration.cities import TOKENIZER
 from tests.phase6_integration.life import PATIENCE
-from tests.phase6_integration.wings.structured.test_isolated_process import (
+from tests.phase6_integration.wings.structured.isolated import (
     EOS,
     POINT,
     SIZE,
