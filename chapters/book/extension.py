@@ -56,8 +56,8 @@ def begin(app: Sphinx) -> None:
 
 
 def prepare(app: Sphinx, docname: str, source: list[str]) -> None:
-    """Add what runs in the book, and the table of contents, to the first page. Leave out the marks of figures, links to folders, and the links to
-    the pages before and after: each page has them at its end."""
+    """Add what runs in the book, and the table of contents, to the first page. Leave out the marks of figures, links to
+    folders, and the links to the pages before and after: each page has them at its end."""
     text = re.sub(r"(?<!`)<!-- /?measured\b(?:(?!-->).)*-->(?!`)", "", source[0])  # between ` it is shown
     text = re.sub(r"^\[[^|\n]*\| \[Map\]\(map\.md\)( \|.*)?$", "", text, flags=re.MULTILINE)
     text = re.sub(r"\[([^]\n]+)\]\(([\w./-]*/[\w-]+)/?\)", lambda link: without_folder(app, docname, link), text)
