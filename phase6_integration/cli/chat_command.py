@@ -20,15 +20,8 @@ from phase6_integration.cli.chat_models import (
     RemoteModel,
     Sampling,
 )
-from phase6_integration.cli.common import (
-    add_local_model,
-    add_sampling,
-    add_server,
-    http_error,
-    http_settings,
-    local_options,
-    printable,
-)
+from phase6_integration.cli.common import add_sampling, add_server, http_error, http_settings, printable
+from phase6_integration.cli.local_model import add_local_model, local_options
 from phase6_integration.engine.flags import Parser
 
 HELP = (

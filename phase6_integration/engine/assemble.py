@@ -27,7 +27,7 @@ from phase2_prefill_decode.step.graphs import batch_sizes
 from phase2_prefill_decode.step.packed import PackedStep
 from phase2_prefill_decode.step.runner import ModelRunner
 from phase4_radix.prefix_cache import PrefixCache
-from phase5_continuous.engine import connect, load_draft_model
+from phase5_continuous.draft_loading import connect, load_draft_model
 from phase5_continuous.policies import policy
 from phase5_continuous.scheduler import Scheduler
 from phase5_continuous.speculation.speculation import speculation_of
