@@ -41,7 +41,7 @@ ENGINE_SIDE = tuple(
 )
 
 # Modules of phases 0 to 5 that work with tensors. All others there schedule and manage memory, with integers only.
-TENSORS = {"engine", "kernels", "layer", "memory", "pool"}
+TENSORS = {"draft_loading", "engine", "kernels", "layer", "memory", "pool"}
 
 
 @cache

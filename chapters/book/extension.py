@@ -25,12 +25,11 @@ from chapters.book.pack import IN_TAB, packages
 from chapters.source import locate
 
 BOOK = Path(__file__).parent
-PHASES_IN_TAB = {int(id[0]) for id in IN_TAB}
 COMMENT = re.compile(r"\s*<!--(?:(?!-->).)*-->\s*", re.DOTALL)
 # Terms that are plain English too, so that a first occurrence says little about its meaning.
 PLAIN = (
-    "abort attach attention block computed drain greedy here iteration lab lock phase publish region request running "
-    "sequence step token weave"
+    "abort attach attention block computed drain greedy here iteration lab lock page phase publish rank record region "
+    "request running sequence step token weave"
 )
 
 
@@ -57,17 +56,19 @@ def begin(app: Sphinx) -> None:
 
 
 def prepare(app: Sphinx, docname: str, source: list[str]) -> None:
-    """Add the table of contents to the first page. Leave out the marks of figures, links to folders, and the links to
-    the pages before and after: each page has them at its end."""
+    """Add what runs in the book, and the table of contents, to the first page. Leave out the marks of figures, links to
+    folders, and the links to the pages before and after: each page has them at its end."""
     text = re.sub(r"(?<!`)<!-- /?measured\b(?:(?!-->).)*-->(?!`)", "", source[0])  # between ` it is shown
     text = re.sub(r"^\[[^|\n]*\| \[Map\]\(map\.md\)( \|.*)?$", "", text, flags=re.MULTILINE)
     text = re.sub(r"\[([^]\n]+)\]\(([\w./-]*/[\w-]+)/?\)", lambda link: without_folder(app, docname, link), text)
     chapter = re.match(r"chapters/0(\d)_", docname)
-    if chapter and int(chapter[1]) in PHASES_IN_TAB:
-        here = f'<p><a class="here" href="book/pages/exercises.html#{int(chapter[1])}">Solve them in the page</a></p>'
-        text = text.replace("\n## Exercises\n", f"\n## Exercises\n\n{here}\n")
-    contents = (BOOK / "contents.md").read_text("utf-8") if docname == app.config.root_doc else ""
-    source[0] = f"{text}\n{contents}"
+    if chapter and (here := [int(id[2:]) for id in IN_TAB if id[0] == chapter[1]]):
+        which = f"{chapter[1]}.{min(here)} to {chapter[1]}.{max(here)}"
+        link = f'<p><a class="here" href="book/pages/exercises.html#{chapter[1]}">Solve {which} in the browser</a></p>'
+        text = text.replace("\n## Exercises\n", f"\n## Exercises\n\n{link}\n")
+    if docname == app.config.root_doc:
+        text = text.replace("\n## Set-up\n", f"\n{(BOOK / 'contents.md').read_text('utf-8')}\n## Set-up\n")
+    source[0] = text
 
 
 def without_folder(app: Sphinx, docname: str, link: re.Match[str]) -> str:

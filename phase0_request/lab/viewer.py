@@ -5,7 +5,8 @@
      2-9               3     9     2.0  ███··  █
 
 Steps are recorded while the engine runs and shown afterwards, so that drawing takes no time from them. It needs no more
-than 80 columns, and writes the same lines to a file.
+than 80 columns, and writes the same lines to a file. The record of phase 5 holds more and is another: the demos of
+phases 0 to 4 cannot import it, and these lines need only a step and the states of its requests.
 """
 
 import time

@@ -9,13 +9,14 @@ import json
 import os
 import selectors
 import signal
-import socket
 import subprocess
 import sys
 import time
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from typing import Any
 from weakref import finalize
 
@@ -25,7 +26,6 @@ WORKER = "phase2_prefill_decode.parallel.worker"
 LOST = 3  # the exit status of a rank that another one has left alone: that is not what has failed first
 PATIENCE = 2.0  # seconds in which the cause of a failed collective shows
 PR_SET_PDEATHSIG = 1
-SIZE = 8  # bytes of a message's length
 
 
 class LostError(RuntimeError):
@@ -45,16 +45,16 @@ class Ranks:
         self.size = size
         self.keys: Callable[[], object] = lambda: None  # those of rank 0 in the pool that they have
         self._over: str | None = None  # why no step can follow
-        self._sockets: list[socket.socket] = []
+        self._ends: list[Connection] = []
         self._processes: list[subprocess.Popen[bytes]] = []
-        self.close = finalize(self, end, self._sockets, self._processes)  # kills them; may be called again
+        self.close = finalize(self, end, self._ends, self._processes)  # kills them; may be called again
         for rank in range(1, size):
-            ours, theirs = socket.socketpair()
-            self._sockets.append(ours)
+            ours, theirs = Pipe()
+            self._ends.append(ours)
             self._start(theirs)
-            send(ours, json.dumps({**settings, "rank": rank, "size": size}).encode())
+            ours.send_bytes(json.dumps({**settings, "rank": rank, "size": size}).encode())
 
-    def _start(self, theirs: socket.socket) -> None:
+    def _start(self, theirs: Connection) -> None:
         """Start a process with its end of a socket pair."""
         with theirs:
             command = [sys.executable, "-m", WORKER, str(theirs.fileno()), str(os.getpid())]
@@ -68,24 +68,24 @@ class Ranks:
 
     def filenos(self) -> list[int]:
         """Descriptors that are readable when a rank has ended: then `check` says how."""
-        return [end.fileno() for end in self._sockets]
+        return [end.fileno() for end in self._ends]
 
     def command(self, numbers: Sequence[int]) -> None:
         """Send a command to all ranks."""
         message = array("q", numbers).tobytes()
         with self.together():
-            for end in self._sockets:
-                send(end, message)
+            for end in self._ends:
+                end.send_bytes(message)
 
     def replies(self) -> list[Any]:
         """Wait for a reply of each rank. A rank that ends instead raises RankError, whichever it is."""
         replies: dict[int, Any] = {}
         with selectors.DefaultSelector() as selector:
-            for rank, end in enumerate(self._sockets, 1):
+            for rank, end in enumerate(self._ends, 1):
                 selector.register(end, selectors.EVENT_READ, rank)
             while selector.get_map():
                 for key, _ in selector.select():
-                    message = receive(self._sockets[key.data - 1])
+                    message = receive(self._ends[key.data - 1])
                     reply = None if message is None else json.loads(message)
                     if message is None or (isinstance(reply, dict) and "error" in reply):
                         raise self._failure(reply and f"rank {key.data} of {self.size} has failed: {reply['error']}")
@@ -127,28 +127,26 @@ class Ranks:
 
     def _fault(self) -> str | None:
         """The first rank that has ended, but those that were left alone, and why."""
-        for rank, (end, process) in enumerate(zip(self._sockets, self._processes, strict=False), 1):
+        for rank, (end, process) in enumerate(zip(self._ends, self._processes, strict=False), 1):
             if process.poll() not in (None, LOST):
                 return f"rank {rank} of {self.size} {last_words(end) or status(process)}"
         return None
 
 
-def end(sockets: list[socket.socket], processes: "list[subprocess.Popen[bytes]]") -> None:
+def end(ends: list[Connection], processes: "list[subprocess.Popen[bytes]]") -> None:
     for process in processes:
         process.kill()
-    for each in sockets:
+    for each in ends:
         each.close()
     for process in processes:
         process.wait()
 
 
-def last_words(end: socket.socket) -> str | None:
+def last_words(end: Connection) -> str | None:
     """What a rank that has ended sent about its failure."""
-    end.setblocking(False)
-    with suppress(BlockingIOError):  # it has sent nothing more
-        while (message := receive(end)) is not None:
-            if isinstance(reply := json.loads(message), dict) and "error" in reply:
-                return f"has failed: {reply['error']}"
+    while end.poll() and (message := receive(end)) is not None:
+        if isinstance(reply := json.loads(message), dict) and "error" in reply:
+            return f"has failed: {reply['error']}"
     return None
 
 
@@ -157,30 +155,11 @@ def status(process: "subprocess.Popen[bytes]") -> str:
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"has ended with status {code}"
 
 
-# Messages, on both ends.
-
-
-def send(end: socket.socket, message: bytes) -> None:
-    end.sendall(len(message).to_bytes(SIZE, "big") + message)
-
-
-def receive(end: socket.socket) -> bytes | None:
-    """The next message. None if the other end is closed."""
-    size = _exactly(end, SIZE)
-    return None if size is None else _exactly(end, int.from_bytes(size, "big"))
-
-
-def _exactly(end: socket.socket, count: int) -> bytes | None:
-    data = bytearray()
-    while len(data) < count:
-        try:
-            more = end.recv(count - len(data))
-        except ConnectionError:
-            return None
-        if not more:
-            return None
-        data += more
-    return bytes(data)
+def receive(end: Connection) -> bytes | None:
+    """The next message, on both ends. None if the other one is closed."""
+    with suppress(EOFError, OSError):
+        return end.recv_bytes()
+    return None
 
 
 def die_with(parent: int) -> bool:

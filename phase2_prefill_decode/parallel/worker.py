@@ -4,10 +4,10 @@ import json
 import logging
 import os
 import signal
-import socket
 import sys
 from array import array
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from phase2_prefill_decode.loading.weights import load_weights
 from phase2_prefill_decode.parallel.group import Group
 from phase2_prefill_decode.parallel.layers import ParallelDecoder
 from phase2_prefill_decode.parallel.leader import DTYPES, FREE, HIDDEN, LOGITS, POOL, RECORD, REPLAY, received
-from phase2_prefill_decode.parallel.ranks import LOST, LostError, die_with, receive, send
+from phase2_prefill_decode.parallel.ranks import LOST, LostError, die_with, receive
 from phase2_prefill_decode.parallel.shard import Shard
 from phase2_prefill_decode.step.graphs import cuda_recorder
 
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 class Worker:
     """A rank's decoder, its KV pool, and the hidden states of the last step."""
 
-    def __init__(self, decoder: ParallelDecoder, end: socket.socket) -> None:
+    def __init__(self, decoder: ParallelDecoder, end: Connection) -> None:
         self.decoder = decoder
         self.end = end
         self.layers = decoder.layers
@@ -52,11 +52,11 @@ class Worker:
             pages, page_size, dtype = numbers
             self.pool = None  # first: there may be no memory for two
             self.pool = decoder.kv_pool(decoder.config.kv_layout(page_size, DTYPES[dtype]), pages)
-            send(self.end, json.dumps({"pages": pages}).encode())
+            self.end.send_bytes(json.dumps({"pages": pages}).encode())
         if command == FREE:
             self.pool, self.record = None, None
             self.recorded.clear()
-            send(self.end, json.dumps(free_bytes(decoder.device)).encode())
+            self.end.send_bytes(json.dumps(free_bytes(decoder.device)).encode())
         if command == HIDDEN:
             layers, *sizes = numbers
             assert self.pool is not None
@@ -81,7 +81,7 @@ class Worker:
     # endregion
 
 
-def loaded(settings: dict[str, Any], end: socket.socket) -> Worker:
+def loaded(settings: dict[str, Any], end: Connection) -> Worker:
     """Load the part of a rank."""
     torch.set_num_threads(settings["threads"])
     rank, directory = settings["rank"], settings["directory"]
@@ -96,13 +96,13 @@ def loaded(settings: dict[str, Any], end: socket.socket) -> Worker:
     return Worker(decoder, end)
 
 
-def follow(end: socket.socket) -> None:
+def follow(end: Connection) -> None:
     """Load, meet the other ranks, and do what rank 0 commands until it has ended."""
     settings = json.loads(receive(end) or b"{}")
     worker = loaded(settings, end)
-    send(end, json.dumps({"loaded": True}).encode())
+    end.send_bytes(json.dumps({"loaded": True}).encode())
     worker.decoder.group.connect(settings["file"], settings["timeout"], worker.decoder.device)
-    send(end, json.dumps({"connected": True}).encode())
+    end.send_bytes(json.dumps({"connected": True}).encode())
     with torch.inference_mode():
         while worker.follow():
             pass
@@ -113,7 +113,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     descriptor, parent = map(int, sys.argv[1:])
-    end, code = socket.socket(fileno=descriptor), 0
+    end, code = Connection(descriptor), 0
     if die_with(parent):
         try:
             follow(end)
@@ -121,7 +121,7 @@ def main() -> int:
             code = LOST
         except Exception as error:
             log.exception("rank failed")
-            send(end, json.dumps({"error": f"{type(error).__name__}: {error}"}).encode())
+            end.send_bytes(json.dumps({"error": f"{type(error).__name__}: {error}"}).encode())
             code = 1
     os._exit(code)  # does not wait for threads of libraries
 

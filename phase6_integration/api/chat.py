@@ -95,8 +95,8 @@ class ChatFormatter(Formatter):
         self.logprobs = bool(body.logprobs)
         if plan.grammar is not None:
             self.notes = plan.grammar.notes
-        if plan.grammar_fields is not None:
-            self.grammar_fields = plan.grammar_fields
+        names = self.grammar_fields if plan.grammar_fields is None else plan.grammar_fields
+        self.grammar_fields = tuple(self.own_fields.get(name.split(".")[0], name) for name in names)
         if body.return_token_ids:
             self.first_event["prompt_token_ids"] = prompt
         self._has_prediction = body.prediction is not None

@@ -103,13 +103,13 @@ def by_kind(message: str) -> Discriminator:
 
 
 def _kind_of_prompt(value: Any) -> str | None:
-    """Which of its four forms a prompt has, by its first element, so that an error is about that form alone."""
-    if isinstance(value, str):
-        return "=text"
+    """Which of its four forms a prompt has, so that an error is about that form alone."""
     if not isinstance(value, list):
-        return None
-    first = value[0] if value else ""
-    return "=token_lists" if isinstance(first, list) else "=texts" if isinstance(first, str) else "=tokens"
+        return "=text" if isinstance(value, str) else None
+    kinds = {*map(type, value)}
+    if not kinds & {str, list}:
+        return "=tokens" if kinds else "=texts"
+    return "=texts" if kinds == {str} else "=token_lists" if kinds == {list} else None
 
 
 def _or_minus_one(least: int) -> WithJsonSchema:
@@ -119,6 +119,7 @@ def _or_minus_one(least: int) -> WithJsonSchema:
 
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+Role = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 TemplateVariable = Annotated[str, Field(pattern=r"^[a-zA-Z_][a-zA-Z0-9_]{0,63}$"), AfterValidator(_is_free)]
 TemplateVariables = Annotated[
     dict[TemplateVariable, Any],
@@ -140,7 +141,7 @@ Prompt = Annotated[
     Discriminator(
         _kind_of_prompt,
         custom_error_type="prompt",
-        custom_error_message="a prompt is a string, a list of strings, a list of token ids or a list of such",
+        custom_error_message="a prompt is a string, or a list of one kind: strings, token ids or lists of token ids",
     ),
 ]
 Length = Annotated[int, Field(ge=0, le=MAX_TOKENS)]

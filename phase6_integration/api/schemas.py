@@ -23,6 +23,7 @@ from phase6_integration.api.field_types import (
     OptionalOrNoLength,
     Prompt,
     RequestModel,
+    Role,
     Schema,
     Stop,
     StopTokens,
@@ -179,7 +180,7 @@ Content = Annotated[
 
 
 class PlainMessage(FromClient):
-    role: Literal["system", "developer", "user", "tool", "assistant"]  # an assistant's is of the next class
+    role: Role  # any that the template takes; an assistant's is of the next class
     content: Content
     name: Name | None = None
     tool_call_id: Name | None = None

@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from secrets import token_hex
 from typing import Any, TypeVar
 
 from phase0_request.machine import give_back_freed_memory
@@ -16,6 +17,8 @@ from phase6_integration.process.async_engine import AsyncEngine
 LONG = 10_000  # tokens; to decode fewer takes a few milliseconds and is done on the event loop
 MANY = 100_000  # tokens, with which the library takes 20 megabytes or more for a moment
 THREADS = 2  # so that one long text does not delay all others
+ROLES = "system", "user", "assistant", "tool"  # whatever a template makes of them
+HELP = "a message may have the role system, developer, user, assistant or tool, or one that the chat template knows"
 T = TypeVar("T")
 Tokens = list[tuple[int, ...]]
 
@@ -66,7 +69,7 @@ class TokenizerPool:
         assert self.template
 
         def encode() -> list[list[int]]:
-            tokens = tokenizer.chat(**conversation, max_chars=self._max_chars)
+            tokens = tokenizer.chat(**_with_known_roles(tokenizer, conversation), max_chars=self._max_chars)
             return [tokenizer.wrap(tokens) if add_special_tokens else tokens]
 
         (tokens,) = await self._run(tenant, "messages", encode)
@@ -106,3 +109,22 @@ class TokenizerPool:
             self._unfinished -= Counter((tenant,))  # drops those with none
             if tenant not in self._unfinished:
                 del self._places[tenant]
+
+
+def _with_known_roles(tokenizer: Tokenizer, conversation: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The conversation, with a system message in place of a developer's where the template does not know these.
+    ValueError if the template refuses another role, or leaves out its messages, as many do."""
+    messages: Sequence[Mapping[str, Any]] = conversation["messages"]
+    if "developer" not in (tokenizer.chat_template or ""):
+        messages = [{**one, "role": "system"} if one["role"] == "developer" else one for one in messages]
+    conversation = {**conversation, "messages": messages}
+    marks = {place: token_hex(8) for place, one in enumerate(messages) if one["role"] not in ROLES}
+    if marks:
+        marked = [{**one, "content": marks.get(place, one["content"])} for place, one in enumerate(messages)]
+        try:
+            text = "".join(tokenizer.render(**{**conversation, "messages": marked}))
+        except ValueError as error:
+            raise ValueError(f"{error}; {HELP}") from None
+        if any(mark not in text for mark in marks.values()):
+            raise ValueError(f"the chat template leaves out messages; {HELP}")
+    return conversation

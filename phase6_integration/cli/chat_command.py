@@ -4,7 +4,7 @@ import argparse
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 
 import httpx
 from rich.console import Console
@@ -20,15 +20,8 @@ from phase6_integration.cli.chat_models import (
     RemoteModel,
     Sampling,
 )
-from phase6_integration.cli.common import (
-    add_local_model,
-    add_sampling,
-    add_server,
-    http_error,
-    http_settings,
-    local_options,
-    printable,
-)
+from phase6_integration.cli.common import add_sampling, add_server, http_error, http_settings, printable
+from phase6_integration.cli.local_model import add_local_model, local_options
 from phase6_integration.engine.flags import Parser
 
 HELP = (
@@ -140,11 +133,12 @@ def run(given: argparse.Namespace, parser: Parser) -> int:
         parser.error(str(error))
     console, terminal = Console(highlight=False, soft_wrap=True), sys.stdin.isatty()
     try:
-        if local is not None:
-            model: ChatModel = LocalModel(local)
-        else:
-            with Console(stderr=True).status("connecting"):
-                model = RemoteModel(settings, options.get("model"))
+        with _keys_unseen(terminal):
+            if local is not None:
+                model: ChatModel = LocalModel(local)
+            else:
+                with Console(stderr=True).status("connecting"):
+                    model = RemoteModel(settings, options.get("model"))
         with closing(model):
             return _converse(Chat(model, sampling, options.get("system"), console), terminal)
     except httpx.TransportError as error:
@@ -160,10 +154,27 @@ def _converse(chat: Chat, terminal: bool) -> int:
     answered = True
     for line in _lines(chat.console, terminal):
         if not line.startswith("/"):
-            answered = chat.ask(line) and answered
+            with _keys_unseen(terminal):
+                answered = chat.ask(line) and answered
         elif not chat.command(line):
             break
     return 0 if answered or terminal else 1
+
+
+@contextmanager
+def _keys_unseen(terminal: bool) -> Iterator[None]:
+    """The terminal does not echo what is typed meanwhile into a spinner or an answer: the next prompt shows it."""
+    if not terminal:
+        yield
+        return
+    import termios
+
+    before = termios.tcgetattr(sys.stdin)
+    termios.tcsetattr(sys.stdin, termios.TCSANOW, [*before[:3], before[3] & ~termios.ECHO, *before[4:]])
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
 
 
 def _lines(console: Console, terminal: bool) -> Iterator[str]:

@@ -11,7 +11,8 @@ import httpx
 
 from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason
-from phase6_integration.cli.common import error_message, http_error, open_engine
+from phase6_integration.cli.common import error_message, http_error
+from phase6_integration.cli.local_model import open_engine
 from phase6_integration.engine.options import EngineOptions
 from phase6_integration.engine.stats import Gauges
 from phase6_integration.load.client import first_model

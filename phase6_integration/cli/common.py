@@ -1,32 +1,21 @@
-"""What the commands share: flags for sampling, the choice of a local model or a server, HTTP errors."""
+"""What the commands share: flags for sampling and of a server, HTTP errors."""
 
 import argparse
 import json
 import os
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, get_type_hints
 from urllib.parse import urlsplit
 
-from phase0_request.tokenizer import Tokenizer
-from phase6_integration.engine.flags import add_fields, values_of, whole_number
+from phase6_integration.engine.flags import values_of, whole_number
 from phase6_integration.engine.options import EngineOptions
-from phase6_integration.engine.progress import reported
 
 if TYPE_CHECKING:
     import httpx
-    from rich.console import Console
 
-    from phase6_integration.engine.engine import NanoServingEngine
 
 API_KEYS = ("NANOSERVE_API_KEY", "VLLM_API_KEY")  # environment variables
-# Engine options of a local model.
-LOCAL = (
-    "revision", "download_dir", "tokenizer", "dtype", "quantization", "kv_cache_dtype", "device",
-    "tensor_parallel_size", "max_model_len", "kv_cache_pages", "threads",
-)  # fmt: skip
 SAMPLING = {
     "max_tokens": ("N", "most tokens of an answer"),
     "temperature": ("T", "0: always the most likely token"),
@@ -55,63 +44,13 @@ def add_sampling(group: argparse._ActionsContainer, names: Sequence[str], **defa
         group.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar=metavar, help=help + shown)
 
 
-# A local model, or a server.
-
-
-def add_local_model(group: argparse._ActionsContainer) -> None:
-    add_fields(group, EngineOptions, LOCAL)
+# A server.
 
 
 def add_server(group: argparse._ActionsContainer, default: str | None = None) -> None:
     shown = default or "none: a local model"
     group.add_argument("--url", metavar="URL", default=default, help=f"of a server, with or without /v1 ({shown})")
     group.add_argument("--api-key", metavar="KEY", help=f"for the server ({' or '.join(API_KEYS)} in the environment)")
-
-
-def local_model(given: Mapping[str, Any]) -> EngineOptions:
-    """The options of the local model."""
-    return engine_options({name: given[name] for name in ("model", *LOCAL) if name in given})
-
-
-def local_options(given: Mapping[str, Any]) -> EngineOptions | None:
-    """The options of the local model; None if --url names a server. Flags of the other kind are an error."""
-    if given["url"] is None:
-        if "api_key" in given:
-            raise ValueError("--api-key is for a server; name it with --url")
-        return local_model(given)
-    for name in LOCAL:
-        if name in given:
-            raise ValueError(f"--{name.replace('_', '-')} is for a local model, and --url names a server")
-    return None
-
-
-def open_engine(options: EngineOptions) -> "NanoServingEngine":
-    """A local engine on as many threads as suit the model. ValueError if the model has no tokenizer."""
-    from phase6_integration.engine.hub import located
-
-    options, _ = located(options)
-    if options.tokenizer is None and not Tokenizer.is_in(options.model):
-        raise ValueError(f"{options.model} has no tokenizer, so it takes no text; --tokenizer names another")
-    with loading():
-        from phase6_integration.engine.engine import NanoServingEngine  # loads torch
-
-        return NanoServingEngine.from_pretrained(**asdict(options))
-
-
-@contextmanager
-def loading(words: str = "loading", console: "Console | None" = None) -> Iterator[None]:
-    """Show how far the loading of a local model is: beside a spinner on a terminal, as lines on stderr elsewhere."""
-    from rich.console import Console
-
-    console = console or Console(stderr=True)
-    with (
-        console.status(words) as status,
-        reported(status.update if console.is_terminal else lambda text: print(text, file=sys.stderr, flush=True)),
-    ):
-        yield
-
-
-# HTTP.
 
 
 def server_url(url: str) -> str:

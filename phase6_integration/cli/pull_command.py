@@ -7,6 +7,7 @@ from pathlib import Path
 
 from huggingface_hub.constants import HF_HUB_CACHE
 
+from phase0_request.checks import ConfigError
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase6_integration.engine.flags import Parser, add_fields
 from phase6_integration.engine.hub import PATTERNS, download
@@ -40,11 +41,17 @@ def pull(model: str, revision: str | None, download_dir: str | None) -> Path:
     if not (directory / FIRST[0]).is_file():
         raise ValueError(f"{model} has no config.json; of GGUF, download one file and serve it by its path")
     config = ModelConfig.from_pretrained(directory)  # of a model that is not supported, a ConfigError
-    files = download(*where, PATTERNS, dry_run=True)
+    about = f"{model}: {config.model_type}, {config.parameters / 1e9:.2g} billion parameters, supported; "
+    try:
+        files = download(*where, PATTERNS, dry_run=True)
+    except ConfigError:  # what was downloaded needs no hub
+        directory = Path(download(*where, PATTERNS, local_files_only=True))
+        print(about + "all of it is here, and the hub cannot be asked for a newer one", file=sys.stderr)
+        return directory
+    whole = sum(file.file_size for file in files)
     missing = sum(file.file_size for file in files if file.will_download)
-    whole, size = sum(file.file_size for file in files), config.parameters / 1e9
-    words = f"{model}: {config.model_type}, {size:.2g} billion parameters, {whole / GB:.2f} GB, supported; "
-    print(words + (f"{missing / GB:.2f} GB to download" if missing else "all of it is here"), file=sys.stderr)
+    have = f"{missing / GB:.2f} GB to download" if missing else "all of it is here"
+    print(f"{about}{whole / GB:.2f} GB, {have}", file=sys.stderr)
     folder = Path(download_dir or HF_HUB_CACHE).absolute()
     free = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
     if missing > free:

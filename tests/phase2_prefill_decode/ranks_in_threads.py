@@ -2,9 +2,9 @@
 
 import contextlib
 import json
-import socket
 import threading
 from collections.abc import Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,13 @@ from phase2_prefill_decode.parallel.ranks import Ranks
 class RanksInThreads(Ranks):
     """Each thread ends when its socket is closed."""
 
-    def _start(self, theirs: socket.socket) -> None:
+    def _start(self, theirs: Connection) -> None:
         def follow() -> None:
             with theirs:
                 try:
                     worker.follow(theirs)
                 except ValueError as error:  # as its process would say it
-                    worker.send(theirs, json.dumps({"error": str(error)}).encode())
+                    theirs.send_bytes(json.dumps({"error": str(error)}).encode())
 
         threading.Thread(target=follow, daemon=True).start()
 

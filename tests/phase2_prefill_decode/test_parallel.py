@@ -1,7 +1,7 @@
 """A model over several ranks: what each holds, and the tokens of all together."""
 
-import socket
 from dataclasses import replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -231,7 +231,7 @@ def replays_itself(run: Any) -> Any:
 class Idle(Ranks):
     """Ranks of which nobody listens."""
 
-    def _start(self, theirs: socket.socket) -> None:
+    def _start(self, theirs: Connection) -> None:
         self.theirs = theirs
 
 

@@ -120,6 +120,7 @@ def test_a_request_without_drafts_gets_them_once_its_proposals_are_right() -> No
     engine.run().check_the_end()
     assert engine.steps < 60
     assert sum(speculation.accepted) == speculation.drafted > 100
+    assert speculation.accepted[0] == speculation.drafts
 
 
 def test_one_that_rejects_its_drafts_is_rarely_drafted_again() -> None:

@@ -71,6 +71,8 @@ REFUSED: list[tuple[str, dict[str, Any], str, list[str]]] = [  # with the field 
     # Both lengths are named.
     (COMPLETE, {"prompt": ["a"] * 9}, "prompt", ["at most 8", "got 1 x 9"]),
     (COMPLETE, {"prompt": []}, "prompt", ["at least 1", "got 0"]),
+    (COMPLETE, {"prompt": [5, "text"]}, "prompt", ["of one kind: strings, token ids or lists of token ids"]),
+    (COMPLETE, {"prompt": ["text", [5]]}, "prompt", ["of one kind: strings, token ids or lists of token ids"]),
     (COMPLETE, {"stop": ["a"] * 17}, "stop", ["at most 16", "got 17"]),
     (COMPLETE, {"logit_bias": dict.fromkeys(map(str, range(1025)), 1)}, "logit_bias", ["at most 1024"]),
     (COMPLETE, {"prompt": ""}, "prompt", ["at least 1", "got 0"]),
@@ -137,10 +139,10 @@ def test_names_of_other_servers_are_answered_with_ours() -> None:
 
 
 def test_all_wrong_fields_are_in_one_error() -> None:
-    error = error_of(post(CHAT, {"messages": [{"role": "robot", "content": ""}], "top_p": 3, "max_tokens": "ten"}))
+    error = error_of(post(CHAT, {"messages": [{"role": "a robot", "content": ""}], "top_p": 3, "max_tokens": "ten"}))
     assert (error["code"], error["param"]) == ("invalid_value", "messages.0.role")
     for words in (
-        "'tool' or 'assistant', got 'robot'",
+        "match pattern '^[a-zA-Z0-9_.-]{1,64}$', got a string",
         "top_p: Input should be",
         "got 3",
         "max_tokens",

@@ -145,7 +145,7 @@ CHATS: dict[str, Values] = {
     "messages": (
         [
             *(None, [], "Hello", {}, [5], [{}], [{"role": "user"}], [{"content": "x"}], [*HELLO["messages"], {}]),
-            *([{"role": role, "content": "x"}] for role in ("function", "nobody", 5)),
+            *([{"role": role, "content": "x"}] for role in ("", "a b", "<|im_end|>", "x" * 65, 5, None)),
             *([{"role": "user", "content": content}] for content in (5, None, [], [5], [{"type": "text"}], {})),
             *([{"role": "tool", "content": content}] for content in (None, 5, {})),
             *([{"role": "assistant", "tool_calls": calls}] for calls in (5, {}, [5], [{}], [{"type": "custom"}])),

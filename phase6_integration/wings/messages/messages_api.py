@@ -30,14 +30,6 @@ COUNT = f"{PATH}/count_tokens"
 router = APIRouter(tags=["model"])
 Json = dict[str, Any]
 
-NAMES = {  # of fields, by those of the chat request
-    "response_format": "output_config.format",
-    "reasoning_effort": "output_config.effort",
-    "continue_final_message": "messages",
-    "stop": "stop_sequences",
-    "user": "metadata.user_id",
-}
-
 
 @router.post(PATH)
 async def create_message(
@@ -50,7 +42,7 @@ async def create_message(
         "user": (body.metadata and body.metadata.user_id) or body.user,
         "metadata": None,
     }
-    with own_names(NAMES):
+    with own_names(MessagesFormatter.own_fields):
         chat = ChatRequest.model_validate(_given({**shared, **own, **prompt_of(body)}))
         return await continue_chat(chat, request, server, MessagesFormatter)
 
@@ -61,7 +53,7 @@ async def count_tokens(
 ) -> dict[str, int]:
     """The number of tokens of a prompt."""
     server.model_name(body.model)
-    with own_names(NAMES):
+    with own_names(MessagesFormatter.own_fields):
         chat = ChatRequest.model_validate(_given(prompt_of(body)))
         arguments = conversation(chat, reasoning_effort=chat.reasoning_effort)
         return {"input_tokens": len(await server.tokenizers.chat(arguments, request.state.tenant))}

@@ -1,7 +1,7 @@
 """MessagesFormatter: writes the answer to a chat request as Anthropic's Messages API has it, whole or as events."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from phase0_request.request import FinishReason
@@ -38,13 +38,17 @@ class MessagesFormatter(ChatFormatter):
     """The message of a chat answer becomes content blocks, and its deltas become their events."""
 
     prefix = "msg_"
+    own_fields: Mapping[str, str] = {
+        "response_format": "output_config.format",
+        "reasoning_effort": "output_config.effort",
+        "continue_final_message": "messages",
+        "stop": "stop_sequences",
+        "user": "metadata.user_id",
+    }
     done = b""  # the last event says it
 
     def __init__(self, *chat: Any) -> None:
         super().__init__(*chat)
-        self.grammar_fields = tuple(
-            "output_config.format" if "response_format" in name else name for name in self.grammar_fields
-        )
         self._content: list[Json] = []  # the blocks so far; the last may be open
         self._call: int | None = None  # the number of the call that the last block is
         self._is_begun = False

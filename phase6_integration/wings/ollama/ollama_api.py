@@ -1,7 +1,7 @@
 """Ollama's API, for clients that know only this one: a request becomes a chat request, the answer lines of JSON."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
@@ -26,7 +26,6 @@ SAME = "temperature", "top_k", "top_p", "min_p", "seed", "stop", "presence_penal
 OPTIONS = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty", **{name: name for name in SAME}}
 LOADING = {"num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "num_keep", "numa", "use_mmap", "use_mlock"}
 OPENED = {"role": "assistant", "content": ""}
-NAMES = {"response_format": "format", **{own: f"options.{name}" for name, own in OPTIONS.items()}}
 
 
 class OllamaCall(FromClient):
@@ -61,6 +60,8 @@ class Fields(RequestModel):
     stream: bool | None = None  # default: true
     think: bool | Literal["low", "medium", "high"] | None = None
     keep_alive: Hint = None  # the model stays
+    logprobs: Annotated[Any, Unsupported(False)] = None
+    top_logprobs: Annotated[Any, Unsupported(0)] = None
 
 
 class OllamaChat(Fields):
@@ -72,6 +73,10 @@ class Generate(Fields):
     prompt: str | None = None
     system: str | None = None
     images: Annotated[Any, Unsupported([])] = None
+    context: Annotated[Any, Unsupported([])] = None
+    raw: Annotated[Any, Unsupported(False)] = None
+    suffix: Annotated[Any, Unsupported("")] = None
+    template: Annotated[Any, Unsupported("")] = None
 
 
 @router.post(CHAT)
@@ -111,7 +116,7 @@ async def _answer(
         "reasoning_effort": body.think if isinstance(body.think, str) else None,
         **more,
     }
-    with own_names(NAMES):
+    with own_names(OllamaFormatter.own_fields):
         asked = schemas.ChatRequest.model_validate(fields)
         return await continue_chat(asked, request, server, partial(OllamaFormatter, field=field))
 
@@ -138,10 +143,13 @@ class OllamaFormatter(ChatFormatter):
     """The deltas of a chat answer become lines, or one line. Calls come with the last."""
 
     prefix, done, stream_type = "", b"", Fields.stream_type.encode()
+    own_fields: Mapping[str, str] = {
+        "response_format": "format",
+        **{own: f"options.{name}" for name, own in OPTIONS.items()},
+    }
 
     def __init__(self, *chat: Any, field: str) -> None:
         super().__init__(*chat)
-        self.grammar_fields = tuple(NAMES.get(name.split(".")[0], name) for name in self.grammar_fields)
         self._field, self._calls = field, dict[int, list[str]]()  # of each call its name, and its arguments as text
         self.keep_alive = _line(self.model, field, {})
 

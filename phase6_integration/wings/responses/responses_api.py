@@ -28,21 +28,13 @@ from phase6_integration.wings.responses.responses_request import (
 
 router = APIRouter(tags=["model"])
 
-OWN = {  # fields of a chat request, as this API calls them
-    "messages": "input",
-    "max_completion_tokens": "max_output_tokens",
-    "max_tokens": "max_output_tokens",
-    "response_format": "text.format",
-    "reasoning_effort": "reasoning.effort",
-}
-
 
 @router.post("/v1/responses")
 async def create_response(
     body: Annotated[ResponsesRequest, json_body(ResponsesRequest)], request: Request, server: Server
 ) -> Response:
     """A conversation of input items, continued by the assistant. Nothing is stored: the input is the whole of it."""
-    with own_names(OWN):
+    with own_names(ResponsesFormatter.own_fields):
         chat = ChatRequest.model_validate(chat_body(body))
         return await continue_chat(chat, request, server, partial(ResponsesFormatter, asked=body))
 

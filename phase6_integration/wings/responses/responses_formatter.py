@@ -2,7 +2,7 @@
 
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -24,13 +24,17 @@ class ResponsesFormatter(ChatFormatter):
 
     prefix = "resp_"
     length_field = "max_output_tokens"
+    own_fields: Mapping[str, str] = {
+        "messages": "input",
+        "max_completion_tokens": "max_output_tokens",
+        "max_tokens": "max_output_tokens",
+        "response_format": "text.format",
+        "reasoning_effort": "reasoning.effort",
+    }
     done = b""  # the last event says it
 
     def __init__(self, server: ServerState, *chat: Any, asked: ResponsesRequest) -> None:
         super().__init__(server, *chat)
-        self.grammar_fields = tuple(
-            "text.format" if "response_format" in name else name for name in self.grammar_fields
-        )
         self._echo = _echo(asked, {**DEFAULTS, **server.settings.sampling_defaults})
         self._items: list[Item] = []
         self._sequence = itertools.count()

@@ -135,6 +135,45 @@ def test_a_template_of_the_operator_is_the_one_that_counts() -> None:
     assert list(engine.submitted[0].prompt_tokens) == TOKENIZER.encode("<Hello>", add_special_tokens=False)
 
 
+KNOWN = """\
+{%- for m in messages -%}
+{%- if m.role in ('user', 'system', 'context') %}<{{ m.role }}>{{ m.content }}{% endif -%}
+{%- endfor -%}
+"""
+STRICT = KNOWN.replace("{% endif", "{% else %}{{ raise_exception('Unexpected role.') }}{% endif")
+
+
+@pytest.mark.parametrize("path", [CHAT, "/tokenize"])
+@pytest.mark.parametrize(
+    ("template", "role", "taken"),
+    [
+        (None, "critic", "critic"),
+        (None, "developer", "system"),
+        (KNOWN, "context", "context"),
+        (KNOWN, "developer", "system"),
+        (KNOWN.replace("context", "developer"), "developer", "developer"),
+        (KNOWN, "critic", None),
+        (STRICT, "critic", None),
+        (STRICT, "context", "context"),
+    ],
+)
+def test_a_role_is_one_that_the_template_takes(path: str, template: str | None, role: str, taken: str | None) -> None:
+    """Most templates leave out messages of a role that they do not know, and few know that of a developer."""
+    settings = ServerSettings(chat_template=template)
+    messages = [{"role": role, "content": "Be brief."}, *HELLO]
+    response = post(engine := FakeEngine(), path, settings, messages=messages)
+    if taken is None:
+        error = response.json()["error"]
+        assert (response.status_code, error["param"]) == (400, "messages")
+        assert "system, developer, user, assistant or tool" in error["message"]
+        assert role not in error["message"]
+        return
+    assert response.status_code == 200, response.text
+    found = response.json()["tokens"] if path == "/tokenize" else engine.submitted[0].prompt_tokens
+    tokenizer = TOKENIZER.with_chat_template(template) if template else TOKENIZER
+    assert list(found) == tokenizer.chat([{"role": taken, "content": "Be brief."}, *HELLO])
+
+
 REFUSING = """\
 {%- set what = messages[0].content -%}
 {%- if what == 'roles' -%}{{ raise_exception('roles must alternate') }}

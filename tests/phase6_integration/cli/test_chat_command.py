@@ -1,12 +1,14 @@
 """`nanoserve chat`: what it sends, what it shows, and that Ctrl-C stops an answer and not the chat."""
 
 import io
+import os
+import pty
 import re
 import signal
 import subprocess
 import sys
 from collections.abc import Generator
-from contextlib import closing
+from contextlib import closing, suppress
 
 import pytest
 from rich.console import Console
@@ -213,3 +215,32 @@ def test_piped_lines_are_messages_and_answers_are_plain_text() -> None:
     assert done.stdout == said_lines + "you said anew, message 2\n"
     assert failing.returncode == 1
     assert "error: 429: the queue is full" in failing.stdout
+
+
+def test_keys_typed_meanwhile_are_shown_at_the_next_prompt_and_not_before() -> None:
+    """They are typed while the client waits for its model, with a spinner, and while it waits for an answer."""
+    keys = {"GET": b"hello\n", "POST": b"/quit\n"}
+    terminal, theirs = pty.openpty()
+
+    def answer(heard: Heard) -> Said | None:
+        os.write(terminal, keys[heard.method])
+        return chat_server(heard)
+
+    with scripted(answer) as server:
+        environ = os.environ | {"TERM": "xterm"}
+        command = [*CHAT, "--url", server.url]
+        process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environ)
+        os.close(theirs)
+        shown = b""
+        with suppress(OSError):  # the end of a terminal
+            while data := os.read(terminal, 4096):
+                shown += data
+        assert process.wait(60) == 0
+    os.close(terminal)
+    spinner, asked, end = shown.decode().split("> ")
+    assert "connecting" in spinner
+    assert "hello" not in spinner
+    assert asked.startswith("hello")
+    assert "you said hello, message 1" in asked
+    assert "/quit" not in asked
+    assert end.startswith("/quit")

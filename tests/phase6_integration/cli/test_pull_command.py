@@ -68,8 +68,10 @@ def hub() -> Iterator[str]:
         server.shutdown()
 
 
-def pull(endpoint: str, folder: Path, *arguments: str, code: str = "") -> "subprocess.CompletedProcess[str]":
-    own = {"HF_ENDPOINT": endpoint, "HF_HOME": str(folder), "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0"}
+def pull(
+    endpoint: str, folder: Path, *arguments: str, code: str = "", offline: str = "0"
+) -> "subprocess.CompletedProcess[str]":
+    own = {"HF_ENDPOINT": endpoint, "HF_HOME": str(folder), "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": offline}
     script = f"{code}\nfrom phase6_integration.cli.main import main\nraise SystemExit(main())"
     command = [sys.executable, "-c", script, "pull", *arguments]
     return subprocess.run(command, capture_output=True, text=True, env=os.environ | own, timeout=120)
@@ -81,7 +83,7 @@ def test_a_model_is_downloaded_after_its_size_is_said_and_then_it_is_here(hub: s
     directory = Path(done.stdout.strip())
     assert {path.name: path.read_bytes() for path in directory.iterdir()} == FILES
     size = sum(map(len, FILES.values())) / 1e9
-    assert f"{size:.2f} GB, supported; " in done.stderr
+    assert f"supported; {size:.2f} GB, {size:.2f} GB to download" in done.stderr
     assert directory_of(str(directory)) == directory
     again = pull(hub, tmp_path, "org/model")
     assert (again.stdout, "all of it is here" in again.stderr) == (done.stdout, True)
@@ -110,6 +112,18 @@ def test_why_a_model_cannot_be_had_is_said_before_its_weights_are_downloaded(
     assert words in done.stderr
     assert "Traceback" not in done.stderr
     assert "model.safetensors" not in Hub.asked or code
+
+
+@pytest.mark.parametrize("offline", ["0", "1"])
+def test_a_model_that_is_here_needs_no_hub_and_a_part_of_one_does(offline: str, hub: str, tmp_path: Path) -> None:
+    nowhere, first = "http://127.0.0.1:9", pull(hub, tmp_path, "org/model")
+    again = pull(nowhere, tmp_path, "org/model", offline=offline)
+    assert (again.returncode, again.stdout) == (0, first.stdout), again.stderr
+    assert "all of it is here, and the hub cannot be asked" in again.stderr
+    (Path(first.stdout.strip()) / "model.safetensors").unlink()
+    part = pull(nowhere, tmp_path, "org/model", offline=offline)
+    assert (part.returncode, part.stdout) == (1, "")
+    assert "it cannot be reached" in part.stderr
 
 
 def test_a_hub_that_cannot_be_reached_is_said(tmp_path: Path) -> None:

@@ -23,12 +23,12 @@ export class Editor {
     return this.view.state.doc.toString();
   }
 
-  // Show a text, from the line on which `mark` is.
+  // Show a text, from the first line of code behind `mark`.
   show(text, mark) {
     this.view.setState(EditorState.create({ doc: text, extensions: this.extensions }));
-    const at = text.indexOf(mark);
-    if (at >= 0) {
-      this.view.dispatch({ selection: { anchor: at }, effects: EditorView.scrollIntoView(at, { y: "start", yMargin: 8 }) });
+    const marked = text.indexOf(mark), at = marked + text.slice(marked).search(/^ *[^# \n]/m);
+    if (marked >= 0) {
+      this.view.dispatch({ selection: { anchor: at }, effects: EditorView.scrollIntoView(at, { y: "start", yMargin: 0 }) });
     }
   }
 }

@@ -48,5 +48,5 @@ export async function view(element, title) {
   document.head.append(h("link", { rel: "stylesheet", href: data("viewer/viewer.css").href }));
   const sources = fetch(data("sources.json")).then((answer) => answer.json());
   const { Viewer } = await import(data("viewer/viewer.js"));
-  return new Viewer(element, { title, sources });
+  return new Viewer(element, { title, book: new URL("../../", import.meta.url), sources });
 }

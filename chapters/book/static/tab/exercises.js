@@ -89,7 +89,7 @@ class Page {
     this.checking.disabled = true;
     const began = performance.now();
     this.running = "";
-    this.say("running", "Loading Python and pytest, once…");
+    this.say("running", "Loading Python and pytest: 16 MB, once…");
     const clock = setInterval(() => {
       if (!this.running) return;
       this.say("running", this.running.split("::").slice(1).join("::"));
@@ -115,7 +115,7 @@ class Page {
     if (this.exercise.file !== file || this.exercise.id !== id) return;
     const seconds = ((performance.now() - began) / 1000).toFixed(1);
     this.say(found.status.split(" ")[0], `${found.status}: ${found.note || "write it where it raises NotImplementedError"} (${seconds} s)`,
-      found.line && h("p", { className: "ex-line" }, found.line), found.text && h("pre", {}, found.text));
+      found.text ? h("pre", {}, found.text) : h("p", {}, found.line));
   }
 
   async showAnswer() {

@@ -10,7 +10,7 @@ const CONTROLS = {
   shared: ["Shared beginning, tokens", 0, 256, 16],
   groups: ["Groups that share one", 1, 8],
   long: ["One long prompt, tokens", 0, 960, 16],
-  greedy: ["Requests of a greedy tenant", 0, 40],
+  greedy: ["A second client's requests", 0, 40],
   pages: ["Pages", 8, 256, 8],
   page_size: ["Tokens of a page", [4, 8, 16, 32]],
   running: ["Running at once, at most", 1, 32],
@@ -21,18 +21,51 @@ const CONTROLS = {
   batching: ["Batching", { continuous: "continuous", static: "static" }],
 };
 
-// What each chapter's scene lets a reader set, and the rest of it.
+// What there is to see in each chapter's scene, what a reader can set in it, and the rest of it.
 const SCENES = {
-  0: { title: "A batch that changes", set: { batching: "static", requests: 12, answer: 24, running: 4 }, rest: { every: 0, prompt: 12, pages: 96, cache: "paged" } },
-  1: { title: "A pool of pages", set: { pages: 40, page_size: 16, requests: 14, prompt: 60, answer: 40 }, rest: { every: 3, cache: "paged", running: 16 } },
-  2: { title: "Prefill, then decodes", set: { requests: 8, prompt: 60, answer: 30, running: 4 }, rest: { every: 0, pages: 96, cache: "paged", batching: "static" } },
-  3: { title: "A long prompt among decodes", set: { budget: 64, chunk: 32, long: 480, requests: 8 }, rest: { every: 1, prompt: 20, answer: 50, pages: 96, cache: "paged", running: 16 } },
-  4: { title: "A tree of prefixes", set: { shared: 96, groups: 3, pages: 48, requests: 18, cache: "prefix" }, rest: { every: 3, prompt: 30, answer: 16, running: 4, budget: 128, chunk: 128 } },
-  recorded: { title: "A recorded run of the server", about: "The bundled model on a CPU: chats that share instructions, two long prompts, a client that leaves, and a pool that is too small.", set: {}, rest: {} },
-  5: { title: "Admission, preemption, fairness", set: { policy: "fcfs", pages: 40, requests: 16, greedy: 8, budget: 64, running: 12 }, rest: { every: 2, prompt: 50, answer: 40, shared: 32 } },
+  0: {
+    title: "A batch that changes",
+    look: "A static batch keeps its places to the end of its longest answer. Choose continuous: who takes a place that becomes free, and how many steps does that save?",
+    set: { batching: "static", requests: 12, answer: 24, running: 4 },
+    rest: { every: 0, prompt: 12, pages: 96, cache: "paged" },
+  },
+  1: {
+    title: "A pool of pages",
+    look: "A request takes a page when its tokens need one, and gives all of them back at its end. What happens when no page is free? Try half as many pages, then twice as many.",
+    set: { pages: 40, page_size: 16, requests: 14, prompt: 60, answer: 40 },
+    rest: { every: 3, cache: "paged", running: 16 },
+  },
+  2: {
+    title: "Prefill, then decodes",
+    look: "The first step of a batch computes all of its prompts, each later one a token for every request. Let eight run at once: how much longer does each step take, and how many steps are needed?",
+    set: { requests: 8, prompt: 60, answer: 30, running: 4 },
+    rest: { every: 0, pages: 96, cache: "paged", batching: "static" },
+  },
+  3: {
+    title: "A long prompt among decodes",
+    look: "A long prompt arrives while others write their answers. It is cut into chunks, so that each step still has a token for them. Set both limits to 512: what becomes of the ITL, the time between two tokens?",
+    set: { budget: 64, chunk: 32, long: 480, requests: 8 },
+    rest: { every: 1, prompt: 20, answer: 50, pages: 96, cache: "paged", running: 16 },
+  },
+  4: {
+    title: "A tree of prefixes",
+    look: "The requests of a group begin with the same tokens. The first of them computes these; the others find their pages in the tree. Share nothing: how much time and how many pages does that cost? With few pages, cached ones make way: which?",
+    set: { shared: 96, groups: 3, pages: 48, requests: 18, cache: "prefix" },
+    rest: { every: 3, prompt: 30, answer: 16, running: 4, budget: 128, chunk: 128 },
+  },
+  recorded: {
+    title: "A recorded run of the server",
+    look: "The bundled model on a CPU: chats that share instructions, two long prompts, a client that leaves, and a pool that is too small.",
+    set: {},
+  },
+  5: {
+    title: "Admission, preemption, fairness",
+    look: "In the middle a second client, the tenant “greedy”, sends eight requests at once: whose turn is it then? With so few pages requests are preempted. Who, for whom, and does it go away with 120 pages?",
+    set: { policy: "fcfs", pages: 40, requests: 16, greedy: 8, budget: 64, running: 12 },
+    rest: { every: 2, prompt: 50, answer: 40, shared: 32 },
+  },
 };
 
-const ABOUT = "The engine's own scheduler, cache and record, in this tab. Nothing is installed; 14 MB are loaded once.";
 const engine = new Engine(); // one for all scenes of a page
 
 // The lines of a record in a file.
@@ -42,14 +75,14 @@ async function recorded() {
 }
 
 export async function begin(place) {
-  const { title, about = ABOUT, set, rest } = SCENES[place.dataset.scene];
-  const state = h("p", { className: "scene-state", role: "status" });
-  const start = h("button", { type: "button", className: "scene-start" }, about === ABOUT ? "Run it here" : "Show it");
+  const { title, look, set, rest } = SCENES[place.dataset.scene];
+  const state = h("p", { className: "scene-state", role: "status" }, rest ? "The engine's own scheduler and cache run in this tab, with a model that computes nothing." : "");
+  const start = h("button", { type: "button", className: "scene-start" }, rest ? "Run it here" : "Show it");
   const controls = h("form", { className: "scene-controls", hidden: true, "aria-label": `${title}: what to set` });
   const stage = h("div", { className: "scene-stage" });
   place.append(
     h("div", { className: "scene-head" }, h("strong", {}, title), start),
-    h("p", { className: "scene-about" }, about),
+    h("p", { className: "scene-look" }, look),
     controls, state, stage);
   controls.append(...Object.entries(set).map(([name, value]) => control(name, value)));
   controls.onsubmit = (event) => event.preventDefault();
@@ -57,12 +90,12 @@ export async function begin(place) {
   let viewer, runs = 0, timer;
   const run = async () => {
     const number = ++runs;
-    state.textContent = viewer ? "Running…" : "Loading…";
+    state.textContent = viewer || !rest ? "Running…" : "Loading Python: 14 MB, once…";
     try {
-      const lines = place.dataset.scene === "recorded" ? await recorded() : await engine.call("play", { ...rest, ...values(controls) });
+      const lines = rest ? await engine.call("play", { ...rest, ...values(controls) }) : await recorded();
       if (number !== runs) return; // a control has moved since
       const steps = lines.filter((line) => "step" in line).length;
-      state.textContent = `${steps} steps, ${lines.at(-1).t.toFixed(2)} ${about === ABOUT ? "virtual " : ""}seconds`;
+      state.textContent = `${steps} steps, ${lines.at(-1).t.toFixed(2)} seconds${rest ? " of virtual time: a step takes 8 ms and 0.1 ms a token" : ""}`;
       place.dataset.steps = steps;
       viewer ??= await view(stage, "");
       viewer.push(lines);

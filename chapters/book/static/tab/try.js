@@ -15,9 +15,9 @@ const MOST = 96; // tokens of an answer
 export async function begin(place) {
   const opened = performance.now();
   const engine = new Engine(), answers = new Map(), history = [];
-  const state = h("p", { className: "try-state", role: "status" }, "Loading Python and the model…");
+  const state = h("p", { className: "try-state", role: "status" }, "Loading Python and the model: 24 MB, once…");
   const log = h("ol", { className: "try-log" });
-  const input = h("input", { name: "question", placeholder: "Ask about serving language models", autocomplete: "off", "aria-label": "Your message" });
+  const input = h("input", { name: "question", placeholder: "Ask about LLM serving", autocomplete: "off", "aria-label": "Your message" });
   const warmth = h("input", { type: "range", min: 0, max: 1.5, step: 0.1, value: 0, name: "temperature" });
   const shown = h("output", {}, "0");
   warmth.oninput = () => (shown.value = warmth.value);
@@ -34,7 +34,7 @@ export async function begin(place) {
   const ready = Promise.all([engine.call("load"), view(stage, "Its engine")]).then(([, made]) => {
     viewer = made;
     viewer.live = true;
-    say(`Ready after ${seconds(opened)} s. The model has 4 million parameters and knows this book's subject, a little.`);
+    say(`Ready after ${seconds(opened)} s. The model has 4 million parameters and knows this book's subject, a little. Ask, and watch its pages.`);
   });
   ready.catch((error) => say(`It could not start: ${error.message}`));
   const say = (text) => (state.textContent = text);

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.usefixtures("one_tokenizer")
 Json = dict[str, Any]
 CHAT, GENERATE = "/api/chat", "/api/generate"
 HELLO: Json = {"model": "tiny_chat", "messages": [{"role": "user", "content": "Hello"}]}
+HELLO_TEXT: Json = {"model": "tiny_chat", "prompt": "Hello"}
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
 CALLS = says(
     "<think>Hm.</think>Let me see.\n"
@@ -136,6 +137,13 @@ def test_a_length_below_1_is_not_given(length: int) -> None:
     assert first.params == second.params
 
 
+def test_what_changes_nothing_is_taken() -> None:
+    """Clients send their defaults."""
+    empty = {"suffix": "", "template": "", "raw": False, "context": [], "images": [], "system": "", "options": {}}
+    body = {"model": "tiny_chat", "prompt": "Hello", **empty, "format": "", "logprobs": False, "top_logprobs": 0}
+    assert answer(GENERATE, body, says("one")) == answer(GENERATE, dict.fromkeys(body) | HELLO_TEXT, says("one"))
+
+
 REFUSED: list[tuple[str, Json, str]] = [
     (CHAT, {"options": {"num_predict": "x"}}, "options.num_predict"),
     (CHAT, {"options": {"temperature": -1}}, "options.temperature"),
@@ -146,7 +154,8 @@ REFUSED: list[tuple[str, Json, str]] = [
     (CHAT, {"format": 5}, 'format is "json" or a JSON schema'),
     (CHAT, {"messages": [{"role": "user", "content": "a" * 100_000}]}, "context"),
     (GENERATE, {"images": ["AAAA"]}, "images"),
-    (GENERATE, {"suffix": "a"}, "suffix"),
+    *((GENERATE, {name: value}, name) for name, value in {"suffix": "a", "raw": True, "template": "a"}.items()),
+    *((GENERATE, {name: value}, name) for name, value in {"context": [1], "logprobs": True}.items()),
     (GENERATE, {"prompt": 5}, "prompt"),
 ]
 

@@ -7,9 +7,9 @@ const SHOWN = 4; // lines, so that the panels below keep their place
 const LOUD = new Set(["gap", "preemption", "eviction", "error", "held", "prefix", "admission", "finish"]);
 
 export class Words {
-  constructor(mechanisms, { source, sources }, choose, hover) {
+  constructor(mechanisms, { book, sources }, choose, hover) {
     this.mechanisms = mechanisms;
-    this.source = source;
+    this.book = book;
     this.sources = sources;
     this.choose = choose;
     this.hover = hover;
@@ -28,11 +28,12 @@ export class Words {
 
   async #open(mechanism, about, from) {
     const code = (await Promise.resolve(this.sources).catch(() => ({})))[mechanism];
-    const link = (path, text) => (this.source ? h("a", { href: `${this.source}${path}`, target: "_blank", rel: "noopener" }, text) : h("code", {}, text));
+    const link = (path, text) => (this.book ? h("a", { href: `${this.book}${path}`, target: "_blank", rel: "noopener" }, text) : h("code", {}, text));
+    const anchor = about.section.toLowerCase().replace(/[^\w -]/g, "").replaceAll(" ", "-");
     this.popover.replaceChildren(h("strong", {}, about.title), h("p", {}, about.what),
-      h("p", {}, link(about.file, code ? `${about.file}:${code.line}` : about.file), h("br"), h("code", {}, about.name)),
+      h("p", {}, link(`source/${about.file}.html#L-${code?.line ?? 1}`, code ? `${about.file}:${code.line}` : about.file), h("br"), h("code", {}, about.name)),
       code ? h("pre", { tabIndex: 0, "aria-label": `The source of ${about.name}` }, code.text) : "",
-      h("p", {}, "The book: ", link(about.chapter, about.chapter), `, "${about.section}"`));
+      h("p", {}, "The book: ", link(`${about.chapter.replace(".md", ".html")}#${anchor}`, about.chapter), `, "${about.section}"`));
     this.popover.classList.toggle("v-with-code", Boolean(code));
     this.popover.showPopover();
     const { left, bottom } = from.getBoundingClientRect(), { width, height } = this.popover.getBoundingClientRect();

@@ -1,7 +1,7 @@
 // The viewer of an engine's record: live, replayed, or of an engine in the same tab.
 //
-//   const viewer = new Viewer(element, { title, source, sources });
-//       // source: a URL before the paths of the repository; sources: the text of each mechanism, or a promise of it
+//   const viewer = new Viewer(element, { title, book, sources });
+//       // book: the URL of the book's pages, to link to; sources: the text of each mechanism, or a promise of it
 //   viewer.push([header, ...lines]);                         // parsed; again and again as lines come
 //   viewer.live = true;                                      // follows the newest line
 //   viewer.select({ request | page | node | token });        // "select" events say the same of the user's choice
@@ -27,7 +27,7 @@ export class Viewer {
   #asked = false; // a frame
 
   /** With a `player`, that one moves several viewers, and this one has no transport of its own. */
-  constructor(element, { title = "", source = "", sources = {}, player = null } = {}) {
+  constructor(element, { title = "", book = "", sources = {}, player = null } = {}) {
     this.element = element;
     this.title = title;
     this.history = null;
@@ -37,7 +37,7 @@ export class Viewer {
     this.frames = 0;
     this.known = new Map(); // of `know`
     this.vocab = new Map();
-    this.#build(source, sources, player);
+    this.#build(book, sources, player);
     const sight = new IntersectionObserver((seen) => {
       for (const { target, isIntersecting } of seen) [this.pages, this.tree, this.timeline].find(({ canvas }) => canvas === target).visible = isIntersecting;
       this.#ask();
@@ -107,14 +107,14 @@ export class Viewer {
     this.#ask();
   }
 
-  #build(source, sources, player) {
+  #build(book, sources, player) {
     const choose = (what) => this.select(what), hover = (what) => this.hover(what);
     const canvas = (label) => h("canvas", { tabIndex: 0, role: "img", "aria-label": label });
     this.pages = new Pages(canvas("The pool of pages"));
     this.tree = new Tree(canvas("The radix tree of cached pages"));
     this.timeline = new Timeline(canvas("The batch over time"));
     this.details = new Details(choose, hover);
-    this.said = new Words(MECHANISMS, { source, sources }, choose, hover);
+    this.said = new Words(MECHANISMS, { book, sources }, choose, hover);
     this.player = player ?? new Player([this], () => this.#ask());
     this.about = h("p", { className: "v-about" });
     this.counts = h("ul", { className: "v-legend" });
