@@ -98,13 +98,13 @@ def _address(server: subprocess.Popen[bytes], log: Any) -> str:
 
 
 def measure(bench: Bench, clients: list[int], console: Console) -> dict[str, Any]:
-    offline = bench.offline()
     cases = [(many, stream) for stream in (True, False) for many in clients]
     with bench.served() as url:
         found = {
             f"{'streamed' if stream else 'whole'}_{many}": bench.through_http(url, many, stream)
             for many, stream in track(cases, f"{bench.threads} threads", console=console, transient=True)
         }
+    offline = bench.offline()  # last: this process would keep the memory of a GPU
     rows = []
     for (many, stream), report in zip(cases, found.values(), strict=True):
         seen = [report.latencies[f"{q}_{what}_ms"] for what in ("ttft", "itl") for q in ("p50", "p99")]

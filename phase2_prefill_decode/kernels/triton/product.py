@@ -91,8 +91,8 @@ def load_weight(
     groups: tl.constexpr = tile_in // span
     byte = first // in_byte + tl.arange(0, tile_in // in_byte)[None, :]
     is_byte = is_out & (byte < inputs // in_byte)
-    bits = tl.load(values + out * (inputs // in_byte) + byte, mask=is_byte, other=0).to(tl.uint16)
-    at = (first + tl.arange(0, groups)[None, :] * span) // group
+    bits = tl.load(values + out * (inputs // in_byte) + byte, mask=is_byte, other=0)
+    at = (first // span + tl.arange(0, groups)[None, :]) // (group // span)
     place, is_group = out * (inputs // group) + at, is_out & (at < inputs // group)
     short: tl.constexpr = tl.bfloat16 if dtype == tl.bfloat16 else tl.float16
     in_short: tl.constexpr = offsets is None and scales.dtype.element_ty == short and dtype == short
@@ -111,23 +111,20 @@ def load_weight(
 # region exact
 @triton.jit
 def exact(bits, kind: tl.constexpr, centred: tl.constexpr, short: tl.constexpr):
-    """The numbers in 16 bits. A register holds two of them, and one instruction computes both.
-
-    An integer needs no conversion: the bits of 2 ** mantissa with an integer in the lowest ones are their sum."""
+    """The numbers in 16 bits, without a conversion of integers: the bits of a power of two with an integer in the lowest
+    ones are their sum. Two numbers of 16 bits are in one register, and one instruction computes both."""
     mantissa: tl.constexpr = 7 if short == tl.bfloat16 else 10  # its bits
     power: tl.constexpr = 1 << mantissa
     one: tl.constexpr = 0x4300 if short == tl.bfloat16 else 0x6400  # the bits of `power`
-    if kind == "fp8":  # its exponent has fewer bits and another middle
-        middle: tl.constexpr = 2.0 ** (127 - 7) if short == tl.bfloat16 else 2.0 ** (15 - 7)
-        number = (((bits & 127) << (mantissa - 3)) | ((bits & 128) << 8)).to(short, bitcast=True) * middle
-    elif kind == "int8":  # 8 bits are more than a bfloat16 has: 16 * (its upper 4 bits) - 128, and the lower ones
-        bits ^= 128
-        upper = ((bits >> 4) | (one + (4 << mantissa))).to(short, bitcast=True) - (16.0 * power + 128)
-        number = upper + (((bits & 15) | one).to(short, bitcast=True) - 1.0 * power)
+    if kind == "fp8":  # its exponent has fewer bits than that of a float32, and another middle
+        bits = ((bits.to(tl.uint32) << 24).to(tl.int32, bitcast=True) >> 4) & -0x78100000
+        number = (bits.to(tl.float32, bitcast=True) * 2.0**120).to(short)
+    elif kind == "int8":  # 8 bits are one more than a bfloat16 has: in float32, where they are those of 2 ** 23
+        number = ((bits.to(tl.uint32) ^ 0x4B000080).to(tl.float32, bitcast=True) - (2.0**23 + 128)).to(short)
     else:
         less: tl.constexpr = power + 8.0 if centred else 1.0 * power
-        lower = ((bits & 15) | one).to(short, bitcast=True) - less
-        number = tl.interleave(lower, ((bits >> 4) | one).to(short, bitcast=True) - less)
+        lower, upper = (bits & 15).to(tl.uint16) | one, (bits >> 4).to(tl.uint16) | one
+        number = tl.interleave(lower.to(short, bitcast=True) - less, upper.to(short, bitcast=True) - less)
     return number
 
 
