@@ -92,7 +92,9 @@ def load_weight(
     byte = first // in_byte + tl.arange(0, tile_in // in_byte)[None, :]
     is_byte = is_out & (byte < inputs // in_byte)
     bits = tl.load(values + out * (inputs // in_byte) + byte, mask=is_byte, other=0)
-    at = (first // span + tl.arange(0, groups)[None, :]) // (group // span)
+    at = tl.arange(0, groups)[None, :]
+    if group < inputs:
+        at = (first // span + at) // (group // span)
     place, is_group = out * (inputs // group) + at, is_out & (at < inputs // group)
     short: tl.constexpr = tl.bfloat16 if dtype == tl.bfloat16 else tl.float16
     in_short: tl.constexpr = offsets is None and scales.dtype.element_ty == short and dtype == short
@@ -111,8 +113,8 @@ def load_weight(
 # region exact
 @triton.jit
 def exact(bits, kind: tl.constexpr, centred: tl.constexpr, short: tl.constexpr):
-    """The numbers in 16 bits, without a conversion of integers: the bits of a power of two with an integer in the lowest
-    ones are their sum. Two numbers of 16 bits are in one register, and one instruction computes both."""
+    """The numbers in 16 bits, without a conversion of integers: the bits of a power of two with an integer in the
+    lowest ones are their sum. Two numbers of 16 bits are in one register, and one instruction computes both."""
     mantissa: tl.constexpr = 7 if short == tl.bfloat16 else 10  # its bits
     power: tl.constexpr = 1 << mantissa
     one: tl.constexpr = 0x4300 if short == tl.bfloat16 else 0x6400  # the bits of `power`
