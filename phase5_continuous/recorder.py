@@ -12,14 +12,9 @@ steps that run ahead, the next one has been planned by then: what its plan chang
 the next.
 """
 
-import gzip
-import json
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from io import TextIOWrapper
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from phase0_request.batch import Event
@@ -281,38 +276,3 @@ class Vocabulary:
             self._known |= unknown
             line["vocab"] = {str(token): self._text(token) for token in sorted(unknown)}
         return line
-
-
-def encoded(line: Line) -> str:
-    """A line as JSON, without its line break."""
-    return json.dumps(line, ensure_ascii=False, separators=(",", ":"))
-
-
-@contextmanager
-def open_record(file: Path) -> Iterator[TextIOWrapper]:
-    """Open a file for the lines of a record, compressed if its name ends with ".gz"."""
-    with open(file, "wb") as raw:
-        to = gzip.GzipFile("", "wb", fileobj=raw, mtime=0) if file.suffix == ".gz" else raw
-        with TextIOWrapper(to, "utf-8") as lines:
-            yield lines
-
-
-@contextmanager
-def recording(
-    core: EngineCore[Any, Any], file: Path | None, text: Callable[[int], str] | None = None, model: str = ""
-) -> Iterator[None]:
-    """Record an engine into a file, if one is given: with the text of its tokens if `text` makes it of their ids."""
-    if file is None:
-        yield
-        return
-    vocabulary = Vocabulary(text) if text is not None else None
-    with open_record(file) as lines:
-
-        def write(line: Line) -> None:
-            lines.write(encoded(vocabulary.add(line) if vocabulary is not None else line) + "\n")
-
-        recorder = Recorder(core, write, text=text is not None, model=model)
-        try:
-            yield
-        finally:
-            recorder.close()

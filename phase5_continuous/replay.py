@@ -1,13 +1,7 @@
 """Replay: rebuilds the state of an engine from the lines of a record: its requests, page tables and tree."""
 
-import gzip
-import json
-import zlib
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 from phase5_continuous.recorder import VERSION, Line
 
@@ -95,20 +89,3 @@ class Replay:
     def counts(self) -> Counter[int]:
         """The references of each page: of the tables that name it, and of the tree. Pages without are free."""
         return Counter([page for table in self.tables.values() for page in table]) + Counter(self.tree.keys())
-
-
-def read(file: Path) -> Iterator[Line]:
-    """The lines of a record. ValueError if a file is none, or is damaged."""
-    opened: Any = gzip.open if file.suffix == ".gz" else open
-    number = 0
-    try:
-        with opened(file, "rt", encoding="utf-8") as lines:
-            for number, text in enumerate(lines, 1):
-                line = json.loads(text)
-                if not isinstance(line, dict) or (number == 1 and "record" not in line):
-                    raise ValueError(f"{file} is not a record: line {number} is none of one")
-                yield line
-    except (EOFError, zlib.error, json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{file} is damaged, or not a record, after {number} lines: {error}") from None
-    if not number:
-        raise ValueError(f"{file} is not a record: it is empty")

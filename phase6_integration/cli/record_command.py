@@ -11,7 +11,7 @@ from typing import TextIO
 import httpx
 
 from phase0_request.checks import check_number
-from phase5_continuous.recorder import open_record
+from phase5_continuous.record_file import open_record
 from phase6_integration.cli.common import add_server, error_message, http_error, http_settings
 from phase6_integration.engine.flags import Parser
 

@@ -4,7 +4,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from phase5_continuous.replay import Replay, read
+from phase5_continuous.record_file import read
+from phase5_continuous.replay import Replay
 from phase6_integration.engine.flags import Parser
 from phase6_integration.wings.page.replay import replay
 

@@ -9,8 +9,9 @@ from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any
 
+from phase5_continuous.record_file import read
 from phase5_continuous.recorder import Line
-from phase5_continuous.replay import Replay, read
+from phase5_continuous.replay import Replay
 from phase6_integration.cli.replay_command import check
 from phase6_integration.engine.flags import Parser
 

@@ -19,7 +19,7 @@ from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.layout import KVLayout
 from phase1_kv_pool.pool import KVPool
-from phase2_prefill_decode.loading.model import Model, default_device, load_tokenizer
+from phase2_prefill_decode.loading.model import Model, load_tokenizer
 from phase2_prefill_decode.sampling.logprobs import BLOCK
 from phase2_prefill_decode.sampling.sampler import Sampler
 from phase2_prefill_decode.step.device_state import DeviceState
@@ -34,7 +34,7 @@ from phase5_continuous.speculation.speculation import speculation_of
 from phase6_integration.engine.hub import directory_of
 from phase6_integration.engine.isolation import IsolatedStep, IsolatingRunner, LoadShedding
 from phase6_integration.engine.options import EngineOptions, KVEventsConfig
-from phase6_integration.engine.stats import ObservedCore, Stats
+from phase6_integration.engine.stats import ObservedCore
 from phase6_integration.engine.warmup import attention_batches, long_step, sampling_batches, warmup_pages
 
 if TYPE_CHECKING:
@@ -60,21 +60,20 @@ class Assembled:
 
 
 # region assemble
-def assemble(options: EngineOptions, loaded: Model | None = None, stats: Stats | None = None) -> Assembled:
-    """Load the model unless it is given, profile the largest step, size the KV pool, and connect the parts. Steps are
-    counted in `stats` if it is given."""
+def assemble(options: EngineOptions, loaded: Model | None = None) -> Assembled:
+    """Load the model unless it is given, profile the largest step, size the KV pool, and connect the parts."""
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     model = loaded or load_model(options)
     try:
-        return connected(model, options, stats)
+        return connected(model, options)
     except BaseException:
         if loaded is None and model.decoder.ranks is not None:
             model.decoder.ranks.close()
         raise
 
 
-def connected(model: Model, options: EngineOptions, stats: Stats | None) -> Assembled:
+def connected(model: Model, options: EngineOptions) -> Assembled:
     """The parts around a model."""
     device, on_gpu = model.decoder.device, model.decoder.device.type == "cuda"
     if on_gpu:
@@ -116,9 +115,7 @@ def connected(model: Model, options: EngineOptions, stats: Stats | None) -> Asse
         connect(drafter, runners[1], runners[0])
     isolating = IsolatingRunner(runners[0], LoadShedding(scheduler))
     publisher = publish_events(caches[0], options.kv_events)
-    core = ObservedCore(
-        scheduler, isolating, check_invariants=options.check_invariants, stats=stats, kv_events=publisher
-    )
+    core = ObservedCore(scheduler, isolating, check_invariants=options.check_invariants, kv_events=publisher)
     shorter = replace(model, config=replace(model.config, max_position_embeddings=context))
     return Assembled(shorter, scheduler, core, sampler, layouts[0], publisher)
 
@@ -141,11 +138,10 @@ def _layout(model: Model, options: EngineOptions) -> KVLayout:
 
 
 def load_model(options: EngineOptions) -> Model:
-    device = default_device() if options.device is None else torch.device(options.device)
     directory = directory_of(options.model, options.revision, options.download_dir)
     model = Model.load(
         directory,
-        device=device,
+        device=options.device,
         dtype=options.dtype,
         quantization=options.quantization,
         quantize_embeddings=options.quantize_embeddings,

@@ -20,7 +20,8 @@ from phase5_continuous.scheduler import Scheduler
 from phase6_integration.engine.assemble import Assembled, assemble
 from phase6_integration.engine.hub import located
 from phase6_integration.engine.options import EngineOptions
-from phase6_integration.engine.stats import Gauges, Stats
+from phase6_integration.engine.stats import Gauges
+from phase6_integration.engine.totals import Totals
 
 Prompts = Prompt | Sequence[Prompt]
 
@@ -50,8 +51,9 @@ class NanoServingEngine:
         return engine
 
     def _open(self, options: EngineOptions, model: Model | None = None) -> None:
-        self._stats = Stats()
-        self._parts: Assembled | None = assemble(options, model, self._stats)
+        self._totals = Totals()
+        self._parts: Assembled | None = assemble(options, model)
+        self._parts.core.observers.append(self._totals)
         self._texts: Engine[Scheduler] | None = Engine(self._parts.model, self._parts.core)
         self._names = (f"added-{number}" for number in itertools.count(1))
 
@@ -102,7 +104,7 @@ class NanoServingEngine:
 
     def get_stats(self) -> dict[str, Any]:
         """Statistics since the engine was made, and its current state."""
-        return self._stats.report(Gauges.read(self.parts.scheduler))
+        return self._totals.report(Gauges.read(self.parts.scheduler))
 
     def close(self) -> None:
         """Abort all requests and release the model and all memory. May be called again."""

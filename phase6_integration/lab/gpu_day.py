@@ -52,8 +52,8 @@ ROOT = Path(__file__).parents[2]
 
 def pytest_command(selected: tuple[str, ...], dry: bool) -> list[str]:
     """pytest on these tests, in parallel. Those of a file that imports a package which is not installed are errors, and
-    the others run."""
-    plain = ["-v", "--tb=short", "--continue-on-collection-errors", "-p", "no:cacheprovider"]
+    the others run. pytest-benchmark may be there and warns of others, and warnings are errors: it stays out."""
+    plain = ["-v", "--tb=short", "--continue-on-collection-errors", "-p", "no:cacheprovider", "-p", "no:benchmark"]
     workers = min(os.cpu_count() or 1, WORKERS)
     parallel = ["-n", f"{workers}", "--dist=worksteal"] if find_spec("xdist") else []
     some = ["tests/phase1_kv_pool/test_kernels.py"] if dry else [*parallel, *selected]

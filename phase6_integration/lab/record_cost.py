@@ -21,7 +21,8 @@ from rich.console import Console
 from phase0_request.lab.report import finish, parser, section
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
-from phase5_continuous.recorder import Line, Recorder, encoded
+from phase5_continuous.record_file import encoded
+from phase5_continuous.recorder import Line, Recorder
 from phase6_integration.engine.engine import NanoServingEngine
 
 RUNNING = 1, 16, 256

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from phase5_continuous.replay import Replay, read
+from phase5_continuous.record_file import read
+from phase5_continuous.replay import Replay
 from phase6_integration.wings.page.replay import replay
 
 RECORD = Path(__file__).parents[1] / "data" / "record.jsonl.gz"

@@ -1,4 +1,4 @@
-"""The cases of other servers' API tests, each a request and what must hold of its answer: see `peer_cases.py`."""
+"""The cases of other servers' API tests, each a request and what must hold of its answer: see `peers`."""
 
 import json
 import urllib.error
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from peer_cases import MORE, PASSING, REFUSED, WRONG
+from peers import MORE, PASSING, REFUSED, WRONG
 from subject import Server
 
 
@@ -57,5 +57,8 @@ def test_what_is_answered_on_purpose_is_answered(server: Server, name: str) -> N
 
 def test_the_page_has_what_differs_and_why() -> None:
     page = (Path(__file__).parent / "README.md").read_text()
+    alike, total = len(PASSING) + len(WRONG), sum(map(len, (PASSING, WRONG, REFUSED, MORE)))
+    counts = f"Of {total} cases {alike} end as theirs do, {len(PASSING)} with an answer and {len(WRONG)} with an error."
+    assert f"{counts} {len(REFUSED)} are refused on purpose, and {len(MORE)} are answered" in " ".join(page.split())
     for name, (_, reason) in (REFUSED | MORE).items():
         assert f"| {name} | {reason} |" in page

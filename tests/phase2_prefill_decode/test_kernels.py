@@ -42,7 +42,7 @@ def test_every_kernel_compiles_well_for_every_gpu(compiled: list[Compiled]) -> N
     products = [kernel for kernel in compiled if kernel.kernel.startswith("product") and " bf16," in kernel.kernel]
     assert all(kernel.async_copies and kernel.tensor_cores for kernel in products)
     kinds = {kernel.kernel.split()[0] for kernel in compiled}
-    attention, quantized = {"splits", "decode", "join", "prefill"}, {"product", "join_splits", "quantize_rows"}
+    attention, quantized = {"splits", "decode", "join", "prefill"}, {"product", "join_splits", "widen", "quantize_rows"}
     sampling = {"apply_mask", "maxima", "bound", "scan", "choose"}
     assert kinds == {*attention, *quantized, *sampling, "add_norm", "rotate_store", "swiglu"}
 

@@ -1,15 +1,17 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-"""Products of rows with a quantized weight: it is read as it is stored, and widened in registers.
+"""Products of rows with a quantized weight: few read it as it is stored, and many once it is widened.
 
-A program computes a tile of outputs for a tile of rows. The weight is the left side of its product: a tensor core takes
-that from registers, where it was widened, and the rows from shared memory.
+With few rows a product waits for the weight. A program computes a tile of outputs for a tile of rows: the weight is the
+left side of its product, which a tensor core takes from registers, where it was widened, and the rows from shared
+memory. The inputs are cut into splits. Each has a program of its own, so that enough of them read memory at once, and a
+second kernel adds their sums in their order. The splits follow from the shape of the weight alone: the result of a row
+does not depend on how many others there are.
 
-The inputs are cut into splits. With few rows each split has a program of its own, so that enough of them read memory at
-once, and a second kernel adds their sums. With many rows a program computes all splits of its tile, one after the
-other. The splits follow from the shape of the weight alone, and their sums are added in the same order: the result of a
-row does not depend on how many others there are.
+With many rows a product waits for arithmetic, and each program would widen the same weight again for its own tile of
+rows. So a block of the weight is widened in memory, and torch multiplies with it as with any other.
 """
 
+from dataclasses import replace
 from functools import cache
 from math import gcd
 from typing import Any, NamedTuple
@@ -26,12 +28,11 @@ from phase2_prefill_decode.loading.quantized.weight import QuantizedWeight
 PROGRAMS = 512  # of few rows, about: several for each multiprocessor of today's GPUs
 SHORTEST = 512  # inputs of a split, at least
 LONGEST_TILE = 128  # inputs of a tile; splits are multiples of it
-APART = 256  # rows, at most, of which each split has its own program
+MANY = 256  # rows, above which the weight is widened in memory
+WIDENED = 8192  # outputs of a weight that are in memory, widened, at once
 JOINED = 1024  # numbers of a row that a program of join_splits_kernel adds
 LARGEST = tl.constexpr(448.0)  # number of a float8
-FEW = 128  # rows, at most, that stay in 16 bits beside a float8 weight: the product waits for memory
-WIDENED = tl.constexpr(0x43800000)  # the bits of 256.0. A number from 0 to 255 in bits 15 to 22 is added to it
-EXPONENT = tl.constexpr(2.0**120)
+FEW = 64  # rows, at most, that stay in 16 bits beside a float8 weight: the product waits for memory
 
 
 # region product
@@ -50,77 +51,107 @@ def product_kernel(
     group: tl.constexpr,
     kind: tl.constexpr,  # of the numbers: int4, int8 or fp8
     split: tl.constexpr,  # inputs of a split
-    apart: tl.constexpr,  # whether a program computes one split
     tile_rows: tl.constexpr,
     tile_out: tl.constexpr,
     tile_in: tl.constexpr,
 ):
-    """Each program computes a tile of the result, or the sums of one split for it."""
+    """Each program computes the sums of one split for a tile of the result."""
     m, n = tl.swizzle2d(tl.program_id(0), tl.program_id(1), tl.num_programs(0), tl.num_programs(1), 8)
     row, out = m * tile_rows + tl.arange(0, tile_rows), n * tile_out + tl.arange(0, tile_out)
     row, out = row.to(tl.int64)[None, :], out.to(tl.int64)[:, None]
-    x += row * inputs
+    is_row, is_out = row < rows, out < outputs
+    whole: tl.constexpr = group == inputs and offsets is None  # a sum is scaled, not each number
     total = tl.zeros([tile_out, tile_rows], tl.float32)
-    if apart:
-        start = tl.program_id(2) * split
-        total = add_split(total, start, x, row < rows, values, scales, zeros, offsets, out, out < outputs,
-                          inputs, group, kind, split, tile_in)  # fmt: skip
-        result += tl.program_id(2).to(tl.int64) * rows * outputs
-    else:
-        for start in range(0, inputs, split):
-            sums = tl.zeros([tile_out, tile_rows], tl.float32)
-            total += add_split(sums, start, x, row < rows, values, scales, zeros, offsets, out, out < outputs,
-                               inputs, group, kind, split, tile_in)  # fmt: skip
-    if bias is not None:
-        total += tl.load(bias + out, mask=out < outputs, other=0.0).to(tl.float32)
-    tl.store(result + row * outputs + out, total.to(result.dtype.element_ty), mask=(row < rows) & (out < outputs))
-
-
-@triton.jit
-def add_split(
-    sums, start, x, is_row, values, scales, zeros, offsets, out, is_out,
-    inputs: tl.constexpr, group: tl.constexpr, kind: tl.constexpr, split: tl.constexpr, tile_in: tl.constexpr,
-):  # fmt: skip
-    """Add the product of the inputs from `start` on to the sums."""
-    in_byte: tl.constexpr = 2 if kind == "int4" else 1  # numbers
-    span: tl.constexpr = min(group & -group, tile_in) if group < inputs else tile_in  # inputs that share a scale
+    start = tl.program_id(2) * split
     for first in range(start, tl.minimum(start + split, inputs), tile_in):
-        byte = first // in_byte + tl.arange(0, tile_in // in_byte)[None, :]
-        is_byte = is_out & (byte < inputs // in_byte)
-        number = tl.load(values + out * (inputs // in_byte) + byte, mask=is_byte, other=0)
-        at = (first + tl.arange(0, tile_in // span)[None, :] * span) // group
-        place, is_group = out * (inputs // group) + at, is_out & (at < inputs // group)
-        scale = tl.load(scales + place, mask=is_group, other=0.0).to(tl.float32)
-        zero = 0.0
-        if kind == "fp8":  # its exponent and mantissa are those of a float32 that is 2 ** -120 as large
-            bits = number.to(tl.uint32)
-            number = (((bits & 127) << 20) | ((bits & 128) << 24)).to(tl.float32, bitcast=True)
-            number = tl.where((bits & 127) == 127, float("nan"), number)
-        else:
-            zero = 256.0
-            if kind == "int8":
-                number, zero = number ^ 128, 384.0
-            else:
-                number = tl.interleave(number & 15, number >> 4)
-                if zeros is None and offsets is None:
-                    zero = 264.0
-            number = ((number.to(tl.uint32) << 15) | WIDENED).to(tl.float32, bitcast=True)
-        less = scale * zero
-        if zeros is not None:
-            less = scale * (tl.load(zeros + place, mask=is_group, other=0.0).to(tl.float32) + zero)
-        if offsets is not None:
-            less += tl.load(offsets + place, mask=is_group, other=0.0).to(tl.float32)
-        if kind == "fp8":
-            scale *= EXPONENT
-        weight = number.reshape(out.shape[0], tile_in // span, span) * scale[:, :, None] - less[:, :, None]
-        weight = weight.reshape(out.shape[0], tile_in).to(x.dtype.element_ty)
+        weight = load_weight(values, scales, zeros, offsets, out, is_out, first, inputs, group, kind, not whole,
+                             tile_in, x.dtype.element_ty)  # fmt: skip
         i = first + tl.arange(0, tile_in)[:, None]
-        part = tl.load(x + i, mask=is_row & (i < inputs), other=0.0)
-        sums = tl.dot(weight, part, sums, input_precision=PRECISION)
-    return sums
+        part = tl.load(x + row * inputs + i, mask=is_row & (i < inputs), other=0.0)
+        total = tl.dot(weight, part, total, input_precision=PRECISION)
+    if whole:
+        total *= tl.load(scales + out, mask=is_out, other=0.0).to(tl.float32)
+    if bias is not None:
+        total += tl.load(bias + out, mask=is_out, other=0.0).to(tl.float32)
+    result += tl.program_id(2).to(tl.int64) * rows * outputs
+    tl.store(result + row * outputs + out, total.to(result.dtype.element_ty), mask=is_row & is_out)
 
 
 # endregion
+
+
+@triton.jit
+def load_weight(
+    values, scales, zeros, offsets, out, is_out, first, inputs: tl.constexpr, group: tl.constexpr, kind: tl.constexpr,
+    scaled: tl.constexpr, tile_in: tl.constexpr, dtype: tl.constexpr,
+):  # fmt: skip
+    """A tile of the weight in the dtype of the rows. What is computed in 16 bits is rounded once."""
+    in_byte: tl.constexpr = 2 if kind == "int4" else 1  # numbers
+    span: tl.constexpr = min(group & -group, tile_in) if group < inputs else tile_in  # inputs that share a scale
+    groups: tl.constexpr = tile_in // span
+    byte = first // in_byte + tl.arange(0, tile_in // in_byte)[None, :]
+    is_byte = is_out & (byte < inputs // in_byte)
+    bits = tl.load(values + out * (inputs // in_byte) + byte, mask=is_byte, other=0).to(tl.uint16)
+    at = (first + tl.arange(0, groups)[None, :] * span) // group
+    place, is_group = out * (inputs // group) + at, is_out & (at < inputs // group)
+    short: tl.constexpr = tl.bfloat16 if dtype == tl.bfloat16 else tl.float16
+    in_short: tl.constexpr = offsets is None and scales.dtype.element_ty == short and dtype == short
+    arithmetic: tl.constexpr = short if in_short or not scaled else tl.float32
+    number = exact(bits, kind, zeros is None and offsets is None, short).to(arithmetic)
+    number = number.reshape(out.shape[0], groups, span)
+    if zeros is not None:
+        number -= tl.load(zeros + place, mask=is_group, other=0.0).to(arithmetic)[:, :, None]
+    if scaled:
+        number *= tl.load(scales + place, mask=is_group, other=0.0).to(arithmetic)[:, :, None]
+    if offsets is not None:
+        number -= tl.load(offsets + place, mask=is_group, other=0.0).to(arithmetic)[:, :, None]
+    return number.reshape(out.shape[0], tile_in).to(dtype)
+
+
+# region exact
+@triton.jit
+def exact(bits, kind: tl.constexpr, centred: tl.constexpr, short: tl.constexpr):
+    """The numbers in 16 bits. A register holds two of them, and one instruction computes both.
+
+    An integer needs no conversion: the bits of 2 ** mantissa with an integer in the lowest ones are their sum."""
+    mantissa: tl.constexpr = 7 if short == tl.bfloat16 else 10  # its bits
+    power: tl.constexpr = 1 << mantissa
+    one: tl.constexpr = 0x4300 if short == tl.bfloat16 else 0x6400  # the bits of `power`
+    if kind == "fp8":  # its exponent has fewer bits and another middle
+        middle: tl.constexpr = 2.0 ** (127 - 7) if short == tl.bfloat16 else 2.0 ** (15 - 7)
+        number = (((bits & 127) << (mantissa - 3)) | ((bits & 128) << 8)).to(short, bitcast=True) * middle
+    elif kind == "int8":  # 8 bits are more than a bfloat16 has: 16 * (its upper 4 bits) - 128, and the lower ones
+        bits ^= 128
+        upper = ((bits >> 4) | (one + (4 << mantissa))).to(short, bitcast=True) - (16.0 * power + 128)
+        number = upper + (((bits & 15) | one).to(short, bitcast=True) - 1.0 * power)
+    else:
+        less: tl.constexpr = power + 8.0 if centred else 1.0 * power
+        lower = ((bits & 15) | one).to(short, bitcast=True) - less
+        number = tl.interleave(lower, ((bits >> 4) | one).to(short, bitcast=True) - less)
+    return number
+
+
+# endregion
+
+
+@jit()
+def widen_kernel(
+    values, scales, zeros, offsets,
+    result,  # [outputs, inputs]
+    outputs,
+    inputs: tl.constexpr,
+    group: tl.constexpr,
+    kind: tl.constexpr,
+    tile_out: tl.constexpr,
+    tile_in: tl.constexpr,
+):  # fmt: skip
+    """Each program widens a tile of a weight."""
+    out = (tl.program_id(0) * tile_out + tl.arange(0, tile_out)).to(tl.int64)[:, None]
+    first = tl.program_id(1) * tile_in
+    weight = load_weight(values, scales, zeros, offsets, out, out < outputs, first, inputs, group, kind, True,
+                         tile_in, result.dtype.element_ty)  # fmt: skip
+    i = first + tl.arange(0, tile_in)[None, :]
+    tl.store(result + out * inputs + i, weight, mask=(out < outputs) & (i < inputs))
 
 
 # region join
@@ -186,15 +217,13 @@ def quantize_rows_constants(inputs: int) -> dict[str, int]:
     return {"inputs": inputs, "block_inputs": block, "num_warps": min(max(block // 512, 1), 16)}
 
 
-def tiling(rows: int, itemsize: int, kind: str) -> ProductTiling:
+def tiling(rows: int, itemsize: int) -> ProductTiling:
     """The tiling for so many rows. With few of them a program loads more of the weight at once."""
     if itemsize == 4:  # float32 products take more registers and no tensor cores
-        return ProductTiling(16, 64, 32, 4, 3) if rows <= 16 else ProductTiling(64, 64, 32, 8, 3)
-    if rows <= 64:
-        return ProductTiling(16, 64, LONGEST_TILE, 4, 4) if rows <= 16 else ProductTiling(64, 64, 64, 4, 4)
-    return (
-        ProductTiling(128, 64, 32, 8, 4) if kind == "fp8" else ProductTiling(128, 128, 32, 8, 4)
-    )  # fp8: more registers to widen
+        return ProductTiling(16, 64, 32, 4, 3) if rows <= 16 else ProductTiling(32, 64, 32, 4, 3)
+    if rows <= 16:
+        return ProductTiling(16, 64, LONGEST_TILE, 4, 4)
+    return ProductTiling(64, 64, LONGEST_TILE, 4, 3) if rows <= 64 else ProductTiling(128, 64, 64, 4, 3)
 
 
 def split_of(outputs: int, inputs: int) -> int:
@@ -208,10 +237,15 @@ def constants(
     outputs: int, inputs: int, group: int, kind: str, rows: int, itemsize: int
 ) -> tuple[dict[str, Any], dict[str, int]]:
     """The constants that product_kernel is compiled for, and the options of the compiler, for so many rows."""
-    tiles, split = tiling(rows, itemsize, kind), split_of(outputs, inputs)
-    shape = {"inputs": inputs, "group": group, "kind": kind, "split": split, "apart": rows <= APART or split >= inputs}
+    tiles = tiling(rows, itemsize)
+    shape = {"inputs": inputs, "group": group, "kind": kind, "split": split_of(outputs, inputs)}
     tile = {"tile_rows": tiles.rows, "tile_out": tiles.outputs, "tile_in": tiles.inputs}
     return shape | tile, {"num_warps": tiles.num_warps, "num_stages": tiles.num_stages}
+
+
+def widen_constants(inputs: int, group: int, kind: str) -> dict[str, Any]:
+    """The constants that widen_kernel is compiled for."""
+    return {"inputs": inputs, "group": group, "kind": kind, "tile_out": 32, "tile_in": 256}
 
 
 KINDS = {torch.uint8: "int4", torch.int8: "int8", torch.float8_e4m3fn: "fp8"}
@@ -223,11 +257,14 @@ class TritonProduct:
     Nothing is read from the device, and all memory is of a size that the host knows, so a launch can be captured.
     """
 
-    ROWS = 1, 17, 65, APART + 1  # numbers of rows that need each compiled variant
+    ROWS = 1, 17, 65, MANY + 1  # numbers of rows that need each compiled variant
 
     def __init__(self, weight: QuantizedWeight, bias: Tensor | None = None) -> None:
         self.weight, self.bias, self.kind = weight.to(weight.device), bias, KINDS[weight.values.dtype]
         self.outputs, self.inputs = weight.shape
+        if self.kind == "fp8":  # the kernels do not look for NaN: one makes NaN of its group's sum, as its scale does
+            groups = self.weight.values.isnan().view(*weight.scales.shape, -1).any(-1)
+            self.weight = replace(self.weight, scales=self.weight.scales.masked_fill(groups, torch.nan))
         self._values = self.weight.values.view(torch.uint8)
 
     @property
@@ -248,9 +285,12 @@ class TritonProduct:
         return result
 
     def _launch(self, rows: Tensor, result: Tensor) -> None:
+        if len(rows) > MANY:
+            self._widen(rows, result)
+            return
         weight, (count, outputs) = self.weight, result.shape
         shape, options = constants(outputs, self.inputs, weight.group, self.kind, count, rows.element_size())
-        splits = triton.cdiv(self.inputs, shape["split"]) if shape["apart"] else 1
+        splits = triton.cdiv(self.inputs, shape["split"])
         sums, bias = result, self.bias
         if splits > 1:
             sums, bias = rows.new_empty((splits, *result.shape), dtype=torch.float32), None
@@ -263,6 +303,20 @@ class TritonProduct:
             join_splits_kernel[count, triton.cdiv(outputs, JOINED)](
                 sums, self.bias, result, count, outputs, splits=splits, tile=JOINED
             )
+
+    def _widen(self, rows: Tensor, result: Tensor) -> None:
+        """Widen a block of the weight after the other, and multiply with it."""
+        shape = widen_constants(self.inputs, self.weight.group, self.kind)
+        stored = self._values, self.weight.scales, self.weight.zeros, self.weight.offsets
+        for first in range(0, self.outputs, WIDENED):
+            block = slice(first, min(first + WIDENED, self.outputs))
+            wide = rows.new_empty((block.stop - first, self.inputs))
+            grid = triton.cdiv(len(wide), shape["tile_out"]), triton.cdiv(self.inputs, shape["tile_in"])
+            widen_kernel[grid](*(part if part is None else part[block] for part in stored), wide, len(wide), **shape)
+            if self.bias is None:
+                torch.mm(rows, wide.t(), out=result[:, block])
+            else:
+                torch.addmm(self.bias[block], rows, wide.t(), out=result[:, block])
 
     def compile(self) -> None:
         """Compile all variants, which would happen at their first launch."""

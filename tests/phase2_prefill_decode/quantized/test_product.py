@@ -58,7 +58,7 @@ SHAPES = [((100, 128), 32, ""), ((130, 128), 128, "zeros"), ((70, 96), 2, "offse
           ((65, 96), 3, ""), ((3, 1030), 1030, "zeros"), ((40, 32), 32, "")]  # fmt: skip
 
 
-@pytest.mark.parametrize("rows", [0, 3, 257])
+@pytest.mark.parametrize("rows", [0, 3, 100, product.MANY + 1])
 @pytest.mark.parametrize(("shape", "group", "besides"), SHAPES)
 @pytest.mark.parametrize("stored", STORED, ids=str)
 @pytest.mark.parametrize(("backend", "dtype"), [p for p in every_backend_and_dtype() if p.values[0] == "triton"])
@@ -86,10 +86,10 @@ def test_a_linear_of_a_gpu_multiplies_with_the_weight_as_it_is_stored(stored: to
 
 @pytest.mark.parametrize("stored", STORED, ids=str)
 def test_a_row_is_the_same_alone_and_among_others(stored: torch.dtype) -> None:
-    """Bit for bit, for all that a program may compute for it: one split or all, in a tile of few rows or of many. The
-    interpreter multiplies with NumPy, whose sums differ between tiles of 16 bits: there in float32."""
+    """Bit for bit, in a tile of few rows or of many; above MANY torch multiplies. The interpreter multiplies with
+    NumPy, whose sums differ between tiles of 16 bits: there in float32."""
     weight, _ = quantized(stored, torch.float32 if GPU.type == "cpu" else torch.bfloat16, (65, 1088), 64)
-    multiply, x = TritonProduct(weight), torch.randn(257, 1088).to(GPU, weight.dtype)
+    multiply, x = TritonProduct(weight), torch.randn(product.MANY, 1088).to(GPU, weight.dtype)
     assert product.split_of(65, 1088) < 1088
     whole = multiply(x)
     for count in (1, 17, 65):
@@ -98,11 +98,12 @@ def test_a_row_is_the_same_alone_and_among_others(stored: torch.dtype) -> None:
     assert torch.equal(multiply(x)[0], whole[0])
 
 
-def test_nan_stays_what_it_is_and_the_smallest_float8_is_not_lost() -> None:
+@pytest.mark.parametrize("rows", [20, product.MANY + 1])
+def test_nan_stays_what_it_is_and_the_smallest_float8_is_not_lost(rows: int) -> None:
     weight, wide = quantized(torch.float8_e4m3fn, torch.float32, (40, 64), 64)
     weight.values.view(torch.uint8)[5, 7], wide[5, 7] = 0x7F, torch.nan
     weight.values.view(torch.uint8)[6, 7], wide[6, 7] = 0x01, 2.0**-9 * weight.scales[6, 0].item()  # the smallest
-    x = torch.eye(64)[:20]
+    x = torch.eye(64).repeat(5, 1)[:rows]
     x[2, 3] = torch.nan
     found, wanted = TritonProduct(weight)(x.to(GPU)).cpu(), x.double() @ wide.t()
     torch.testing.assert_close(found.double(), wanted, rtol=1e-6, atol=0, equal_nan=True)
@@ -156,8 +157,9 @@ def test_splits_follow_from_the_shape_and_every_number_of_rows_is_compiled_befor
         assert programs <= max(product.PROGRAMS, -(-outputs // 64))
         assert split >= min(product.SHORTEST, inputs)
     for kind, size in cartesian(product.KINDS.values(), (2, 4)):
-        served = {str(product.constants(4096, 4096, 32, kind, rows, size)) for rows in range(1, 9000)}
-        assert served == {str(product.constants(4096, 4096, 32, kind, rows, size)) for rows in TritonProduct.ROWS}
+        served = {str(product.constants(4096, 4096, 32, kind, rows, size)) for rows in range(1, product.MANY + 1)}
+        assert served == {str(product.constants(4096, 4096, 32, kind, rows, size)) for rows in TritonProduct.ROWS[:-1]}
+    assert TritonProduct.ROWS[-1] > product.MANY
 
 
 def test_rows_and_results_that_do_not_fit_a_weight_are_refused() -> None:
@@ -188,7 +190,7 @@ def test_many_rows_are_quantized_too_where_torch_multiplies_float8(rounded: bool
     multiply = Float8Product(weight, None if bias is None else bias.to(GPU))
     x = torch.randn(product.FEW + 1, 64) * 100
     x[:, 5], x[3] = 448, 0
-    x = (x if rounded else x.to(torch.float8_e4m3fn).float()) * 2.0 ** torch.arange(-64, 65)[:, None]
+    x = (x if rounded else x.to(torch.float8_e4m3fn).float()) * 2.0 ** torch.linspace(-64, 64, len(x)).round()[:, None]
     x = x.bfloat16()
     found, wanted = multiply(x.to(GPU)).cpu().double(), float8_rows(x) @ wide.t()
     wanted += 0 if bias is None else bias.double()

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from phase5_continuous.replay import Replay, read
+from phase5_continuous.record_file import read
+from phase5_continuous.replay import Replay
 from phase6_integration.cli.main import main
 
 SAMPLE = Path(__file__).parents[2] / "data" / "record.jsonl.gz"
