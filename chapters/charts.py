@@ -252,6 +252,56 @@ def peers(figure: Any, result: dict[str, Any]) -> None:
     figure.axes[1].legend(frameon=False, ncols=3, loc="upper right")
 
 
+KERNELS = {  # what their names begin with, of those of this project
+    "attention": ("decode_kernel", "join_kernel", "prefill_kernel"),
+    "norms, rotation, SwiGLU": ("add_norm_kernel", "rotate_store_kernel", "swiglu_kernel"),
+}
+
+
+def gpu(figure: Any, result: dict[str, Any]) -> None:
+    """Decode steps of an 8B model in each way to run them, and the kernels of decode and mixed steps."""
+    left, right = figure.subplots(1, 2, width_ratios=(4, 5))
+    steps = result["figures"]["steps"]["rows"]
+    ways = {"eager": "kernel by kernel", "graphs": "as a graph", "ahead": "and one step ahead"}
+    batches = 1, 64, 256
+    for turn, ((way, label), color) in enumerate(zip(ways.items(), (GREY, GREEN, BLUE), strict=True)):
+        rows = [steps[f"steps_8b_{way}_False_{batch}_1024"] for batch in batches]
+        places = [place + (turn - 1) * 0.27 for place in range(len(batches))]
+        bars = left.bar(places, [row["ms"] for row in rows], 0.27, color=color, label=label)
+        left.bar_label(bars, fmt="%.1f", fontsize=8)
+    roofline = [row["roofline_ms"] for row in rows]
+    left.hlines(
+        roofline, [place - 0.4 for place in range(3)], [place + 0.4 for place in range(3)], RED, label="roofline"
+    )
+    left.set_xticks(range(len(batches)), [f"{batch} request{'s' * (batch > 1)}" for batch in batches])
+    left.set(title="A decode step of an 8B model, ms", ylim=0)
+    left.grid(axis="x", visible=False)
+    left.legend(frameon=False)
+    profiles = result["figures"]["profiles"]["rows"]
+    shown = {f"8b_ahead_False_{batch}": f"{batch} decoding" for batch in batches}
+    shown |= {f"8b_ahead_True_{batch}": f"{batch} decoding,\n{2048 - batch:,} of prompts" for batch in (64, 192)}
+    starts = [0.0] * len(shown)
+    for part, color in zip((*KERNELS, "matrix products", "the rest"), (BLUE, GREEN, GREY, RED), strict=True):
+        taken = [_kernels(profiles[name], part) for name in shown]
+        right.barh(range(len(shown)), taken, left=starts, color=color, label=part)
+        starts = [start + ms for start, ms in zip(starts, taken, strict=True)]
+    right.set_yticks(range(len(shown)), shown.values())
+    right.invert_yaxis()
+    right.set(title="Its kernels, ms a step")
+    right.grid(axis="y", visible=False)
+    right.legend(frameon=False)
+
+
+def _kernels(profile: dict[str, Any], part: str) -> float:
+    """Milliseconds a step in these kernels."""
+    total = 0.0
+    for row in profile["kernels"]:
+        names = [name for name, begins in KERNELS.items() if row["name"].startswith(begins)]
+        product = "nvjet" in row["name"] or "cublas" in row["name"]
+        total += row["us"] * (part == (names[0] if names else "matrix products" if product else "the rest"))
+    return float(total / profile["steps"] / 1e3)
+
+
 CHARTS: dict[str, Chart] = {
     "allowed.svg": ("constrained.json", (8.8, 3.2), allowed),
     "batching.svg": ("phase0.json", (8.8, 3.2), batching),
@@ -259,6 +309,7 @@ CHARTS: dict[str, Chart] = {
     "roofline.svg": ("phase2_phases.json", (8.0, 4.6), roofline),
     "stall.svg": ("stall.json", (8.8, 3.2), stall),
     "prefix.svg": ("phase4.json", (8.8, 3.4), prefix),
+    "gpu.svg": ("gpu_h100.json", (8.8, 3.8), gpu),
     "ladder.svg": ("ladder.json", (6.8, 4.6), ladder),
     "peers.svg": ("peers.json", (8.8, 5.2), peers),
     "routing.svg": ("routing.json", (8.8, 4.8), routing),

@@ -127,7 +127,7 @@ def main(arguments: list[str] | None = None) -> int:
         found = rows.of(name)
         figures[name] = {"state": state, "seconds": round(time.monotonic() - start, 1), "rows": found}
         record(file, " ".join([p.prog, *(sys.argv[2:] if arguments is None else arguments)]), figures)
-        failed = [row for row in found if "error" in row]
+        failed = [row for row in found.values() if "error" in row]
         print(f"{name}: {state}, {figures[name]['seconds']} s, {len(found)} rows, {len(failed)} failed", flush=True)
         print(*(f"  {json.dumps(row)[:400]}" for row in failed), sep="\n", end="\n" if failed else "", flush=True)
         if state != "ok":

@@ -6,6 +6,7 @@ other, and the next call measures what the folder does not have.
 
 import gc
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,9 +42,12 @@ class Rows:
             file.write(json.dumps(row) + "\n")
         return {**row["key"], **row["figures"]}
 
-    def of(self, stage: str) -> list[Row]:
-        """The stage's rows, each its key and its figures."""
-        return [{**row["key"], **row["figures"]} for row in self._read() if row["stage"] == stage]
+    def of(self, stage: str) -> dict[str, Row]:
+        """The stage's rows, each its key and its figures, by a name made of its key, which a page can quote."""
+        rows = (row for row in self._read() if row["stage"] == stage)
+        return {
+            re.sub(r"\W", "_", "_".join(map(str, row["key"].values()))): row["key"] | row["figures"] for row in rows
+        }
 
     def get(self, stage: str, key: Row) -> Row | None:
         """The row with this key."""

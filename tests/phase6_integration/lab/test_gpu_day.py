@@ -37,7 +37,7 @@ def test_a_call_measures_the_rows_that_are_not_there_or_failed(tmp_path: Path, m
     plan[1:] = [2.0, 9.0, 5.0]
     assert call() == (0, [1, 3])
     rows = json.loads((tmp_path / "day.json").read_text())["figures"]["serve"]["rows"]
-    assert {row["n"]: row["ms"] for row in rows} == {0: 1, 1: 0.5, 2: 0.25, 3: 0.2}
+    assert {row["n"]: row["ms"] for row in rows.values()} == {0: 1, 1: 0.5, 2: 0.25, 3: 0.2}
     assert call() == (0, [])
     assert call("--again", "--seconds", "5") == (1, []), "too few for a stage"
     assert call("--again") == (0, [0, 1, 2, 3])
@@ -45,13 +45,13 @@ def test_a_call_measures_the_rows_that_are_not_there_or_failed(tmp_path: Path, m
 
 def test_a_row_cut_while_it_was_written_is_not_there(tmp_path: Path) -> None:
     rows = Rows(tmp_path)
-    rows.append("steps", {"n": 1}, {"ms": 1})
+    rows.append("steps", {"n": 1, "model": "0.6b"}, {"ms": 1})
     rows.append("tune", {"n": 1}, {"ms": 2})
     rows.file.write_text(rows.file.read_text() + '{"stage": "steps", "key"')
     rows.forget("tune", finished=False)
     rows.append("tune", {"n": 2}, {"ms": 3})
-    assert rows.of("tune") == [{"n": 1, "ms": 2}, {"n": 2, "ms": 3}]
-    assert rows.of("steps") == [{"n": 1, "ms": 1}]
+    assert rows.of("tune") == {"1": {"n": 1, "ms": 2}, "2": {"n": 2, "ms": 3}}
+    assert rows.of("steps") == {"1_0_6b": {"n": 1, "model": "0.6b", "ms": 1}}
 
 
 ENDS = """
@@ -69,7 +69,7 @@ def test_a_row_that_ends_the_process_takes_no_other_with_it(tmp_path: Path, monk
     run, command = subprocess.run, [sys.executable, "-c", ENDS, str(tmp_path)]
     monkeypatch.setattr(subprocess, "run", lambda _, **options: run(command, **options))
     assert gpu_day.run_stage("steps", tmp_path, True, 60) == "ok"
-    assert Rows(tmp_path).of("steps") == [{"n": 0}, {"n": 1, "error": UNFINISHED}, {"n": 2}]
+    assert Rows(tmp_path).of("steps") == {"0": {"n": 0}, "1": {"n": 1, "error": UNFINISHED}, "2": {"n": 2}}
     assert (tmp_path / "day.log").read_text() == "started\n" * 2
 
 
@@ -116,5 +116,5 @@ def test_a_dry_run_fills_every_stage_without_the_packages_of_the_server(tmp_path
     assert {name: stage["state"] for name, stage in found.items()} == dict.fromkeys(STAGES, "ok")
     measuring = {name for name, stage in STAGES.items() if isinstance(stage, str)}
     assert {name for name, stage in found.items() if stage["rows"]} == measuring
-    assert [row["error"] for stage in found.values() for row in stage["rows"] if "error" in row] == []
+    assert [row["error"] for stage in found.values() for row in stage["rows"].values() if "error" in row] == []
     assert (out / "profiles/ahead-decode-2.json.gz").exists()
