@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from phase0_request.lab.record import without_folders
 from phase0_request.machine import describe
 from phase0_request.params import SamplingParams
 from phase1_kv_pool.layer import KVLayer
@@ -27,7 +28,7 @@ def smoke(day: Day) -> None:
     day.add(lambda: {"token": one_token(day)}, what="one token")
     for finding in findings(describe()):
         failed = {"error": finding.words} if finding.state.value == "fault" else {}
-        figures = {"state": finding.state.value, "words": finding.words, "advice": finding.advice, **failed}
+        figures = {"state": finding.state.value, "words": without_folders(finding.words), "advice": finding.advice, **failed}
         day.add(partial(dict, figures), what=finding.name)
 
 
