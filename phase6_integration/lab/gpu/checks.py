@@ -28,7 +28,8 @@ def smoke(day: Day) -> None:
     day.add(lambda: {"token": one_token(day)}, what="one token")
     for finding in findings(describe()):
         failed = {"error": finding.words} if finding.state.value == "fault" else {}
-        figures = {"state": finding.state.value, "words": without_folders(finding.words), "advice": finding.advice, **failed}
+        words = without_folders(finding.words)
+        figures = {"state": finding.state.value, "words": words, "advice": finding.advice, **failed}
         day.add(partial(dict, figures), what=finding.name)
 
 
