@@ -113,7 +113,8 @@ class TokenizerPool:
 
 def _with_known_roles(tokenizer: Tokenizer, conversation: Mapping[str, Any]) -> Mapping[str, Any]:
     """The conversation, with a system message in place of a developer's where the template does not know these.
-    ValueError if the template refuses another role, or leaves out its messages, as many do."""
+    ValueError if the template refuses another role, leaves out its messages, as many do, or makes a control token of it,
+    as '<|' + role + '|>' does of endoftext."""
     messages: Sequence[Mapping[str, Any]] = conversation["messages"]
     if "developer" not in (tokenizer.chat_template or ""):
         messages = [{**one, "role": "system"} if one["role"] == "developer" else one for one in messages]
@@ -122,9 +123,12 @@ def _with_known_roles(tokenizer: Tokenizer, conversation: Mapping[str, Any]) -> 
     if marks:
         marked = [{**one, "content": marks.get(place, one["content"])} for place, one in enumerate(messages)]
         try:
-            text = "".join(tokenizer.render(**{**conversation, "messages": marked}))
+            parts = tokenizer.render(**{**conversation, "messages": marked})
         except ValueError as error:
             raise ValueError(f"{error}; {HELP}") from None
+        text, names = "".join(parts), tokenizer.spelled(parts)
         if any(mark not in text for mark in marks.values()):
             raise ValueError(f"the chat template leaves out messages; {HELP}")
+        if any(messages[place]["role"] in name for place in marks for name in names):
+            raise ValueError(f"the chat template makes a control token of a role; {HELP}")
     return conversation

@@ -140,6 +140,7 @@ KNOWN = """\
 {%- if m.role in ('user', 'system', 'context') %}<{{ m.role }}>{{ m.content }}{% endif -%}
 {%- endfor -%}
 """
+COMPOSED = "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content }}{% endfor %}"
 STRICT = KNOWN.replace("{% endif", "{% else %}{{ raise_exception('Unexpected role.') }}{% endif")
 
 
@@ -155,6 +156,8 @@ STRICT = KNOWN.replace("{% endif", "{% else %}{{ raise_exception('Unexpected rol
         (KNOWN, "critic", None),
         (STRICT, "critic", None),
         (STRICT, "context", "context"),
+        (COMPOSED, "critic", "critic"),
+        (COMPOSED, "endoftext", None),
     ],
 )
 def test_a_role_is_one_that_the_template_takes(path: str, template: str | None, role: str, taken: str | None) -> None:
