@@ -113,8 +113,8 @@ class TokenizerPool:
 
 def _with_known_roles(tokenizer: Tokenizer, conversation: Mapping[str, Any]) -> Mapping[str, Any]:
     """The conversation, with a system message in place of a developer's where the template does not know these.
-    ValueError if the template refuses another role, leaves out its messages, as many do, or makes a control token of it,
-    as '<|' + role + '|>' does of endoftext."""
+    ValueError if the template refuses another role, leaves out its messages, as many do, or makes a control token of
+    it, as '<|' + role + '|>' does of endoftext."""
     messages: Sequence[Mapping[str, Any]] = conversation["messages"]
     if "developer" not in (tokenizer.chat_template or ""):
         messages = [{**one, "role": "system"} if one["role"] == "developer" else one for one in messages]
