@@ -63,8 +63,10 @@ SHAPES = [((100, 128), 32, ""), ((130, 128), 128, "zeros"), ((70, 96), 2, "offse
 @pytest.mark.parametrize("stored", STORED, ids=str)
 @pytest.mark.parametrize(("backend", "dtype"), [p for p in every_backend_and_dtype() if p.values[0] == "triton"])
 def test_the_product_is_that_of_float64(
-    backend: str, dtype: torch.dtype, stored: torch.dtype, shape: tuple[int, int], group: int, besides: str, rows: int
-) -> None:
+    backend: str, dtype: torch.dtype, stored: torch.dtype, shape: tuple[int, int], group: int, besides: str, rows: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(product, "WIDENED", 64)  # outputs, so that some of these weights are several blocks
     weight, wide = quantized(stored, dtype, shape, group, besides)
     x, bias = torch.randn(rows, shape[1]).to(dtype), torch.randn(shape[0]).to(dtype)
     assert_product(TritonProduct(weight, bias.to(GPU))(x.to(GPU)), x, wide, bias)
