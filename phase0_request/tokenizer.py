@@ -232,10 +232,11 @@ class Tokenizer:
             raise ValueError("this model has no chat template; send it a plain prompt")
         return self._template.render(messages, add_generation_prompt, variables)
 
-    def spelled(self, parts: Sequence[str]) -> set[str]:
-        """The names of control tokens that the text of a rendered conversation spells."""
-        names = "|".join(map(re.escape, sorted(self._control, key=len, reverse=True)))
-        return set(re.findall(names, "\0".join(parts[::2]))) if names else set()
+    def spells(self, words: set[str], parts: Sequence[str]) -> bool:
+        """Whether the text of a rendered conversation spells a control token in whose name one of these words is."""
+        tokens = {token for name, token in self._control.items() if any(word in name for word in words)}
+        tokens &= self._control_ids
+        return bool(tokens) and not tokens.isdisjoint(self.encode("\0".join(parts[::2]), add_special_tokens=False))
 
     def _neutral(self, value: Any) -> Any:
         """The same structure, with "x" for every text in it that is not a plain word: none spells a control token."""

@@ -1,6 +1,7 @@
 """TokenizerPool: the model's tokenizer for routes. It encodes in threads: a long text would stop the event loop."""
 
 import asyncio
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -69,7 +70,8 @@ class TokenizerPool:
         assert self.template
 
         def encode() -> list[list[int]]:
-            tokens = tokenizer.chat(**_with_known_roles(tokenizer, conversation), max_chars=self._max_chars)
+            given = _with_known_roles(tokenizer, conversation, self._max_chars)
+            tokens = tokenizer.chat(**given, max_chars=self._max_chars)
             return [tokenizer.wrap(tokens) if add_special_tokens else tokens]
 
         (tokens,) = await self._run(tenant, "messages", encode)
@@ -111,7 +113,7 @@ class TokenizerPool:
                 del self._places[tenant]
 
 
-def _with_known_roles(tokenizer: Tokenizer, conversation: Mapping[str, Any]) -> Mapping[str, Any]:
+def _with_known_roles(tokenizer: Tokenizer, conversation: Mapping[str, Any], max_chars: int) -> Mapping[str, Any]:
     """The conversation, with a system message in place of a developer's where the template does not know these.
     ValueError if the template refuses another role, leaves out its messages, as many do, or makes a control token of
     it, as '<|' + role + '|>' does of endoftext."""
@@ -119,16 +121,18 @@ def _with_known_roles(tokenizer: Tokenizer, conversation: Mapping[str, Any]) -> 
     if "developer" not in (tokenizer.chat_template or ""):
         messages = [{**one, "role": "system"} if one["role"] == "developer" else one for one in messages]
     conversation = {**conversation, "messages": messages}
-    marks = {place: token_hex(8) for place, one in enumerate(messages) if one["role"] not in ROLES}
+    salt = token_hex(8)
+    marks = {place: f"{salt}{place:08}" for place, one in enumerate(messages) if one["role"] not in ROLES}
     if marks:
         marked = [{**one, "content": marks.get(place, one["content"])} for place, one in enumerate(messages)]
         try:
             parts = tokenizer.render(**{**conversation, "messages": marked})
         except ValueError as error:
             raise ValueError(f"{error}; {HELP}") from None
-        text, names = "".join(parts), tokenizer.spelled(parts)
-        if any(mark not in text for mark in marks.values()):
+        text = "".join(parts)
+        if not {*marks.values()} <= {*re.findall(rf"{salt}\d{{8}}", text)}:
             raise ValueError(f"the chat template leaves out messages; {HELP}")
-        if any(messages[place]["role"] in name for place in marks for name in names):
+        roles = {messages[place]["role"] for place in marks}
+        if len(text) <= max_chars and tokenizer.spells(roles, parts):  # a longer one is refused
             raise ValueError(f"the chat template makes a control token of a role; {HELP}")
     return conversation
