@@ -233,7 +233,7 @@ class Tokenizer:
         return self._template.render(messages, add_generation_prompt, variables)
 
     def spells(self, words: set[str], parts: Sequence[str]) -> bool:
-        """Whether the text of a rendered conversation spells a control token in whose name one of these words is."""
+        """Whether the text of a rendered conversation contains a control token with one of these words in its name."""
         tokens = {token for name, token in self._control.items() if any(word in name for word in words)}
         tokens &= self._control_ids
         return bool(tokens) and not tokens.isdisjoint(self.encode("\0".join(parts[::2]), add_special_tokens=False))

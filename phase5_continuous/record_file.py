@@ -1,4 +1,4 @@
-"""Files of records: a line of JSON for each line, compressed if the name ends with ".gz"."""
+"""Record files: one JSON object a line, compressed if the name ends with ".gz"."""
 
 import gzip
 import json
@@ -57,7 +57,7 @@ def read(file: Path) -> Iterator[Line]:
             for number, text in enumerate(lines, 1):
                 line = json.loads(text)
                 if not isinstance(line, dict) or (number == 1 and "record" not in line):
-                    raise ValueError(f"{file} is not a record: line {number} is none of one")
+                    raise ValueError(f"{file} is not a record: line {number} does not belong to one")
                 yield line
     except (EOFError, zlib.error, json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{file} is damaged, or not a record, after {number} lines: {error}") from None

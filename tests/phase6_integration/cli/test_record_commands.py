@@ -101,8 +101,8 @@ def test_generate_records_what_it_prints(tmp_path: Path, capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("run.jsonl", b"{}\n", "line 1 is none of one"),
-        ("run.jsonl", b"3\n", "line 1 is none of one"),
+        ("run.jsonl", b"{}\n", "line 1 does not belong to one"),
+        ("run.jsonl", b"3\n", "line 1 does not belong to one"),
         ("run.jsonl", b"", "it is empty"),
         ("run.jsonl", b'{"record": 99}\n', "version 99; only 1 can be read"),
         ("run.jsonl", b'{"record": 1, "page_size": 4}\n{"pages": [["free", 3]]}\n', "line 2 does not follow"),
