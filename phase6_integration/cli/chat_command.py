@@ -1,6 +1,7 @@
 """`nanoserve chat`: a chat in the terminal. Ctrl-C stops an answer; /quit or the end of the input ends the chat."""
 
 import argparse
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -132,6 +133,8 @@ def run(given: argparse.Namespace, parser: Parser) -> int:
     except ValueError as error:
         parser.error(str(error))
     console, terminal = Console(highlight=False, soft_wrap=True), sys.stdin.isatty()
+    if terminal:  # an exception, so that what restores the terminal runs
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         with _keys_unseen(terminal):
             if local is not None:

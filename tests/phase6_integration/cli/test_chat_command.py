@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import termios
 from collections.abc import Generator
 from contextlib import closing, suppress
 
@@ -244,3 +245,22 @@ def test_keys_typed_meanwhile_are_shown_at_the_next_prompt_and_not_before() -> N
     assert "you said hello, message 1" in asked
     assert "/quit" not in asked
     assert end.startswith("/quit")
+
+
+def test_sigterm_during_an_answer_leaves_the_terminal_as_it_was() -> None:
+    terminal, theirs = pty.openpty()
+    before = termios.tcgetattr(theirs)
+
+    def answer(heard: Heard) -> Said | None:
+        if heard.method == "POST":
+            process.send_signal(signal.SIGTERM)
+        else:
+            os.write(terminal, b"hello\n")
+        return chat_server(heard)
+
+    with scripted(answer) as server:
+        process = subprocess.Popen([*CHAT, "--url", server.url], stdin=theirs, stdout=theirs, stderr=theirs)
+        assert process.wait(60) == 128 + signal.SIGTERM
+    assert termios.tcgetattr(theirs) == before
+    os.close(terminal)
+    os.close(theirs)
