@@ -31,7 +31,7 @@ class RunningSet:
     pool_full: bool = False  # the last allocation failed, and no pages were freed since
     did_not_fit: Request | None = None  # the request of the last allocation that failed
     num_preemptions: int = 0
-    preempted_for: Request | None = None  # who needed the pages of the last one preempted; None: a tenant's turn
+    preempted_for: Request | None = None  # needed the pages of the last one preempted; None: a tenant's turn
 
     # region exercise 5.3
     def allocate(self, sequence: SequenceState, now: float) -> bool:

@@ -29,7 +29,7 @@ class DraftModel:
     context: int  # tokens of its longest request
 
     def __init__(self, model: str) -> None:
-        """A model by its directory. Who makes the engine loads it, and connects it."""
+        """A model by its directory; `draft_loading` loads and connects it."""
         self.model = model
         self.computed: dict[Request, int] = {}  # tokens of each request that has pages
         self.drafts: dict[Request, list[int]] = {}  # what it drafted behind these; all but the last token is computed

@@ -20,7 +20,7 @@ NO_STATE: dict[str, Any] = dict.fromkeys(
 )
 LINGER = 2  # reports after the end of a request, by which its replica has told of its pages
 
-tables: "WeakSet[RoutingTable]" = WeakSet()  # of this process: Ray Serve makes routers, and gives them to nobody
+tables: "WeakSet[RoutingTable]" = WeakSet()  # of this process: Ray Serve makes the routers, and no call returns them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
