@@ -155,14 +155,14 @@ SHAPES["17m"] = replace(SHAPES["17m"], num_hidden_layers=1, sliding_windows=(Non
 """
 FEWER = {
     "00_request": (
-        "from phase0_request.lab import bench\nbench.batching.__defaults__ = (128, None)",
-        {"[0.5, 1, 2, 3, 4, 5, 6, 8, 10]": "[0.5, 10]"},
+        "from phase0_request.lab import bench\nbench.batching.__defaults__ = (32, None)",
+        {"count=150": "count=50", "[0.5, 1, 2, 3, 4, 5, 6, 8, 10]": "[0.5, 10]"},
     ),
     "01_kv_pool": ("", {"study(SyntheticTrace(),": "study(SyntheticTrace(num_requests=400),"}),
     "02_prefill_decode": (
         f"{SHORT_CEILINGS}{SHALLOW}\nfrom phase2_prefill_decode.lab import phases\n"
         "phases.PROMPTS, phases.BATCHES, phases.CONTEXTS, phases.SECONDS = (1, 16, 64), (1, 64), (64, 256), 0.01",
-        {"(1, 2, 4, 8, 16, 32, 64, 128, 256)": "(1, 256)", "range(5)": "range(2)"},
+        {"(1, 2, 4, 8, 16, 32, 64, 128, 256)": "(1, 256)", "range(5)": "range(1)"},
     ),
     "03_chunked_prefill": (
         f"{SHORT_CEILINGS}{SHALLOW}",
@@ -205,9 +205,14 @@ FEWER = {
     ),
     "11_speculation": (
         "",
-        {"(1, 4, 16)": "(1, 2, 3)", "(0.0, 0.3, 0.6, 0.8, 0.9, 1.0)": "(0.5, 1.0)", "range(6)": "range(1)"},
+        {
+            "range(300)": "range(60)",
+            "(1, 4, 16)": "(1, 2, 3)",
+            "(0.0, 0.3, 0.6, 0.8, 0.9, 1.0)": "(0.5, 1.0)",
+            "range(6)": "range(1)",
+        },
     ),
-    "12_scale": ("", {"REQUESTS = 50_000": "REQUESTS = 20_000"}),
+    "12_scale": ("", {"= 50_000": "= 20_000", "(1, 2, 4, 8)": "(1, 8)", "(0.1, 1, 10, 60)": "(1, 60)"}),
     "colab": (SHALLOW, {}),
 }
 BETWEEN = """%reset -f

@@ -4,6 +4,7 @@ import fnmatch
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -122,7 +123,7 @@ BENCHMARKS: dict[str, tuple[str, list[str], dict[str, object]]] = {
     "speculation_596m.json": (
         "phase5_continuous.lab.speculation",
         ["--model", "596m", "--rounds", "1"],
-        {"BATCHES": (1,), "SHARES": (0.95,), "TOKENS": {"tiny_chat": 8, "596m": 2}},
+        {"BATCHES": (1,), "SHARES": (0.95,), "TOKENS": {"596m": 2}, "SHAPES": {"596m": replace(TINY, vocab_size=256)}},
     ),
     "speculation_drafter.json": (
         "phase5_continuous.lab.speculation",

@@ -209,7 +209,7 @@ TESTED = {
     "gone": ("pass\n\ndel test_it", "no test ran: .*"),
     "hangs": (
         f"{CAUGHT}import signal; signal.pause()",
-        "the run stopped in tests/test_hangs.py::test_it: did not end within 5 s",
+        "the run stopped in tests/test_hangs.py::test_it: did not end within 3 s",
     ),
 }
 
@@ -222,7 +222,7 @@ def test_what_does_not_catch_an_exercise_is_named(course: Course) -> None:
         (course.root / f"tests/test_{name}.py").write_text(text)
     change = blank(course, exercise)
     changes = [replace(change, id=name, tests=(f"tests/test_{name}.py::test_it",)) for name in TESTED]
-    for verdict, (_, problem) in zip(gate(course, changes, timeout=5), TESTED.values(), strict=True):
+    for verdict, (_, problem) in zip(gate(course, changes, timeout=3), TESTED.values(), strict=True):
         assert re.fullmatch(problem, verdict.problem), verdict
 
 

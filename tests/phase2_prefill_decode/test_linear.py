@@ -278,31 +278,26 @@ def test_every_instruction_set_has_the_same_product(processor: str, features: st
     if any(flag not in flags for flag in features.replace("+", "").split(",")):
         pytest.skip(f"this processor has no {name}")
     torch.manual_seed(0)
-    tensors: dict[str, dict[str, Tensor]] = {}
+    given: dict[str, tuple[Tensor, Tensor | QuantizedWeight, Tensor | None]] = {}
     for dtype in DTYPES:
         rows, weight, bias = torch.randn(23, 131).to(dtype), torch.randn(130, 131).to(dtype) / 8, torch.randn(130)
-        tensors[str(dtype)] = {"rows": rows, "weight": weight, "bias": bias.to(dtype)}
+        given[str(dtype)] = rows, weight, bias.to(dtype)
     for stored in STORED:
-        made = quantized(stored, torch.bfloat16, 130, 160, 5)
-        rows = torch.randn(23, 160).bfloat16()
-        tensors[str(stored)] = {"rows": rows, "values": made.values, "scales": made.scales}
+        made, rows = quantized(stored, torch.bfloat16, 130, 160, 5), torch.randn(23, 160).bfloat16()
+        given[str(stored)] = rows, made, None
         if not stored.is_floating_point:  # with offsets, and of 8 bits some that would fit into 6
             small = made.values if stored == torch.uint8 else made.values >> 2
-            tensors[f"{stored} with offsets"] = {**tensors[str(stored)], "values": small, "offsets": made.scales * 7}
-    torch.save(tensors, tmp_path / "tensors.pt")
+            given[f"{stored} with offsets"] = rows, replace(made, values=small, offsets=made.scales * 7), None
+    torch.save(given, tmp_path / "given.pt")
     environment = {**os.environ, "NUMBA_CPU_NAME": processor, "NUMBA_CPU_FEATURES": features, "PYTHONPATH": str(ROOT)}
     script = [sys.executable, "-c", ELSEWHERE, tmp_path]
     found = subprocess.run(script, env=environment, capture_output=True, text=True)
     assert found.stdout.strip() == name, found.stderr
     results = torch.load(tmp_path / "results.pt")
-    for key, parts in tensors.items():
-        assert torch.equal(results[key], product_of(**parts)), (key, SET)
-        if "weight" in parts:
-            assert_product(results[key], parts["rows"], parts["weight"], parts["bias"])
-
-
-def product_of(rows: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, **parts: Tensor) -> Tensor:
-    return Linear(QuantizedWeight(**parts, dtype=rows.dtype) if weight is None else weight, bias)(rows)
+    for key, (rows, matrix, bias) in given.items():
+        assert torch.equal(results[key], Linear(matrix, bias)(rows)), (key, SET)
+        if isinstance(matrix, Tensor):
+            assert_product(results[key], rows, matrix, bias)
 
 
 ROOT = Path(__file__).parents[2]
@@ -310,10 +305,10 @@ ELSEWHERE = """
 import sys, torch
 from pathlib import Path
 from phase2_prefill_decode.kernels.cpu.microkernel import SET
-from tests.phase2_prefill_decode.test_linear import product_of
+from phase2_prefill_decode.linear import Linear
 folder = Path(sys.argv[1])
-tensors = torch.load(folder / "tensors.pt")
-torch.save({key: product_of(**given) for key, given in tensors.items()}, folder / "results.pt")
+given = torch.load(folder / "given.pt", weights_only=False)
+torch.save({key: Linear(weight, bias)(rows) for key, (rows, weight, bias) in given.items()}, folder / "results.pt")
 print(SET)
 """
 
@@ -334,12 +329,11 @@ import re
 import llvmlite.binding as llvm
 import torch
 from phase2_prefill_decode.kernels.cpu.product import add_rows
-from tests.phase2_prefill_decode.test_linear import DTYPES, STORED, product_of, quantized
+from tests.phase2_prefill_decode.test_linear import DTYPES, STORED, Linear, quantized
 
-for dtype in DTYPES:
-    product_of(torch.zeros(1, 64, dtype=dtype), torch.zeros(64, 64, dtype=dtype))
-for made in (quantized(stored, torch.bfloat16, 64, 64) for stored in STORED):
-    product_of(torch.zeros(1, 64, dtype=torch.bfloat16), values=made.values, scales=made.scales)
+plain = [torch.zeros(64, 64, dtype=dtype) for dtype in DTYPES]
+for weight in plain + [quantized(stored, torch.bfloat16, 64, 64) for stored in STORED]:
+    Linear(weight)(torch.zeros(1, 64, dtype=weight.dtype))
 llvm.initialize_all_targets()
 llvm.initialize_all_asmprinters()
 arm = llvm.Target.from_triple("aarch64-linux-gnu").create_target_machine(cpu="neoverse-n1", opt=3)

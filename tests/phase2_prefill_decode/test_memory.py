@@ -78,9 +78,9 @@ def gptq(out: int, inputs: int) -> Iterator[tuple[str, Tensor]]:
 def test_loading_takes_hardly_more_memory_than_the_weights(tmp_path: Path) -> None:
     """Whichever part is the largest: an embedding that is lm_head too, one that is not, or the layers. File pages that
     the process has mapped count."""
-    tied = written(tmp_path / "tied", vocab_size=96_000, num_hidden_layers=2, tie_word_embeddings=True)
-    apart = written(tmp_path / "apart", vocab_size=48_000, num_hidden_layers=2, tie_word_embeddings=False)
-    written(tmp_path / "gptq", True, vocab_size=2_000, num_hidden_layers=32, tie_word_embeddings=True)
+    tied = written(tmp_path / "tied", vocab_size=64_000, num_hidden_layers=2, tie_word_embeddings=True)
+    apart = written(tmp_path / "apart", vocab_size=32_000, num_hidden_layers=2, tie_word_embeddings=False)
+    written(tmp_path / "gptq", True, vocab_size=2_000, num_hidden_layers=20, tie_word_embeddings=True)
     all_quantized = {"quantization": "int8", "quantize_embeddings": True}
     cases: dict[str, tuple[str, dict[str, object], float]] = {
         "tied": ("tied", {}, tied.bytes),

@@ -106,11 +106,11 @@ def test_all_that_an_engine_does_it_does_with_two_ranks(tmp_path: Path) -> None:
     prefix, *given = prompts(300, [37, 1, 9, 40, 64, 90, 17])
     params = [
         GREEDY,
-        SamplingParams(temperature=0, max_tokens=30, ignore_eos=True, repetition_penalty=1.3, logit_bias={5: 2.0}),
-        SamplingParams(temperature=1, seed=3, max_tokens=30, ignore_eos=True, presence_penalty=0.5),
-        SamplingParams(temperature=0, max_tokens=20, ignore_eos=True, logprobs=3, prompt_logprobs=2),
-        SamplingParams(temperature=0.8, seed=4, top_p=0.9, max_tokens=40, ignore_eos=True),
-        SamplingParams(temperature=0, max_tokens=25, ignore_eos=True, allowed_token_ids=(7, 8, 9, 10)),
+        SamplingParams(temperature=0, max_tokens=15, ignore_eos=True, repetition_penalty=1.3, logit_bias={5: 2.0}),
+        SamplingParams(temperature=1, seed=3, max_tokens=15, ignore_eos=True, presence_penalty=0.5),
+        SamplingParams(temperature=0, max_tokens=10, ignore_eos=True, logprobs=3, prompt_logprobs=2),
+        SamplingParams(temperature=0.8, seed=4, top_p=0.9, max_tokens=20, ignore_eos=True),
+        SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, allowed_token_ids=(7, 8, 9, 10)),
     ]
 
     def answers(model: Model) -> list[Any]:

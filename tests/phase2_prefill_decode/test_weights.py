@@ -184,7 +184,7 @@ def test_a_truncated_file_is_named(kept: int, shards: str, tmp_path: Path) -> No
     ("each", "message"),
     [
         (90_000, "the list of its tensors would take 5[0-9]{6} bytes, and at most 4194304"),
-        (60_000, "holds more than 131072 tensors; no supported model has as many"),
+        (44_000, "holds more than 131072 tensors; no supported model has as many"),
     ],
 )
 def test_more_tensors_than_any_model_has_are_refused_before_they_are_read(

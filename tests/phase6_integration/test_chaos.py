@@ -96,7 +96,7 @@ def memory(server: Life) -> dict[str, int]:
     return {"front": front.memory_info().rss, "engine": engine.memory_info().rss}
 
 
-@pytest.mark.parametrize("requests", [300, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("requests", [150, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_orderly_clients_are_answered_right_among_hostile_ones(small: Served, requests: int) -> None:
     given = prompts(small.oracle.model.config.vocab_size, LENGTHS)
     # Half of them begin alike, so that pages are shared, and evicted, and found again.
@@ -127,7 +127,7 @@ LONG = 10_000  # tokens of each prompt, or of each answer: none ends within half
 SHAPE = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
 
 
-@pytest.mark.parametrize("clients", [40, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("clients", [20, pytest.param(200, marks=pytest.mark.slow)])
 def test_a_client_that_hangs_up_leaves_nothing_behind(tmp_path: Path, clients: int) -> None:
     """What comes behind them is answered, and in the end every page is free or cached."""
     oracle = Oracle.saved(tmp_path, **SHAPE, num_key_value_heads=1, max_position_embeddings=16_384)

@@ -74,24 +74,25 @@ def test_a_row_that_ends_the_process_takes_no_other_with_it(tmp_path: Path, monk
 
 
 def test_every_test_that_needs_a_gpu_and_the_cases_of_every_triton_kernel_are_run() -> None:
-    def collected(name: str) -> Counter[str]:
-        """The cases that a stage would run, by file."""
-        command = [*gpu_day.pytest_command(STAGES[name], dry=False), "-n0", "--collect-only", "-qq"]  # type: ignore[arg-type]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-        return Counter(line.partition("::")[0] for line in done.stdout.splitlines() if "::" in line)
-
+    stages = [STAGES["tests"], STAGES["suites"]]
+    collect = [[*gpu_day.pytest_command(some, dry=False)[3:], "-n0", "--collect-only", "-qq"] for some in stages]  # type: ignore[arg-type]
+    program = f"import pytest\nfor one in {collect}: assert not pytest.main(one); print('END')"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    tests, cases, _ = (  # how many, by file
+        Counter(line.partition("::")[0] for line in out.splitlines() if "::" in line)
+        for out in done.stdout.split("\nEND\n")
+    )
     marked = {
         str(file.relative_to(ROOT))
         for file in (ROOT / "tests").rglob("test_*.py")
         if any(word in file.read_text() for word in ("mark.gpu", "every_backend_and_dtype()"))
         and file != Path(__file__)
     }
-    assert set(collected("tests")) == marked
-    cases = collected("suites")
+    assert set(tests) == marked
     least = {"test_attention": 90, "test_kernels": 30, "test_pointwise": 44, "test_draw": 2, "test_mask": 10}
     least |= {"quantized/test_product": 120}
-    found = {name: cases[f"tests/phase2_prefill_decode/{name}.py"] for name in least}
-    assert {name: count for name, count in found.items() if count < least[name]} == {}
+    counts = {name: cases[f"tests/phase2_prefill_decode/{name}.py"] for name in least}
+    assert {name: count for name, count in counts.items() if count < least[name]} == {}
 
 
 # Importing what the machine with a GPU lacks raises ImportError.
