@@ -9,6 +9,7 @@ tensors that they do not share.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -67,9 +68,10 @@ class PiecewiseGraphs:
         self._slots[:tokens].copy_(step.slots)
         self._slots[tokens:count].fill_(-1)
         query, attended, residual = self._query[:tokens], self._attended[:tokens], self._residual[:tokens]
+        metadata = replace(step.metadata, out=attended)
         for layer, kv, run in zip(self.decoder.layers, self.pool, self._graphs[count], strict=True):
             run()
-            attended.copy_(layer.self_attn(query, kv, step.metadata))
+            attended.copy_(layer.self_attn(query, kv, metadata))  # copies nothing if it was written there
         if step.last is not None:
             attended, residual = attended[step.last], residual[step.last]
         x, _ = self.decoder.norm(*layer.after(attended, residual))

@@ -103,11 +103,11 @@ def splits_of(
     splits as `max_seqlen_k` allows."""
     shape, sequences = constants(kv_heads, queries, chunk, tile, window), len(metadata.seq_lens)
     seen = metadata.max_seqlen_k if window is None else min(metadata.max_seqlen_k, window + queries + tile - 2)
-    most_of_one = max(min(triton.cdiv(seen, chunk), shape["max_splits"]), 1)
+    most_of_one = max(min(-(-seen // chunk), shape["max_splits"]), 1)
     most = sequences * most_of_one
     if metadata.sizes:
         short = (length for new, length in metadata.sizes if 0 < new <= queries)
-        most = sum(max(min(triton.cdiv(length, chunk), most_of_one), 1) for length in short)
+        most = sum(max(min(-(-length // chunk), most_of_one), 1) for length in short)
     work = metadata.seq_lens.new_empty((most, 4))
     cu_splits = metadata.seq_lens.new_empty(sequences + 1)
     with torch.cuda.device(work.get_device()):
