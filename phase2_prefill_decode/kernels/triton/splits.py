@@ -9,7 +9,7 @@ a split for every `chunk` keys, up to `max_splits`; longer sequences get longer 
 results of splits, whatever the context.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -89,7 +89,7 @@ class Splits(NamedTuple):
     most_of_one: int  # splits of a sequence, at most
 
 
-def constants(kv_heads: int, queries: int, chunk: int, tile: int, window: int | None) -> dict[str, int | None]:
+def constants(kv_heads: int, queries: int, chunk: int, tile: int, window: int | None) -> dict[str, Any]:
     """The constants that splits_kernel is compiled for."""
     max_splits = 1 << max(PROGRAMS // kv_heads, 1).bit_length() - 1
     shape = {"queries": queries, "chunk": chunk, "max_splits": max_splits, "tile": tile, "window": window}
