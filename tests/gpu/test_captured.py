@@ -162,7 +162,11 @@ def eager(seed: int, count: int = 8, scheme: str | None = None) -> Played:
     return play(seed, count=count, scheme=scheme)
 
 
-@pytest.mark.parametrize(("way", "scheme"), [*((way, None) for way in WAYS), ("piecewise-ahead", "int4")])
+FAST = [("graphs-ahead", None), ("piecewise-ahead", "int4")]
+SLOW = [(way, None) for way in WAYS if way != "graphs-ahead"]
+
+
+@pytest.mark.parametrize(("way", "scheme"), [*FAST, *(pytest.param(*way, marks=pytest.mark.slow) for way in SLOW)])
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 6))])
 def test_tokens_are_those_of_eager_steps_while_the_pool_runs_out_and_prefixes_are_shared(
     seed: int, way: str, scheme: str | None
