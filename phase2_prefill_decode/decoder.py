@@ -19,7 +19,7 @@ from phase1_kv_pool.layer import KVLayer, torch_dtype
 from phase1_kv_pool.layout import KVLayout
 from phase1_kv_pool.memory import free_bytes
 from phase1_kv_pool.pool import KVPool
-from phase2_prefill_decode.kernels.attention import ATTEND, Attend
+from phase2_prefill_decode.kernels.attention import ATTEND, Attend, AttentionMetadata
 from phase2_prefill_decode.kernels.pointwise import ADD_NORM, ROTATE_STORE, SWIGLU
 from phase2_prefill_decode.linear import Linear
 from phase2_prefill_decode.loading.config import ModelConfig
@@ -70,19 +70,14 @@ class Attention:
         self.attend = attend
         self._rotate_store = ROTATE_STORE.on(weights.input_layernorm.device)
 
-    def __call__(
-        self,
-        x: Tensor,
-        rope: tuple[Tensor, Tensor],
-        step: StepTensors,
-        kv: KVLayer,
-        rows: Tensor | None,
-    ) -> Tensor:
-        """`rows` selects the rows to return; None: all."""
+    def store(self, x: Tensor, rope: tuple[Tensor, Tensor], step: StepTensors, kv: KVLayer) -> Tensor:
+        """Store the keys and values of these rows. Return their queries: [tokens, heads, head_dim]."""
         qkv = self.qkv_proj(x)
-        q = self._rotate_store(qkv, *rope, step.positions, step.slots, kv, self.qk_norm, self.eps)
-        x = self.attend(q, kv, step.metadata, self.scale, self.window).flatten(1)
-        return self.o_proj(x if rows is None else x[rows])
+        return self._rotate_store(qkv, *rope, step.positions, step.slots, kv, self.qk_norm, self.eps)
+
+    def __call__(self, q: Tensor, kv: KVLayer, metadata: AttentionMetadata) -> Tensor:
+        """Attend to what is stored: [tokens, heads, head_dim]."""
+        return self.attend(q, kv, metadata, self.scale, self.window)
 
     # endregion
 
@@ -112,19 +107,17 @@ class DecoderLayer:
         self.post_attention_layernorm = RMSNorm(weights.post_attention_layernorm, config.rms_norm_eps)
         self.mlp = MLP(weights)
 
-    def __call__(
-        self,
-        x: Tensor,
-        residual: Tensor | None,
-        rope: tuple[Tensor, Tensor],
-        step: StepTensors,
-        kv: KVLayer,
-        rows: Tensor | None,
+    def before(
+        self, x: Tensor, residual: Tensor | None, rope: tuple[Tensor, Tensor], step: StepTensors, kv: KVLayer
     ) -> tuple[Tensor, Tensor]:
-        """Return what comes out of the MLP, and the residual that is to be added to it. `rows`: see `Attention`."""
+        """Up to the attention: store keys and values, and return the queries and the residual."""
         x, residual = self.input_layernorm(x, residual)
-        x = self.self_attn(x, rope, step, kv, rows)
-        x, residual = self.post_attention_layernorm(x, residual if rows is None else residual[rows])
+        return self.self_attn.store(x, rope, step, kv), residual
+
+    def after(self, attended: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """Behind the attention: what comes out of the MLP, and the residual that is to be added to it."""
+        x = self.self_attn.o_proj(attended.flatten(1))
+        x, residual = self.post_attention_layernorm(x, residual)
         return self.mlp(x), residual
 
     # endregion
@@ -205,21 +198,24 @@ class Decoder:
         """Compute one step: store the keys and values of its tokens, return the logits [rows, vocab_size]."""
         if self._forward is None or not self._forward.takes(step):
             return self.lm_head(self.hidden(step, pool))
-        return self._forward(*self._inputs(step), step, pool)
+        return self._forward(*self.inputs(step), step, pool)
 
     @torch.inference_mode()
     def hidden(self, step: StepTensors, pool: Sequence[KVLayer]) -> Tensor:
         """The same step up to `lm_head`: the final hidden states [rows, hidden_size]."""
-        (x, rope), residual = self._inputs(step), None
+        (x, rope), residual = self.inputs(step), None
         for number, layer in enumerate(self.layers):
-            rows = step.last if number == len(self.layers) - 1 else None  # other rows end with the last attention
-            x, residual = layer(x, residual, rope, step, pool[number], rows)
+            q, residual = layer.before(x, residual, rope, step, pool[number])
+            attended = layer.self_attn(q, pool[number], step.metadata)
+            if number == len(self.layers) - 1 and step.last is not None:  # other rows end with the last attention
+                attended, residual = attended[step.last], residual[step.last]
+            x, residual = layer.after(attended, residual)
         x, _ = self.norm(x, residual)
         return x
 
     # endregion
 
-    def _inputs(self, step: StepTensors) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def inputs(self, step: StepTensors) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """The embeddings of a step's tokens, and tables of cos and sin that reach to its last position."""
         table = self.embed_tokens
         x = embedding(step.tokens, table) if isinstance(table, Tensor) else table.rows(step.tokens, self.dtype)

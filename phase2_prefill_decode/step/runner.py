@@ -17,6 +17,7 @@ from phase2_prefill_decode.step.device_state import DeviceState
 from phase2_prefill_decode.step.graphs import Computed, DecodeGraphs, Record, cuda_recorder
 from phase2_prefill_decode.step.launched import LaunchedStep
 from phase2_prefill_decode.step.packed import PackedStep, pack
+from phase2_prefill_decode.step.piecewise import PiecewiseGraphs
 from phase2_prefill_decode.transfer import to_device
 
 
@@ -41,6 +42,7 @@ class ModelRunner:
         self.state = state or DeviceState(pool.device)
         self.ahead = ahead
         self.graphs: DecodeGraphs | None = None
+        self.piecewise: PiecewiseGraphs | None = None
         self._latest: LaunchedStep | None = None
 
     def pack(self, batch: Batch) -> PackedStep:
@@ -55,8 +57,15 @@ class ModelRunner:
             return self.graphs.pad(step, size)
         return step
 
-    def record(self, sizes: Sequence[int], context: int, record: Record | None = None) -> None:
-        """Record decode steps of these sizes, of sequences of up to `context` tokens; by default as CUDA graphs."""
+    def record(
+        self, sizes: Sequence[int], context: int, record: Record | None = None, counts: Sequence[int] = ()
+    ) -> None:
+        """Record decode steps of these sizes, and other steps of so many tokens in pieces, of sequences of up to
+        `context` tokens; by default as CUDA graphs."""
+        record = record or cuda_recorder()
+        if counts:  # first: they need more memory than a decode step, and all graphs share it
+            self.piecewise = PiecewiseGraphs(self.decoder, self.pool.layers, context, max(counts))
+            self.piecewise.record(counts, record)
         shape = max(sizes), self.decoder.config.vocab_size
         logits = torch.empty(shape, dtype=self.decoder.dtype, device=self.pool.device)  # one for all graphs
         self._rope = self.decoder.rope(context)  # whose addresses the graphs hold: the model's may be replaced
@@ -68,7 +77,7 @@ class ModelRunner:
             return replace(computed, sampled=sampled)
 
         self.graphs = DecodeGraphs(self.state, self.cache.page_size, context)
-        self.graphs.record(compute, sizes, self.decoder.on_all_ranks(record or cuda_recorder()))
+        self.graphs.record(compute, sizes, self.decoder.on_all_ranks(record))
 
     # region run
     def launch(self, step: PackedStep) -> LaunchedStep:
@@ -105,6 +114,9 @@ class ModelRunner:
         hidden = None
         if out is not None:
             logits = self.decoder.lm_head.into(out, self.decoder.hidden(tensors, layers))
+        elif self.piecewise is not None and self.piecewise.count_for(len(step.tokens)):
+            hidden = self.piecewise.hidden(tensors)
+            logits = self.decoder.lm_head(hidden[:drawn])
         elif drawn == len(step.last) and not step.sampling.embeds:
             logits = self.decoder(tensors, layers)
         else:  # the logits of prompts are computed a few rows at a time

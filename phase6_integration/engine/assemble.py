@@ -25,6 +25,7 @@ from phase2_prefill_decode.sampling.sampler import Sampler
 from phase2_prefill_decode.step.device_state import DeviceState
 from phase2_prefill_decode.step.graphs import batch_sizes
 from phase2_prefill_decode.step.packed import PackedStep
+from phase2_prefill_decode.step.piecewise import token_counts
 from phase2_prefill_decode.step.runner import ModelRunner
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.draft_loading import connect, load_draft_model
@@ -86,10 +87,11 @@ def connected(model: Model, options: EngineOptions) -> Assembled:
     models = [model] if drafter is None else [model, load_draft_model(drafter.model, model, options.kv_cache_dtype)]
     layouts = [_layout(each, options) for each in models]
     sizes = batch_sizes(running) if on_gpu and not options.enforce_eager else []
+    counts = token_counts(budget.max_batched_tokens) if on_gpu and options.enable_piecewise_cuda_graph else []
     activations = graphs = 0
     for each, layout in zip(models, layouts, strict=True):
         activations = max(activations, profile(each, sampler, budget.max_batched_tokens, running, layout, context))
-        graphs += graph_bytes(each, sampler, sizes, context, layout)
+        graphs += graph_bytes(each, sampler, sizes, counts, context, layout)
     needed = max(running * min(context, LONG), context)
     pages = options.kv_cache_pages or pages_that_fit(
         layouts, device, model.decoder.free_bytes, options.gpu_memory_utilization, activations + graphs, needed
@@ -108,7 +110,9 @@ def connected(model: Model, options: EngineOptions) -> Assembled:
     context = _context_length(options, context, caches[0])
     samplers = sampler, sampler.for_drafts()
     runners = [
-        make_runner(each, each.decoder.kv_pool(layout, pages), cache, own, sizes, context, ahead=scheduler.ahead > 0)
+        make_runner(
+            each, each.decoder.kv_pool(layout, pages), cache, own, sizes, counts, context, ahead=scheduler.ahead > 0
+        )
         for each, layout, cache, own in zip(models, layouts, caches, samplers, strict=False)
     ]
     if drafter is not None:
@@ -208,38 +212,44 @@ def make_runner(
     cache: PagedCache,
     sampler: Sampler,
     sizes: Sequence[int],
+    counts: Sequence[int],
     context: int,
     ahead: bool = False,
 ) -> ModelRunner:
-    """A runner with recorded decode steps of these sizes. Without any, it launches all steps kernel by kernel."""
+    """A runner with recorded decode steps of these sizes, and pieces of steps with so many tokens. Without any, it
+    launches all steps kernel by kernel."""
     model.decoder.rope(context)  # the tables are built now, not in the middle of a step
     if not sizes:
         return ModelRunner(model.decoder, pool, cache, sampler, ahead=ahead)
     rows = 2 * max(sizes)  # as many may have ended in flight as run
     state = DeviceState(pool.device, rows, -(-context // cache.page_size))
     runner = ModelRunner(model.decoder, pool, cache, sampler, state, ahead=ahead)
-    runner.record(sizes, context)
+    runner.record(sizes, context, counts=counts)
     return runner
 
 
-def graph_bytes(model: Model, sampler: Sampler, sizes: Sequence[int], context: int, layout: KVLayout) -> int:
+def graph_bytes(
+    model: Model, sampler: Sampler, sizes: Sequence[int], counts: Sequence[int], context: int, layout: KVLayout
+) -> int:
     """The memory of recorded steps, measured by recording the two largest over a pool of one page. They share what the
-    largest needs; each further one takes what the second took."""
+    largest needs; each further one takes what the second took. The same of pieces."""
     if not sizes:
         return 0
 
-    def taken(few: Sequence[int]) -> int:
+    def taken(few: Sequence[int], pieces: Sequence[int]) -> int:
         before = unreserved_bytes()
         pool = model.decoder.kv_pool(layout, 1)
-        runner = make_runner(model, pool, PagedCache(1, layout.page_size), sampler, few, context)
+        runner = make_runner(model, pool, PagedCache(1, layout.page_size), sampler, few, pieces, context)
         bytes = before - unreserved_bytes()
         del runner, pool
         gc.collect()
         return bytes
 
-    taken(sizes[:1])  # what is allocated once for all graphs
-    first, both = taken(sizes[-1:]), taken(sizes[-2:])
-    return first + max(both - first, 0) * (len(sizes) - 1)
+    taken(sizes[:1], counts[:1])  # what is allocated once for all graphs
+    first = taken(sizes[-1:], counts[-1:])
+    each = max(taken(sizes[-2:], counts[-1:]) - first, 0)
+    piece = max(taken(sizes[-1:], counts[-2:]) - first, 0) if counts else 0
+    return first + each * (len(sizes) - 1) + piece * max(len(counts) - 1, 0)
 
 
 def unreserved_bytes() -> int:

@@ -210,6 +210,9 @@ class EngineOptions:
         lambda name, value: KVEventsConfig.of(value),
     )
     enforce_eager: bool = option(False, "launch kernels one by one, without CUDA graphs", check=check_bool)
+    enable_piecewise_cuda_graph: bool = option(
+        False, "record steps with prompts too, in pieces: for small models on a GPU", check=check_bool
+    )
     check_invariants: bool = option(False, "check the scheduler's invariants after every step; slow", check=check_bool)
     load_timeout: float = option(600.0, "an engine may take to load its model", "SECONDS", positive)
     hang_timeout: float = option(300.0, "of silence before a busy engine counts as hung", "SECONDS", positive)
@@ -228,6 +231,11 @@ class EngineOptions:
             raise ConfigError(
                 f"tensor_parallel_size={self.tensor_parallel_size} takes the first GPUs: device must be cuda or cpu, "
                 f"got {self.device}"
+            )
+        if self.enable_piecewise_cuda_graph and (self.enforce_eager or self.tensor_parallel_size > 1):
+            raise ConfigError(
+                "enable_piecewise_cuda_graph records steps, of a model on one device: it goes neither with "
+                "enforce_eager nor with tensor_parallel_size"
             )
         if self.kv_events and not self.enable_prefix_caching:
             raise ConfigError("kv_events_config is for prefix caching, which enable_prefix_caching=False turns off")

@@ -4,7 +4,8 @@ The runner, the model's code and Triton's launches are those of a server, for a 
 named one and tiny widths. In the time: copying the lists of a step into one array, the operators of torch, which run on
 the CPU over few numbers, and all that Triton does in Python for a launch. Not in it: matrix products, which are counted
 and neither computed nor launched; the call of CUDA at the end of each launch; pinned memory and the copy to the device;
-planning, packing and committing, which `lab overlap` measures. So a host with a GPU takes longer. The clock is the
+planning, packing and committing, which `lab overlap` measures. So a host with a GPU takes longer. With `_pieces`, what
+lies between two attentions is a graph, whose launch is counted and takes no time. The clock is the
 processor time of the thread, which never waits: other programs on the machine count little.
 """
 
@@ -12,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import median
 from typing import Any
 from unittest.mock import patch
@@ -34,8 +36,9 @@ from phase2_prefill_decode.lab.cost import CostModel
 from phase2_prefill_decode.lab.roofline import named
 from phase2_prefill_decode.loading.model import Model
 from phase2_prefill_decode.sampling.sampler import Sampler
-from phase2_prefill_decode.step.graphs import Computed
+from phase2_prefill_decode.step.graphs import Computed, Replay
 from phase2_prefill_decode.step.packed import PackedStep, join, split
+from phase2_prefill_decode.step.piecewise import PiecewiseGraphs
 from phase2_prefill_decode.step.runner import ModelRunner
 from phase5_continuous.lab.simulator import MODELS
 from phase5_continuous.lab.virtual import StepTimes
@@ -57,6 +60,8 @@ TINY: dict[str, Any] = {
 
 class NoProduct:
     """In place of a Linear: counts its calls, and returns rows that nothing has computed."""
+
+    packed = ()
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.rows = weight.new_zeros(256 + CHUNK, len(weight))
@@ -105,10 +110,25 @@ def cases_of(name: str, layers: int | None) -> Iterator[tuple[str, Case]]:
         packed = runner.pack(batch)
         load = times.load([piece[1:] for piece in slices], len(slices))
 
-        def launch(runner: ModelRunner = runner, packed: PackedStep = packed) -> object:
-            return runner.launch(packed)
+        device_ms = times.seconds(load) * 1e3
+        yield case, Case(partial(runner.launch, packed), device_ms)
+        tokens = len(packed.tokens)
+        if packed.max_seqlen_q > 1:
+            recorded = OneArrayRunner(model.decoder, pool, cache, Sampler.of(model, 0), runner.state)
+            recorded.piecewise = PiecewiseGraphs(model.decoder, pool.layers, shape.max_position_embeddings, tokens)
+            recorded.piecewise.record([tokens], record)
+            yield f"{case}_pieces", Case(partial(recorded.launch, packed), device_ms)
 
-        yield case, Case(launch, times.seconds(load) * 1e3)
+
+def record(run: Replay) -> Replay:
+    """In place of a CUDA graph: counts its launches."""
+    result = run()
+
+    def replay() -> Computed:
+        LAUNCHES["graph"] += 1
+        return result
+
+    return replay
 
 
 @contextmanager
@@ -146,7 +166,7 @@ def measure(cases: Mapping[str, Case], rounds: int, console: Console) -> dict[st
         launches = dict(LAUNCHES)
         figures[name] = {
             "launches": launches,
-            "launches_of_triton": sum(launches.values()) - launches["GEMM"],
+            "launches_of_triton": sum(launches.values()) - launches["GEMM"] - launches.get("graph", 0),
             "host_ms": spread(times[name]),
             "launch_us": spread([1e6 * launch for launch in seconds]),
             "device_ms": case.device_ms,
@@ -172,11 +192,11 @@ def main(arguments: list[str] | None = None) -> int:
     freeze()  # as the engine's process does
     figures = measure(cases, options.rounds, console)
     rows = [
-        (name, row["launches_of_triton"], row["launches"]["GEMM"], *row["host_ms"].values(),
-         row["launch_us"]["median"], row["device_ms"])
+        (name, row["launches_of_triton"], row["launches"]["GEMM"], row["launches"].get("graph", 0),
+         *row["host_ms"].values(), row["launch_us"]["median"], row["device_ms"])
         for name, row in figures.items()
     ]  # fmt: skip
-    names = ("step", "launches", "GEMMs", "ms best", "median", "p90", "us a launch", GPU)
+    names = ("step", "launches", "GEMMs", "graphs", "ms best", "median", "p90", "us a launch", GPU)
     console.print(table(names, rows, digits=2))
     console.print(f"Times in ms, a launch of Triton in us. {GPU}: the least time of the device, by the cost model.")
     finish(p, options, arguments, figures)

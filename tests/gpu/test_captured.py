@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
@@ -60,7 +60,14 @@ KINDS: tuple[dict[str, Any], ...] = (
     {"allowed_token_ids": tuple(range(0, VOCABULARY, 2))},
 )
 MATRICES = "qkv_proj", "o_proj", "gate_up_proj", "down_proj"
-WAYS = {"graphs": (SIZES, 0), "ahead": ((), 1), "graphs-ahead": (SIZES, 1)}
+COUNTS = (3, 7, 14)  # tokens, the last as many as the budget
+WAYS: dict[str, tuple[tuple[int, ...], int, tuple[int, ...]]] = {  # sizes of decode steps, steps ahead, pieces
+    "graphs": (SIZES, 0, ()),
+    "ahead": ((), 1, ()),
+    "graphs-ahead": (SIZES, 1, ()),
+    "piecewise": (SIZES, 0, COUNTS),
+    "piecewise-ahead": (SIZES, 1, COUNTS),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -117,8 +124,9 @@ def play(
     runner_type: type[ModelRunner] = ModelRunner,
     count: int = 8,
     scheme: str | None = None,
+    counts: Sequence[int] = (),
 ) -> Played:
-    """Serve random requests with recorded steps of these sizes, and so many steps ahead."""
+    """Serve random requests with recorded steps of these sizes, so many steps ahead, and pieces of so many tokens."""
     prefix_cache, recorder = PrefixCache(PAGES, PAGE_SIZE), Recorder()
     pool = KVPool(CONFIG.kv_layout(PAGE_SIZE), PAGES, "cpu", torch.float32)
     scheduler = Scheduler(prefix_cache, (), TokenBudget(9, 14), max_running=RUNNING, watermark=0, ahead=ahead)
@@ -127,24 +135,25 @@ def play(
     played.decoder.rope(CONTEXT)
     runner = runner_type(played.decoder, pool, prefix_cache, Sampler.of(played, 0), state, ahead=ahead > 0)
     if sizes:
-        runner.record(sizes, CONTEXT, recorder)
+        runner.record(sizes, CONTEXT, recorder, counts)
     core = EngineCore(scheduler, runner)
-    coming, requests, steps, launches = arrivals(random.Random(seed), count)[::-1], list[Request](), 0, 0
-    while coming or core.has_work:
-        while coming and coming[-1][0] <= steps:
-            _, prompt, params = coming.pop()
-            requests.append(Request(f"{len(requests)}", prompt, params))
-            core.submit(requests[-1])
-        launches += core.step() is not None
-        invariants.check(scheduler)
-        steps += 1
+    coming, requests, steps = arrivals(random.Random(seed), count)[::-1], list[Request](), 0
+    with patch.object(played.decoder, "hidden", Mock(wraps=played.decoder.hidden)) as eager:
+        while coming or core.has_work:
+            while coming and coming[-1][0] <= steps:
+                _, prompt, params = coming.pop()
+                requests.append(Request(f"{len(requests)}", prompt, params))
+                core.submit(requests[-1])
+            core.step()
+            invariants.check(scheduler)
+            steps += 1
     return Played(
         [request.output_tokens for request in requests],
         [request.error for request in requests if request.error is not None],
         scheduler.running_set.num_preemptions,
         prefix_cache.counts.hit_tokens,
         recorder.replays,
-        launches - recorder.replays,
+        eager.call_count,
     )
 
 
@@ -153,18 +162,22 @@ def eager(seed: int, count: int = 8, scheme: str | None = None) -> Played:
     return play(seed, count=count, scheme=scheme)
 
 
-@pytest.mark.parametrize(("way", "scheme"), [*((way, None) for way in WAYS), ("graphs-ahead", "int4")])
+FAST = [("graphs-ahead", None), ("piecewise-ahead", "int4")]
+SLOW = [(way, None) for way in WAYS if way != "graphs-ahead"]
+
+
+@pytest.mark.parametrize(("way", "scheme"), [*FAST, *(pytest.param(*way, marks=pytest.mark.slow) for way in SLOW)])
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 6))])
 def test_tokens_are_those_of_eager_steps_while_the_pool_runs_out_and_prefixes_are_shared(
     seed: int, way: str, scheme: str | None
 ) -> None:
-    sizes, ahead = WAYS[way]
-    played, wanted = play(seed, sizes, ahead, scheme=scheme), eager(seed, scheme=scheme)
+    sizes, ahead, counts = WAYS[way]
+    played, wanted = play(seed, sizes, ahead, scheme=scheme, counts=counts), eager(seed, scheme=scheme)
     assert played.errors == wanted.errors == []
     assert played.tokens == wanted.tokens
     assert min(played.preemptions, wanted.preemptions, played.hit_tokens) > 0
     assert (played.replays > 5) == bool(sizes)
-    assert played.eager > 0  # prompts
+    assert (played.eager == 0) == bool(counts)  # else prompts are launched kernel by kernel
 
 
 class KeepsItsInput(ModelRunner):

@@ -29,6 +29,7 @@ WAYS: dict[str, dict[str, bool]] = {
     "graphs": {"enforce_eager": False, "async_scheduling": False},
     "ahead": {"enforce_eager": True, "async_scheduling": True},
     "graphs-ahead": {"enforce_eager": False, "async_scheduling": True},
+    "pieces-ahead": {"enable_piecewise_cuda_graph": True, "async_scheduling": True},
 }
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 CLOSE = 1e-3  # below the likeliest logit: float32 on a GPU adds in another order than on a CPU

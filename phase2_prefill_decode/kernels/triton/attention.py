@@ -20,7 +20,9 @@ def attend(query: Tensor, kv: KVLayer, metadata: AttentionMetadata, scale: float
     A step of short sequences needs no plan and no sizes on the host, so it can be captured in a CUDA graph.
     """
     check_shapes(query, kv)
-    query, result = query.contiguous(), torch.empty_like(query, memory_format=torch.contiguous_format)
+    query, result = query.contiguous(), metadata.out
+    if result is None:
+        result = torch.empty_like(query, memory_format=torch.contiguous_format)
     if metadata.max_seqlen_q <= FEW:
         decode(query, kv, result, metadata, scale, window)
         return result

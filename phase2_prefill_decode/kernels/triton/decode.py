@@ -183,7 +183,8 @@ class DecodePlan(NamedTuple):
     """What the launches of all layers of a kind have in common in a step."""
 
     splits: Splits
-    queries: int
+    parts: Tensor  # of one layer after the other
+    lse: Tensor
     grid: tuple[int, int]
     decode: dict[str, Any]  # constants and options
     join_grid: tuple[int, int, int]
@@ -209,9 +210,11 @@ def decode_plan_of(
         splits = splits_of(metadata, kv_heads, queries, tuning.chunk, tiles.tile, window)
         programs = max(programs_at_once(keys.device, tiles, head_dim, itemsize) // kv_heads, 1)
         join = join_constants(heads, head_dim, queries)
+        lse = query.new_empty((splits.most, queries, heads), dtype=torch.float32)
         metadata.plans[key] = DecodePlan(
             splits,
-            queries,
+            query.new_empty((*lse.shape, head_dim), dtype=torch.float32),
+            lse,
             (kv_heads, min(programs, splits.most)),
             constants(heads, kv_heads, page_size, head_dim, tiles, window) | tiles.options | {"queries": queries},
             (len(metadata.seq_lens), queries, heads // join["rows"]),
@@ -235,11 +238,8 @@ def decode(
     None of these has more than `metadata.max_seqlen_k` tokens. Rows of other sequences are left unchanged. Nothing is
     read from the device, and all memory is of a size that the host knows, so a launch can be captured.
     """
-    heads, head_dim = query.shape[1:]
     step = decode_plan_of(metadata, query, kv.keys, window, tuning)
-    splits = step.splits
-    lse = query.new_empty((splits.most, step.queries, heads), dtype=torch.float32)
-    parts = query.new_empty((*lse.shape, head_dim), dtype=torch.float32)
+    splits, parts, lse = step.splits, step.parts, step.lse
     with torch.cuda.device(query.get_device()):
         decode_kernel[step.grid](
             query, *kv, result, parts, lse, splits.work, splits.cu_splits, metadata.cu_seqlens_q,

@@ -37,7 +37,7 @@ def apply_mask_kernel(
 def apply_mask(logits: Tensor, bits: Tensor, numbers: Tensor) -> Tensor:
     rows, vocab = logits.shape
     masked = torch.empty_like(logits, memory_format=torch.contiguous_format)
-    grid = rows, triton.cdiv(vocab, TILE)
+    grid = rows, -(-vocab // TILE)
     with torch.cuda.device(logits.get_device()):
         apply_mask_kernel[grid](
             logits, logits.stride(0), bits, numbers, masked, vocab, bits.shape[1], TILE, num_warps=4

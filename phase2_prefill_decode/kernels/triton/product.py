@@ -289,17 +289,17 @@ class TritonProduct:
             return
         weight, (count, outputs) = self.weight, result.shape
         shape, options = constants(outputs, self.inputs, weight.group, self.kind, count, rows.element_size())
-        splits = triton.cdiv(self.inputs, shape["split"])
+        splits = -(-self.inputs // shape["split"])
         sums, bias = result, self.bias
         if splits > 1:
             sums, bias = rows.new_empty((splits, *result.shape), dtype=torch.float32), None
-        blocks = triton.cdiv(count, shape["tile_rows"]), triton.cdiv(outputs, shape["tile_out"])
+        blocks = -(-count // shape["tile_rows"]), -(-outputs // shape["tile_out"])
         product_kernel[*blocks, splits](
             rows, self._values, weight.scales, weight.zeros, weight.offsets, bias, sums, count, outputs,
             **shape, **options,
         )  # fmt: skip
         if splits > 1:
-            join_splits_kernel[count, triton.cdiv(outputs, JOINED)](
+            join_splits_kernel[count, -(-outputs // JOINED)](
                 sums, self.bias, result, count, outputs, splits=splits, tile=JOINED
             )
 
@@ -310,7 +310,7 @@ class TritonProduct:
         for first in range(0, self.outputs, WIDENED):
             block = slice(first, min(first + WIDENED, self.outputs))
             wide = rows.new_empty((block.stop - first, self.inputs))
-            grid = triton.cdiv(len(wide), shape["tile_out"]), triton.cdiv(self.inputs, shape["tile_in"])
+            grid = -(-len(wide) // shape["tile_out"]), -(-self.inputs // shape["tile_in"])
             widen_kernel[grid](*(part if part is None else part[block] for part in stored), wide, len(wide), **shape)
             if self.bias is None:
                 torch.mm(rows, wide.t(), out=result[:, block])

@@ -9,7 +9,7 @@ a split for every `chunk` keys, up to `max_splits`; longer sequences get longer 
 results of splits, whatever the context.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -89,7 +89,7 @@ class Splits(NamedTuple):
     most_of_one: int  # splits of a sequence, at most
 
 
-def constants(kv_heads: int, queries: int, chunk: int, tile: int, window: int | None) -> dict[str, int | None]:
+def constants(kv_heads: int, queries: int, chunk: int, tile: int, window: int | None) -> dict[str, Any]:
     """The constants that splits_kernel is compiled for."""
     max_splits = 1 << max(PROGRAMS // kv_heads, 1).bit_length() - 1
     shape = {"queries": queries, "chunk": chunk, "max_splits": max_splits, "tile": tile, "window": window}
@@ -103,11 +103,11 @@ def splits_of(
     splits as `max_seqlen_k` allows."""
     shape, sequences = constants(kv_heads, queries, chunk, tile, window), len(metadata.seq_lens)
     seen = metadata.max_seqlen_k if window is None else min(metadata.max_seqlen_k, window + queries + tile - 2)
-    most_of_one = max(min(triton.cdiv(seen, chunk), shape["max_splits"]), 1)
+    most_of_one = max(min(-(-seen // chunk), shape["max_splits"]), 1)
     most = sequences * most_of_one
     if metadata.sizes:
         short = (length for new, length in metadata.sizes if 0 < new <= queries)
-        most = sum(max(min(triton.cdiv(length, chunk), most_of_one), 1) for length in short)
+        most = sum(max(min(-(-length // chunk), most_of_one), 1) for length in short)
     work = metadata.seq_lens.new_empty((most, 4))
     cu_splits = metadata.seq_lens.new_empty(sequences + 1)
     with torch.cuda.device(work.get_device()):

@@ -32,6 +32,7 @@ WAYS: dict[str, dict[str, Any]] = {  # the one that ships first
     "ahead": {"async_scheduling": True},  # graphs, and one step ahead
     "graphs": {"async_scheduling": False},
     "eager": {"async_scheduling": False, "enforce_eager": True},
+    "pieces": {"async_scheduling": True, "enable_piecewise_cuda_graph": True},
 }
 DRY = {"kv_cache_pages": 64, "max_num_seqs": 4, "max_num_batched_tokens": 32, "threads": 1}
 AHEAD = 3  # steps until a change of the load has gone through those in flight

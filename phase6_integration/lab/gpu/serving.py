@@ -32,9 +32,10 @@ def serve_8b(day: Day) -> None:
 def serve_small(day: Day) -> None:
     """Requests, decode steps and mixed steps of a small model, where the host matters most."""
     model = str(day.some(("0.6b",), ("tiny",))[0])
-    serve(day, Engines(day, model), "ahead", GREEDY)
-    for chunks in (False, True):
-        timed(day, model, ("ahead",), chunks)
+    for way in ("ahead", "pieces"):
+        serve(day, Engines(day, model), way, GREEDY)
+    timed(day, model, ("ahead",), chunks=False)
+    timed(day, model, ("ahead", "pieces"), chunks=True)
 
 
 def serve_quantized(day: Day) -> None:

@@ -9,7 +9,7 @@ from phase0_request.core import Step
 from phase2_prefill_decode.lab import tune as tuner
 from phase2_prefill_decode.lab.roofline import Device
 from phase6_integration.lab.gpu.kernels import limits
-from phase6_integration.lab.gpu.loads import WAYS, Engines, GPULoad, ready, steady
+from phase6_integration.lab.gpu.loads import Engines, GPULoad, ready, steady
 from phase6_integration.lab.gpu.rows import Day, Row
 from phase6_integration.lab.gpu.trace import busy, idle_share, profiled, time_per_kernel
 
@@ -24,12 +24,12 @@ def large(day: Day) -> str:
 
 def steps_8b(day: Day) -> None:
     """Decode steps in every way to run them."""
-    timed(day, large(day), WAYS, chunks=False)
+    timed(day, large(day), ("ahead", "graphs", "eager"), chunks=False)
 
 
 def mixed(day: Day) -> None:
-    """Decodes beside chunks that fill the token budget. Graphs do not cover these steps."""
-    timed(day, large(day), ("ahead", "eager"), chunks=True)
+    """Decodes beside chunks that fill the token budget: kernel by kernel, and in recorded pieces."""
+    timed(day, large(day), ("ahead", "eager", "pieces"), chunks=True)
 
 
 def timed(day: Day, model: str, ways: Iterable[str], chunks: bool) -> None:

@@ -1,0 +1,96 @@
+"""PiecewiseGraphs: steps with prompts in them, recorded in pieces.
+
+Of the steps with a prompt in them no two have the same sequences, and attention's launches follow the sequences. All
+other launches follow the number of tokens alone. So what lies between two attentions is a graph, for a few numbers of
+tokens. A step is padded to the next of them, and the kernels of attention are launched between the graphs.
+
+Graphs share the memory of their intermediate results. What one leaves for attention or for the next graph is copied to
+tensors that they do not share.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from phase1_kv_pool.layer import KVLayer
+from phase2_prefill_decode.decoder import Decoder, Record
+from phase2_prefill_decode.kernels.attention import AttentionMetadata
+from phase2_prefill_decode.sampling.inputs import SamplingInputs
+from phase2_prefill_decode.step.graphs import Replay
+from phase2_prefill_decode.step.packed import StepTensors
+
+
+class PiecewiseGraphs:
+    """The graphs between the attentions of one model over one pool, by number of tokens."""
+
+    def __init__(self, decoder: Decoder, pool: Sequence[KVLayer], context: int, most: int) -> None:
+        """For sequences of up to `context` tokens, and steps of up to `most`."""
+        config, device, dtype = decoder.config, decoder.device, decoder.dtype
+        self.decoder, self.pool, self.context = decoder, pool, context
+        self._tokens, self._positions, self._slots = torch.zeros(3, most, dtype=torch.int64, device=device)
+        shape = most, config.num_attention_heads, config.head_dim
+        self._query, self._attended = torch.zeros(2, *shape, dtype=dtype, device=device)
+        self._residual = torch.zeros(most, config.hidden_size, dtype=dtype, device=device)
+        self._graphs: dict[int, list[Replay]] = {}
+
+    def record(self, counts: Sequence[int], record: Record) -> None:
+        """Record the pieces of steps with so many tokens, the largest first."""
+        self._slots.fill_(-1)
+        for count in tqdm(sorted(counts, reverse=True), "recording pieces", leave=False, disable=None):
+            pieces = range(len(self.decoder.layers))
+            self._graphs[count] = [record(partial(self._piece, number, count)) for number in pieces]
+
+    # region piece
+    @torch.inference_mode()
+    def _piece(self, number: int, count: int) -> None:
+        """What is computed up to the attention of a layer, from that of the layer before it."""
+        layers, rope, step = self.decoder.layers, self.decoder.rope(self.context), self._step(count)
+        residual: Tensor | None
+        if number == 0:
+            (x, _), residual = self.decoder.inputs(step), None
+        else:
+            x, residual = layers[number - 1].after(self._attended[:count], self._residual[:count])
+        q, residual = layers[number].before(x, residual, rope, step, self.pool[number])
+        self._query[:count].copy_(q)
+        self._residual[:count].copy_(residual)
+
+    @torch.inference_mode()
+    def hidden(self, step: StepTensors) -> Tensor:
+        """Compute what `Decoder.hidden` does."""
+        tokens = len(step.tokens)
+        count = self.count_for(tokens)
+        self._tokens[:tokens].copy_(step.tokens)
+        self._positions[:tokens].copy_(step.positions)
+        self._slots[:tokens].copy_(step.slots)
+        self._slots[tokens:count].fill_(-1)
+        query, attended, residual = self._query[:tokens], self._attended[:tokens], self._residual[:tokens]
+        metadata = replace(step.metadata, out=attended)
+        for layer, kv, run in zip(self.decoder.layers, self.pool, self._graphs[count], strict=True):
+            run()
+            attended.copy_(layer.self_attn(query, kv, metadata))  # copies nothing if it was written there
+        if step.last is not None:
+            attended, residual = attended[step.last], residual[step.last]
+        x, _ = self.decoder.norm(*layer.after(attended, residual))
+        return x
+
+    # endregion
+
+    def count_for(self, tokens: int) -> int:
+        """The number of tokens that a step of so many is padded to. 0: it is launched kernel by kernel."""
+        return min((count for count in self._graphs if tokens <= count), default=0)
+
+    def _step(self, count: int) -> StepTensors:
+        """So many tokens, without sequences: what the pieces read of a step."""
+        none = self._slots[:0]
+        metadata = AttentionMetadata(none, none, none, 1, self.context)
+        tokens, positions, slots = self._tokens[:count], self._positions[:count], self._slots[:count]
+        return StepTensors(tokens, positions, slots, metadata, None, none, SamplingInputs(*[none] * 6))
+
+
+def token_counts(most: int) -> list[int]:
+    """The numbers of tokens that pieces are recorded for, up to `most`."""
+    return sorted({*(count for count in (128, 256, 384, *range(512, most, 256)) if count < most), most})
