@@ -65,7 +65,7 @@ def facts(answers: Sequence[Completion]) -> list[Any]:
 def answered(model: Model, name: str) -> tuple[list[list[int]], list[SamplingParams], list[Completion]]:
     """The prompts and parameters of a case, for four requests, and their answers without drafts."""
     assert model.tokenizer is not None
-    fields = {"max_tokens": 24, "ignore_eos": True, **CASES[name]}
+    fields = {"max_tokens": 40, "ignore_eos": True, **CASES[name]}
     params = [SamplingParams(**fields).vary(fields["max_tokens"], seed) for seed in range(4)]
     questions = ["What is a KV cache?", "Why does paging matter?"] * 2
     prompts = [model.tokenizer.chat([{"role": "user", "content": question}]) for question in questions]
@@ -90,7 +90,7 @@ CASES: dict[str, dict[str, Any]] = {
     "penalties": {"temperature": 0, "presence_penalty": 1.0, "frequency_penalty": 0.5, "repetition_penalty": 1.3},
     "sampled with penalties": {"temperature": 1.0, "frequency_penalty": 1.0, "repetition_penalty": 1.2, "seed": 5},
     "bias": {"temperature": 0.8, "logit_bias": {260: 4.0, 261: -100}, "seed": 6},
-    "min_tokens": {"temperature": 0, "min_tokens": 15, "ignore_eos": False},
+    "min_tokens": {"temperature": 0, "min_tokens": 30, "ignore_eos": False},
     "stop token": {"temperature": 0, "ignore_eos": False, "max_tokens": 200},
     "stop string": {"temperature": 0, "stop": ["the"]},
     "logprobs": {"temperature": 0.9, "logprobs": 3, "prompt_logprobs": 1, "seed": 7},
