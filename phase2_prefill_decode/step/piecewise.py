@@ -23,6 +23,8 @@ from phase2_prefill_decode.sampling.inputs import SamplingInputs
 from phase2_prefill_decode.step.graphs import Replay
 from phase2_prefill_decode.step.packed import StepTensors
 
+MOST = 4096  # tokens of a recorded step: a larger one takes even a fast device longer than the host
+
 
 class PiecewiseGraphs:
     """The graphs between the attentions of one model over one pool, by number of tokens."""
@@ -92,5 +94,6 @@ class PiecewiseGraphs:
 
 
 def token_counts(most: int) -> list[int]:
-    """The numbers of tokens that pieces are recorded for, up to `most`."""
+    """The numbers of tokens that pieces are recorded for, if steps have up to `most`."""
+    most = min(most, MOST)
     return sorted({*(count for count in (128, 256, 384, *range(512, most, 256)) if count < most), most})

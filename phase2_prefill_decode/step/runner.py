@@ -63,12 +63,12 @@ class ModelRunner:
         """Record decode steps of these sizes, and other steps of so many tokens in pieces, of sequences of up to
         `context` tokens; by default as CUDA graphs."""
         record = record or cuda_recorder()
+        self._rope = self.decoder.rope(context)  # whose addresses the graphs hold: the model's may be replaced
         if counts:  # first: they need more memory than a decode step, and all graphs share it
             self.piecewise = PiecewiseGraphs(self.decoder, self.pool.layers, context, max(counts))
             self.piecewise.record(counts, record)
         shape = max(sizes), self.decoder.config.vocab_size
         logits = torch.empty(shape, dtype=self.decoder.dtype, device=self.pool.device)  # one for all graphs
-        self._rope = self.decoder.rope(context)  # whose addresses the graphs hold: the model's may be replaced
 
         def compute(step: PackedStep, arrays: Sequence[Tensor]) -> Computed:
             computed = self.compute(step, arrays, logits[: len(step.drawn_rows)])

@@ -87,7 +87,9 @@ def connected(model: Model, options: EngineOptions) -> Assembled:
     models = [model] if drafter is None else [model, load_draft_model(drafter.model, model, options.kv_cache_dtype)]
     layouts = [_layout(each, options) for each in models]
     sizes = batch_sizes(running) if on_gpu and not options.enforce_eager else []
-    counts = token_counts(budget.max_batched_tokens) if on_gpu and options.enable_piecewise_cuda_graph else []
+    counts = token_counts(budget.max_batched_tokens) if options.enable_piecewise_cuda_graph else []
+    if counts and not on_gpu:
+        raise ConfigError(f"enable_piecewise_cuda_graph is for a GPU, and the model is on {device}")
     activations = graphs = 0
     for each, layout in zip(models, layouts, strict=True):
         activations = max(activations, profile(each, sampler, budget.max_batched_tokens, running, layout, context))

@@ -108,9 +108,7 @@ def cases_of(name: str, layers: int | None) -> Iterator[tuple[str, Case]]:
         runner = OneArrayRunner(model.decoder, pool, cache, Sampler.of(model, 0))
         runner.launch(runner.pack(batch))  # compiles kernels, and brings the page tables
         packed = runner.pack(batch)
-        load = times.load([piece[1:] for piece in slices], len(slices))
-
-        device_ms = times.seconds(load) * 1e3
+        device_ms = times.seconds(times.load([piece[1:] for piece in slices], len(slices))) * 1e3
         yield case, Case(partial(runner.launch, packed), device_ms)
         tokens = len(packed.tokens)
         if packed.max_seqlen_q > 1:

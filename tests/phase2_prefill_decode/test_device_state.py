@@ -13,6 +13,7 @@ from phase1_kv_pool.cache import PagedCache
 from phase2_prefill_decode.step.device_state import DeviceState
 from phase2_prefill_decode.step.graphs import DecodeGraphs, batch_sizes
 from phase2_prefill_decode.step.packed import PackedStep, StepTensors, join, pack
+from phase2_prefill_decode.step.piecewise import token_counts
 from phase4_radix.prefix_cache import PrefixCache
 from tests.phase2_prefill_decode.steps import NothingWaits
 
@@ -198,3 +199,11 @@ def test_no_batch_is_padded_by_more_than_an_eighth_of_it_or_seven(most: int) -> 
     for batch in range(1, most + 1):
         assert min(size for size in sizes if size >= batch) - batch <= max(7, batch // 8)
     assert len(sizes) <= 3 + 32 + 48 + 1
+
+
+@pytest.mark.parametrize("most", [2, 200, 2048, 5000, 131_072])
+def test_few_numbers_of_tokens_are_recorded_and_no_step_is_padded_by_256(most: int) -> None:
+    counts = token_counts(most)
+    for tokens in range(1, min(most, 4096) + 1):
+        assert 0 <= min(count for count in counts if count >= tokens) - tokens < 256
+    assert len(counts) <= 18, "each has a graph for every layer, whatever the budget of a step"

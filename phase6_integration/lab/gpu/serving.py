@@ -32,10 +32,11 @@ def serve_8b(day: Day) -> None:
 def serve_small(day: Day) -> None:
     """Requests, decode steps and mixed steps of a small model, where the host matters most."""
     model = str(day.some(("0.6b",), ("tiny",))[0])
-    for way in ("ahead", "pieces"):
+    ways = day.some(("ahead", "pieces"), ("ahead",))
+    for way in ways:
         serve(day, Engines(day, model), way, GREEDY)
     timed(day, model, ("ahead",), chunks=False)
-    timed(day, model, ("ahead", "pieces"), chunks=True)
+    timed(day, model, ways, chunks=True)
 
 
 def serve_quantized(day: Day) -> None:

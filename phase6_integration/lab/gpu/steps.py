@@ -29,7 +29,7 @@ def steps_8b(day: Day) -> None:
 
 def mixed(day: Day) -> None:
     """Decodes beside chunks that fill the token budget: kernel by kernel, and in recorded pieces."""
-    timed(day, large(day), ("ahead", "eager", "pieces"), chunks=True)
+    timed(day, large(day), day.some(("ahead", "eager", "pieces"), ("ahead", "eager")), chunks=True)
 
 
 def timed(day: Day, model: str, ways: Iterable[str], chunks: bool) -> None:

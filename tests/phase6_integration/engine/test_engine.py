@@ -191,6 +191,8 @@ def test_the_pool_is_sized_to_free_memory_and_limits_the_context(monkeypatch: py
         ({"tensor_parallel_size": 0}, "tensor_parallel_size must be an integer from 1 to 64, got 0"),
         ({"tensor_parallel_size": 3}, "tensor_parallel_size must divide the model's num_attention_heads, 4; got 3"),
         ({"tensor_parallel_size": 2, "device": "cuda:1"}, "takes the first GPUs: device must be cuda or cpu"),
+        ({"enable_piecewise_cuda_graph": True, "device": "cpu"}, "is for a GPU, and the model is on cpu"),
+        ({"enable_piecewise_cuda_graph": True, "enforce_eager": True}, "goes neither with enforce_eager nor"),
     ],
 )
 def test_invalid_options_are_refused_by_name(options: dict[str, Any], words: str) -> None:
