@@ -2,19 +2,25 @@
 
 import gc
 import weakref
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from phase0_request.batch import Batch, Slice
+from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.pool import KVPool
+from phase2_prefill_decode.kernels.attention import reference
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.model import Model
 from phase2_prefill_decode.sampling.sampler import Sampler
 from phase2_prefill_decode.step.device_state import DeviceState
 from phase2_prefill_decode.step.graphs import Computed, Replay
+from phase2_prefill_decode.step.piecewise import PiecewiseGraphs
 from phase2_prefill_decode.step.runner import ModelRunner
+from tests.phase2_prefill_decode.steps import loaded
 
 CONFIG = ModelConfig(
     vocab_size=307, num_hidden_layers=1, hidden_size=32, intermediate_size=32, num_attention_heads=4,
@@ -74,3 +80,25 @@ def test_a_recorded_step_writes_its_logits_where_all_graphs_have_theirs_and_copi
     hidden = torch.randn(2, CONFIG.hidden_size, generator=torch.Generator().manual_seed(0))
     out = torch.empty(2, CONFIG.vocab_size)
     assert torch.equal(runner.decoder.lm_head.into(out, hidden), runner.decoder.lm_head(hidden))
+
+
+def test_pieces_compute_and_store_what_a_step_kernel_by_kernel_does() -> None:
+    """A step, and one of fewer tokens over what it has left: padding stores nothing."""
+    model = Model.random(
+        replace(CONFIG, num_hidden_layers=3, sliding_windows=(None,) * 3), device="cpu", attend=reference
+    )
+    plain, recorded = (KVPool(model.config.kv_layout(4), 16, "cpu", torch.float32) for _ in range(2))
+    pieces = PiecewiseGraphs(model.decoder, recorded.layers, 64, 16)
+    pieces.record([8, 16], lambda run: run)
+    cache = PagedCache(16, 4)
+    requests = [Request(name, tuple(range(1, 12))) for name in "ab"]
+    for request in requests:
+        cache.attach(request)
+        cache.grow(request, 11)
+    a, b = requests
+    for slices in ((Slice(a, 0, 10), Slice(b, 0, 3)), (Slice(a, 10, 1), Slice(b, 3, 2)), (Slice(b, 5, 6),)):
+        step = loaded(Batch(slices), cache)
+        wanted = model.decoder.hidden(step, plain.layers)
+        torch.testing.assert_close(pieces.hidden(step), wanted, rtol=1e-5, atol=1e-6)
+        for one, other in zip(plain.layers, recorded.layers, strict=True):
+            torch.testing.assert_close(one[:2], other[:2], rtol=1e-5, atol=1e-6)
