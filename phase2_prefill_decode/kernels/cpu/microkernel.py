@@ -251,31 +251,26 @@ def add_tile(context, rows, vectors, kind, left_kind, first, sums, left, down, w
 
         taken = TAKEN.get(kind, 1)  # lines of a step
 
-        def operands_at(source, v, number):
-            """What is added at once: of a vector of the lines of a step, an operand, or all of several lines. Each with
-            the number of its word."""
-            found = []
-            for line in range(taken):
-                place = at(builder, source, line * size + v * size // VECTORS, HALVES if kind == F16 else INTS)
-                for i, weights in operands(builder, kind, left_kind, builder.load(place, align=4)):
-                    found.append((line + i, weights))
-            return found if kind in TAKEN else found[number : number + 1]
-
         def add_step(step, totals):
             step = builder.mul(step, BYTES(taken))
             source = builder.add(lines, builder.add(BYTES(4 * BLOCK if scaled else 0), builder.mul(step, BYTES(size))))
             word = builder.add(BYTES(HEAD if scaled else 0), builder.mul(step, BYTES(words)))
             for line, v in product(range(0 if distance is None else taken), range(width)):
                 fetch(builder, at(builder, builder.add(source, distance), line * size + v * LINE, ir.IntType(8)))
-            for number in range(1 if kind in TAKEN else words // 4):
-                if number and len(tile) > 2 * VECTORS:  # load again: to keep lines takes registers that the sums need
+            for v in range(width):
+                if v:  # load the rows' numbers again: to keep them takes registers that the sums need
                     clobber = ir.InlineAsm(ir.FunctionType(NOTHING, []), "", "~{memory}", side_effect=True)
                     builder.call(clobber, [])
-                found = [operands_at(source, v, number) for v in range(width)]
-                for r in range(count):
-                    place = builder.add(own[r], word)
-                    for i, some in enumerate(found, r * width):
-                        products = [(weights, builder.load(at(builder, place, 4 * j, INT))) for j, weights in some]
+                found = []
+                for line in range(taken):
+                    place = at(builder, source, line * size + v * size // VECTORS, HALVES if kind == F16 else INTS)
+                    for number, weights in operands(builder, kind, left_kind, builder.load(place, align=4)):
+                        found.append((line + number, weights))
+                for some in [found] if kind in TAKEN else [[each] for each in found]:
+                    for r in range(count):
+                        place, i = builder.add(own[r], word), r * width + v
+                        numbers = [builder.load(at(builder, place, 4 * number, INT)) for number, _ in some]
+                        products = [(weights, number) for (_, weights), number in zip(some, numbers, strict=True)]
                         totals[i] = dots(builder, totals[i], products)
             return totals
 
