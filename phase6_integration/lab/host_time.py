@@ -1,11 +1,11 @@
-"""`python -m phase6_integration.lab host_time`: the host's time to launch a step kernel by kernel, without a GPU.
+"""`python -m phase6_integration.lab host_time`: host time of launching a step, whole or in pieces, without a GPU.
 
 The runner, the model's code and Triton's launches are those of a server, for a model with the layers and heads of the
-named one and tiny widths. In the time: copying the lists of a step into one array, the operators of torch, which run on
-the CPU over few numbers, and all that Triton does in Python for a launch. Not in it: matrix products, which are counted
-and neither computed nor launched; the call of CUDA at the end of each launch; pinned memory and the copy to the device;
-planning, packing and committing, which `lab overlap` measures. So a host with a GPU takes longer. With `_pieces`, what
-lies between two attentions is a graph, whose launch is counted and takes no time. The clock is the
+named one and tiny widths. In the time: copying the lists of a step into one array, operators of torch, which run on the
+CPU over few numbers, and all that Triton does in Python for a launch. Not in it: matrix products, which are counted and
+neither computed nor launched; the call of CUDA at the end of each launch; pinned memory and the copy to the device;
+planning, packing and committing, which `lab overlap` measures. So a step takes longer where there is a GPU. In a case
+`_pieces`, what lies between two attentions is a graph: its launch is counted and takes no time. The clock counts the
 processor time of the thread, which never waits: other programs on the machine count little.
 """
 
