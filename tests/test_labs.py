@@ -17,12 +17,14 @@ from chapters.charts import CHARTS
 from chapters.claims import CLAIM, REFERENCE
 from chapters.tiny_chat import quantized
 from phase0_request.lab.commands import contents, main
+from phase0_request.machine import describe
 from phase0_request.tokenizer import BUNDLED
 from phase2_prefill_decode.lab import ceilings
 from phase2_prefill_decode.lab.shapes import SHAPES
 from phase4_radix.lab import replay
 from phase5_continuous.lab import fairness
 from phase5_continuous.lab.simulator import Setting
+from phase6_integration.lab import bench
 from phase6_integration.lab.scale import apart, routers
 from tests.phase2_prefill_decode.ranks_in_threads import RanksInThreads
 from tests.phase2_prefill_decode.tiny import TINY
@@ -213,6 +215,18 @@ def test_a_benchmark_writes_what_the_book_quotes(
     for source, _, paint in CHARTS.values():
         if source == result:
             paint(Figure(), written)
+
+
+@pytest.mark.parametrize("name", ["gpu", "cpu"])
+def test_the_record_of_a_server_names_the_device_of_the_server(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = replace(describe(), gpu="a GPU")
+    monkeypatch.setattr("phase0_request.lab.report.describe", lambda: machine)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: name == "gpu")
+    monkeypatch.setattr(bench, "measure", lambda *_: {})
+    assert bench.main(["--json", str(tmp_path / "http.json")]) == 0
+    assert json.loads((tmp_path / "http.json").read_text())["device"] == getattr(machine, name)
 
 
 def test_ceilings_count_the_operations_and_bytes_of_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from phase0_request import entry
 from phase0_request.lab.report import finish, parser, table
 from phase0_request.params import SamplingParams
 from phase0_request.tokenizer import BUNDLED
+from phase2_prefill_decode.loading.model import default_device
 from phase6_integration.engine.engine import NanoServingEngine
 from phase6_integration.load.client import LoadTest, run
 from phase6_integration.load.report import Report
@@ -132,5 +133,5 @@ def main(arguments: list[str] | None = None) -> int:
     for threads in options.threads:
         bench = Bench(options.model, threads, options.requests, max(options.clients), options.runs)
         figures[f"threads_{threads}"] = measure(bench, sorted(options.clients), console)
-    finish(p, options, arguments, figures)
+    finish(p, options, arguments, figures, gpu=default_device().type == "cuda")
     return 0

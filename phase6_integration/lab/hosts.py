@@ -23,6 +23,7 @@ from rich.console import Console
 from phase0_request import entry
 from phase0_request.lab.metrics import percentile
 from phase0_request.lab.report import finish, parser, section
+from phase2_prefill_decode.loading.model import default_device
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.app import create_app
 from phase6_integration.engine.gc_freeze import freeze
@@ -133,5 +134,5 @@ def main(arguments: list[str] | None = None) -> int:
     options, console = p.parse_args(arguments), Console(highlight=False)
     outcomes = {host: uvloop.run(measure(host, options.clients, options.requests)) for host in HOSTS}
     title = "The engine in a process, and on a thread; late is the event loop, a walk is the garbage collector's"
-    finish(p, options, arguments, section(console, title, outcomes, digits=2))
+    finish(p, options, arguments, section(console, title, outcomes, digits=2), gpu=default_device().type == "cuda")
     return 0

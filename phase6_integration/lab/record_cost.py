@@ -21,6 +21,7 @@ from rich.console import Console
 from phase0_request.lab.report import finish, parser, section
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
+from phase2_prefill_decode.loading.model import default_device
 from phase5_continuous.record_file import encoded
 from phase5_continuous.recorder import Line, Recorder
 from phase6_integration.engine.engine import NanoServingEngine
@@ -127,5 +128,6 @@ def main(arguments: list[str] | None = None) -> int:
     options, console = p.parse_args(arguments), Console(highlight=False)
     costs = {f"decode_{running}": cost(running, (2 * ROUNDS + 5) * BLOCK) for running in RUNNING}
     costs[f"churn_{CHURN}"] = cost(CHURN, SHORT)
-    finish(p, options, arguments, {"steps": section(console, "A step, and what a record takes of it", costs, digits=2)})
+    figures = {"steps": section(console, "A step, and what a record takes of it", costs, digits=2)}
+    finish(p, options, arguments, figures, gpu=default_device().type == "cuda")
     return 0

@@ -22,6 +22,7 @@ from rich.console import Console
 
 from phase0_request.lab.metrics import percentile
 from phase0_request.lab.report import finish, parser, table
+from phase2_prefill_decode.loading.model import default_device
 
 ROUTERS: dict[str, dict[str, Any]] = {
     "prefix": {},
@@ -79,7 +80,7 @@ def main(arguments: list[str] | None = None) -> int:
             for trace, row in measured.items():
                 print(f"{replicas} replicas, {router}, {trace}: {row}", flush=True)
                 figures.setdefault(trace, {}).setdefault(f"replicas_{replicas}", {})[router] = row
-            finish(p, options, arguments, figures)
+            finish(p, options, arguments, figures, gpu=default_device().type == "cuda")
     for trace, sizes in figures.items():
         rows = [(size, router, *row.values()) for size, routers in sizes.items() for router, row in routers.items()]
         Console().print(table(["", "router", *next(iter(next(iter(sizes.values())).values()))], rows, 3, trace))

@@ -15,6 +15,7 @@ from phase0_request.lab.report import finish, parser
 from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason
 from phase2_prefill_decode.generation import Completion
+from phase2_prefill_decode.loading.model import default_device
 from phase6_integration.engine.engine import NanoServingEngine
 from phase6_integration.lab.random_schemas import Generator, Schema
 from phase6_integration.wings.structured.output_grammar import json_grammar
@@ -74,5 +75,5 @@ def main(arguments: list[str] | None = None) -> int:
     console.print(f"{figures['answers']} answers: {ends}; {len(figures['violations'])} violate their schema")
     for violated in figures["violations"][:10]:
         console.print(violated, markup=False)
-    finish(p, options, arguments, figures)
+    finish(p, options, arguments, figures, gpu=default_device().type == "cuda")
     return 1 if figures["violations"] or "error" in figures["ends"] else 0

@@ -202,7 +202,10 @@ def ready(load: GPULoad) -> Row:
 
 
 def steady(load: GPULoad, decodes: int, context: int, steps: int, chunks: bool, limit: Device) -> Row:
-    """The time of decode steps, or of decodes with chunks of prompts; beside the roofline, and what the host does."""
+    """The time of decode steps, or of decodes with chunks of prompts; beside the roofline, and what the host does.
+
+    `of_memory` is the share of the time that reading weights, keys and values takes. The roofline is above it, since it
+    counts activations too, which the caches of a GPU may hold."""
     decodes = load.settle(decodes, context, steps, chunks)
     ran = [step for step in load.run(steps) if (step.decode_tokens, step.prefill_tokens > 0) == (decodes, chunks)]
     if not ran:
@@ -211,6 +214,7 @@ def steady(load: GPULoad, decodes: int, context: int, steps: int, chunks: bool, 
     pieces = [(piece.start, piece.length) for piece in middle.batch.slices]
     cost = CostModel(load.engine.parts.model.config).pieces(pieces, middle.decode_tokens)
     seconds, roofline = median(step.seconds for step in ran), predict(cost, limit).seconds
+    read = (cost.total.weights + cost.total.kv_read) / limit.bytes_per_second
     return {
         "requests": decodes,
         "steps": len(ran),
@@ -219,6 +223,7 @@ def steady(load: GPULoad, decodes: int, context: int, steps: int, chunks: bool, 
         "ms_range": [min(step.seconds for step in ran) * 1e3, max(step.seconds for step in ran) * 1e3],
         "roofline_ms": roofline * 1e3,
         "of_roofline": roofline / seconds,
+        "of_memory": read / seconds,
         "host_ms": host_ms(ran, load.runner.launches),
     }
 

@@ -26,6 +26,7 @@ from rich.console import Console
 
 from phase0_request.lab.metrics import percentile
 from phase0_request.lab.report import at_least_one, finish, parser, section
+from phase2_prefill_decode.loading.model import default_device
 from phase6_integration.load.client import COMPLETIONS, LoadTest, send
 from phase6_integration.load.connection import Pool
 from phase6_integration.load.response import Outcome
@@ -289,5 +290,6 @@ def main(arguments: list[str] | None = None) -> int:
             rows[name] = asdict(asyncio.run(upgrade(name, options.clients, Path(directory))))
         print(name, "has replaced the old server", *rows[name].pop("wrong"), sep="\n", flush=True)
     section(Console(), f"{options.clients} clients", rows)
-    finish(p, options, arguments, {"clients": options.clients, "answer_mean": sum(ANSWERS) / len(ANSWERS), **rows})
+    found = {"clients": options.clients, "answer_mean": sum(ANSWERS) / len(ANSWERS), **rows}
+    finish(p, options, arguments, found, gpu=default_device().type == "cuda")
     return 0

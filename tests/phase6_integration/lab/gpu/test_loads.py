@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from phase2_prefill_decode.lab.cost import CostModel
+from phase2_prefill_decode.lab.roofline import Device
 from phase2_prefill_decode.loading.weights import random_weights
 from phase6_integration.engine.options import EngineOptions
 from phase6_integration.lab.gpu import serving, steps
-from phase6_integration.lab.gpu.loads import GPULoad, opened, served
-from phase6_integration.lab.gpu.rows import TINY, Day
+from phase6_integration.lab.gpu.loads import GPULoad, opened, served, steady
+from phase6_integration.lab.gpu.rows import MODELS, TINY, Day
 
 
 @pytest.fixture
@@ -32,6 +34,14 @@ def test_requests_are_as_many_as_the_pool_holds_whole(day: Day) -> None:
         assert row["decode_steps"]["steps"] + row["prefill_steps"]["steps"] >= 20
         with pytest.raises(RuntimeError, match="the pool does not hold a request of 96 tokens"):
             load.fit(4, 96)
+
+
+def test_activations_are_no_part_of_what_a_step_reads_from_memory(day: Day) -> None:
+    with engine(day) as load:
+        row = steady(load, 2, 20, 4, False, Device("slow", 1e15, 1e6))
+    assert 0 < row["of_memory"] < row["of_roofline"]
+    step = CostModel(MODELS["8b"]).pieces([(1100, 1)] * 256).total
+    assert round(step.activations / 1e6) == 2884, "the claims about 82 % subtract them"
 
 
 def test_what_is_measured_is_what_ships(day: Day, monkeypatch: pytest.MonkeyPatch) -> None:
