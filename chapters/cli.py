@@ -44,7 +44,7 @@ def _add(known: Known, name: str, run: Command, help: str, seconds: float = 0) -
     return command
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m chapters",
         description="The course: exercises in a workspace of your own, and checks of the book itself.",
@@ -72,7 +72,10 @@ def _add_workspace(known: Known) -> None:
     run.add_argument("phase", type=int)
     run.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARG", help="passed on to `python -m phaseN_...`")
     mine = _add(
-        known, "mine", commands.mine, "serve with your workspace in place of the reference: HTTP and playground"
+        known,
+        "mine",
+        commands.mine,
+        "serve with your answers in place of the reference, and say which of them have not passed",
     )
     mine.usage = "python -m chapters mine [ladder] [ARGUMENTS OF nanoserve serve, or of nanoserve bench ladder]"
     hint = _add(known, "hint", commands.hint, "one more hint")
@@ -124,7 +127,7 @@ def main(argv: Sequence[str] | None = None, course: Course | None = None) -> int
     """Run one command. Exit codes: 0 success, 1 the command found a problem, 2 wrong usage."""
     argv = list(sys.argv[1:] if argv is None else argv)
     passed_on = argv[1:] if argv[:1] == ["mine"] and argv[1:] not in (["-h"], ["--help"]) else []
-    parser = _parser()
+    parser = make_parser()
     args = parser.parse_args(argv[: len(argv) - len(passed_on)])
     if args.command is None:
         parser.print_help()

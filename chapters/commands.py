@@ -218,10 +218,27 @@ def _with_answers(
         return 1
     written = [each for each, (stage, _) in stages.items() if stage == "attempted"]
     if say:
-        lines = sum(answer_lines(course.workspace, each) for each in written)
-        names = ", ".join(each.id for each in written) or "nothing yet"
-        out.print(f"Yours: {names} ({lines} lines of code). The rest is the reference.", soft_wrap=True)
+        _say_what_is_yours(course, written, out)
     return execute(course, "run", workspace.answered(course, written), ["-m", *command])
+
+
+def _say_what_is_yours(course: Course, written: Sequence[Exercise], out: Console) -> None:
+    """Which answers stand in place of the reference, which of them have not passed as they are now, and which a server
+    does not run, or not on every machine."""
+
+    def say(what: str, its: Sequence[Exercise], then: str = "") -> None:
+        if its:
+            out.print(f"{what}: {', '.join(each.id for each in its)}{then}", soft_wrap=True)
+
+    lines, state = sum(answer_lines(course.workspace, each) for each in written), State(course)
+    passed = {each: (state.of(each.id).result, state.of(each.id).answer) for each in written}
+    if not written:
+        out.print("In place of the reference: nothing yet.")
+    say("In place of the reference", written, f" ({lines} lines of code).")
+    open_ = [each for each in written if passed[each] != ("passed", workspace.fingerprint(course, each))]
+    say("Not passed as they are now", open_, "; `python -m chapters check` judges them.")
+    for runs, where in (("gpu", "on a GPU only"), ("cpu", "on a CPU only"), ("tests", "in tests and labs only")):
+        say(f"Run {where}", [each for each in written if each.runs == runs], ".")
 
 
 def execute(course: Course, name: str, files: Mapping[str, str], command: Sequence[str], inside: bool = False) -> int:

@@ -11,11 +11,13 @@ from typing import Any
 from chapters.course import Course, CourseError, Phase
 from chapters.source import Body, bodies, find_regions, replace_lines
 
+RUNS = ("everywhere", "gpu", "cpu", "tests")  # "tests": in no server, for it is a lab, or an oracle of kernels
+
 
 @dataclass(frozen=True)
 class Exercise:
     """One exercise, as its TOML file defines it. `tests` are test files or node ids, relative to the root. `large`
-    marks the one that is most of a layer."""
+    marks the one that is most of a layer. `runs` says where a server may run it: one of RUNS."""
 
     id: str
     title: str
@@ -24,6 +26,7 @@ class Exercise:
     hints: tuple[str, ...]
     tests: tuple[str, ...]
     large: bool = False
+    runs: str = "everywhere"
 
     @property
     def region(self) -> str:
@@ -85,6 +88,8 @@ def load(course: Course, phase: Phase) -> tuple[Exercise, ...]:
 def _exercise(course: Course, table: dict[str, Any]) -> Exercise:
     hints = tuple(" ".join(hint.split()) for hint in table["hints"])  # one line: the terminal wraps it
     exercise = Exercise(**table | {"hints": hints, "tests": tuple(table["tests"])})
+    if exercise.runs not in RUNS:
+        raise CourseError(f"exercise {exercise.id}: runs must be one of {', '.join(RUNS)}, got '{exercise.runs}'")
     text = (course.root / exercise.file).read_text(encoding="utf-8")
     if not exercise.bodies(text):
         raise CourseError(f"{exercise.file} has no `# region {exercise.region}` with a body to write")

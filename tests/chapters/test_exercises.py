@@ -1,5 +1,8 @@
 """Definitions of exercises and blanks, and those of the book: exercises, bugs, questions."""
 
+import json
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -90,6 +93,46 @@ def test_a_wrong_definition_is_an_error(
     with pytest.raises(CourseError, match=r"^chapters/00_exercises\.toml") as error:
         load(course, course.phase(0))
     assert message in str(error.value)
+
+
+TRACED = """
+import json, sys, threading
+
+bodies, ran = json.loads(sys.argv[1]), set()
+
+def watch(frame, event, _):
+    if frame.f_code.co_filename not in bodies:
+        return None
+    def line(frame, event, _):
+        ran.update(id for first, last, id in bodies[frame.f_code.co_filename] if first < frame.f_lineno <= last)
+        return line
+    return line(frame, event, None)
+
+sys.settrace(watch)
+threading.settrace(watch)
+from phase0_request.params import SamplingParams
+from phase6_integration.engine.engine import NanoServingEngine
+with NanoServingEngine.from_pretrained(device="cpu") as engine:
+    engine.generate(["a", "b"], SamplingParams(max_tokens=2, temperature=0.7, top_p=0.9), progress=False)
+sys.settrace(None)
+print(json.dumps(sorted(ran)))
+"""
+
+
+def test_a_server_on_a_cpu_runs_no_exercise_that_is_said_to_run_elsewhere() -> None:
+    its = [exercise for phase in COURSE.phases() for exercise in load(COURSE, phase)]
+    bodies: dict[str, list[tuple[int, int, str]]] = {}
+    for exercise in its:
+        found = exercise.bodies((COURSE.root / exercise.file).read_text())
+        bodies.setdefault(str(COURSE.root / exercise.file), []).extend((b.first, b.last, exercise.id) for b in found)
+    command = [sys.executable, "-c", TRACED, json.dumps(bodies)]
+    done = subprocess.run(command, cwd=COURSE.root, capture_output=True, text=True, timeout=120, check=True)
+    ran = set(json.loads(done.stdout))
+    assert len(ran) > 20
+    assert [each.id for each in its if each.id in ran and each.runs in ("gpu", "tests")] == []
+    triton = [each for each in its if "/kernels/triton/" in each.file]
+    assert {each.runs for each in triton} == {"gpu", "tests"}
+    assert {each.runs for each in its if "/lab/" in each.file} == {"tests"}
 
 
 @pytest.mark.parametrize("phase", COURSE.phases(), ids=lambda phase: phase.package)

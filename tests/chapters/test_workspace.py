@@ -159,6 +159,26 @@ def test_a_program_with_a_broken_answer_is_not_run(standalone: Course, solve: So
     assert "syntax error   workspace/phase0_request/limits.py:4: invalid syntax" in done.stdout
 
 
+def test_mine_says_what_has_not_passed_and_what_no_server_runs(
+    course: Course, tool: Tool, solve: Solve, edit: Edit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("chapters.commands.execute", lambda *_: 0)
+    edit("chapters/00_exercises.toml", 'title = "Clamp"', 'title = "Clamp"\nruns = "tests"')
+    start(course, course.phase(0))
+    assert tool("mine").out == "In place of the reference: nothing yet.\n"
+    solve("0.1", "self.items.append(item)")
+    solve("0.2", "return self.items.pop()")
+    solve("0.3", "return min(value, top)")
+    tool("check")
+    assert tool("mine").out.splitlines() == [
+        "In place of the reference: 0.1, 0.2, 0.3 (3 lines of code).",
+        "Not passed as they are now: 0.2; `python -m chapters check` judges them.",
+        "Run in tests and labs only: 0.3.",
+    ]
+    edit("workspace/phase0_request/queue.py", "self.items.pop()", "self.items.pop(0)")
+    assert "Not passed as they are now: 0.2;" in tool("mine").out, "another answer has not been judged"
+
+
 def test_a_request_is_answered_with_the_workspaces_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine's process asks `reason_to_finish`, here an answer that ends each request at its fourth token."""
     course = Course(HOME)

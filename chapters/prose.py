@@ -1,0 +1,152 @@
+"""What the prose tells a reader to type, and the exercises that it names, checked against what there is.
+
+A command is a code span, or a line of a block of bash: `python -m chapters ...`, or what stands for it (`check 0.1`);
+`nanoserve ...`; `make ...`. An exercise is a number after that word, and every number in a section "Exercises" or
+"Answers". There a row of a table also names the code that is to be written.
+"""
+
+import contextlib
+import io
+import json
+import re
+from collections.abc import Iterator
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+
+from chapters import bugs, exercises
+from chapters.cli import make_parser
+from chapters.course import Course, CourseError
+from chapters.exercises import Exercise
+from chapters.source import locate
+
+ID = re.compile(r"(?<![\w.])\d\.\d{1,2}(?![\w.]\w|\w)")
+SHORT = re.compile(r"(start|check|watch|run|hint|solution|break|quiz) (\d|N)\S*( -.*)?")
+FENCED = re.compile(r"^ *```(\w*)[^\n]*\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+STANDS_FOR = {"N": "0", "N.M": "0.1"}
+
+
+def unknown(course: Course, path: Path) -> list[str]:
+    """What is wrong with the commands and exercises that the text of a file names."""
+    text = path.read_text("utf-8") if path.suffix != ".ipynb" else _markdown(path)
+    prose = re.sub(r"<details>.*?</details>|<!--.*?-->", "", FENCED.sub("", text), flags=re.DOTALL)
+    found = [f"`{line}`: {fault}" for line in commands(text) if (fault := _wrong(course, line))]
+    found += [f"there is no exercise {id}" for id in _named(prose) if id not in _exercises(course)]
+    for row in re.findall(r"^\| \d\.\d+ \|.*", _sections(prose), re.MULTILINE):
+        found += _wrong_row(course, row)
+    return found
+
+
+def _markdown(notebook: Path) -> str:
+    cells = json.loads(notebook.read_text("utf-8"))["cells"]
+    return "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+
+
+def commands(text: str) -> Iterator[str]:
+    """What the text tells a reader to type, without comments."""
+    for language, block in FENCED.findall(text):
+        for line in block.split("\n") if language in ("bash", "sh") else ():
+            for part in re.split(r" && | \| ", re.sub(r"\s+# .*", "", line).strip()):
+                yield part.rstrip(" &")
+    for span in re.findall(r"(?<!`)`([^`]+)`(?!`)", FENCED.sub("", text)):
+        yield " ".join(span.split())
+
+
+def _wrong(course: Course, line: str) -> str:
+    """Why a reader cannot type this line; nothing if it is right, or no command."""
+    if SHORT.fullmatch(line):
+        line = f"python -m chapters {line}"
+    match = re.match(r"(?:\S+/)?(python -m chapters|nanoserve|make) ([^<>]+)$", line)
+    if match is None:
+        return ""
+    program, (first, *rest) = match[1], match[2].split()
+    if program == "make":
+        targets = re.findall(r"^([a-z0-9-]+):", (course.root / "Makefile").read_text(), re.MULTILINE)
+        missing = [word for word in (first, *rest) if "=" not in word and word not in targets]
+        return f"the Makefile has no {', '.join(missing)}" if missing else ""
+    return _wrong_server(first, rest) if program == "nanoserve" else _wrong_course(course, [first, *rest])
+
+
+def _wrong_server(name: str, rest: list[str]) -> str:
+    """Why `nanoserve` does not take these words: the command, or a flag of it."""
+    from phase6_integration.cli.main import BENCHES, COMMANDS
+    from phase6_integration.engine.flags import Parser
+
+    if name.startswith("-") or name == "help" or (name == "bench" and rest[:1] and rest[0] in BENCHES):
+        return ""
+    if name not in COMMANDS:
+        return f"the commands are {', '.join(COMMANDS)}"
+    parser = Parser(prog="nanoserve")
+    import_module(COMMANDS[name][0]).add_flags(parser)
+    flags = [flag.partition("=")[0] for flag in rest if flag.startswith("--")]
+    missing = [flag for flag in flags if flag not in parser._option_string_actions]
+    return f"{name} has no flag {', '.join(missing)}" if missing else ""
+
+
+def _wrong_course(course: Course, words: list[str]) -> str:
+    """Why `python -m chapters` does not take these words, or the exercise, the bug or the chapter that they name."""
+    words = [STANDS_FOR.get(word, word) for word in words]
+    told = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(told):
+            given = make_parser().parse_args(words if words[0] != "mine" else words[:1])
+        for name in ("exercise", "target"):
+            if "." in (id := getattr(given, name, None) or ""):
+                exercises.find(course, id)
+        if getattr(given, "bug", None):
+            bugs.find(course, given.bug) if not given.bug.isdecimal() else course.phase(int(given.bug))
+        if given.command == "quiz" and not (course.chapters / f"{given.chapter:02d}_quiz.toml").exists():
+            return f"there is no quiz {given.chapter}"
+        if given.command in ("start", "run"):
+            course.phase(given.phase)
+    except SystemExit:
+        return told.getvalue().strip().split("\n")[-1]
+    except CourseError as error:
+        return str(error)
+    return ""
+
+
+def _sections(prose: str) -> str:
+    """The sections about exercises."""
+    return "\n".join(re.findall(r"^##+ (?:Exercises|Answers)\n(.*?)(?=^##|\Z)", prose, re.MULTILINE | re.DOTALL))
+
+
+def _named(prose: str) -> list[str]:
+    after = re.findall(r"\b[Ee]xercises?\**\s+\**(\d\.\d+)", prose)
+    return [*after, *ID.findall(_sections(prose))]
+
+
+@cache
+def _exercises(course: Course) -> dict[str, Exercise]:
+    return {each.id: each for phase in course.phases() for each in exercises.load(course, phase)}
+
+
+def _wrong_row(course: Course, row: str) -> Iterator[str]:
+    """What a row of exercises says wrongly of where the code is: `path.py`, `Class.method`, `other method`."""
+    id = row.split()[1]
+    if (exercise := _exercises(course).get(id)) is None:
+        return
+    spans = [(body.first, body.last) for body in exercise.bodies((course.root / exercise.file).read_text("utf-8"))]
+    holder = ""
+    for name in re.findall(r"`([^`]+)`", row):
+        if name.endswith(".py"):
+            if not f"/{exercise.file}".endswith(f"/{name}"):
+                yield f"exercise {id} is in {exercise.file}, not in {name}"
+                return
+            continue
+        holder = name.rpartition(".")[0] or holder
+        try:
+            where = _definition(course, exercise.file, holder, name.rpartition(".")[2])
+        except CourseError as error:
+            yield f"exercise {id}: {error}"
+            continue
+        if not any(first < end and start < last for first, last in where for start, end in spans):
+            yield f"`{name}` is not in exercise {id}"
+
+
+def _definition(course: Course, file: str, holder: str, name: str) -> list[tuple[int, int]]:
+    """Where a function, class or method of the file is."""
+    try:
+        return locate(course.root, f"{file}#{holder}.{name}" if holder else f"{file}#{name}")[1]
+    except CourseError:
+        return locate(course.root, f"{file}#{name}")[1]
