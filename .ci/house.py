@@ -1,5 +1,6 @@
 """`make house`: the size of the project. Prints the lines and files of each part, what `nanoserve serve` reaches by its
-imports, with the number of classes there, the largest folders, and the hops of a request on the map.
+imports, with the number of classes there, the largest folders, and the rows of the map, a table that is written by
+hand.
 
 Lazy imports count, and so do modules that a string names. Lines are those of the files, docstrings included.
 """
@@ -75,7 +76,7 @@ def classes(file: Path) -> int:
 
 
 def hops() -> list[str]:
-    """The modules that a chat request passes, in order, by the table of the map."""
+    """The modules that the map names, row by row: its author's choice, and not counted from calls."""
     table = (ROOT / "chapters/map.md").read_text()
     return re.findall(r"^\| \w+ \| \d \| \[(\w+)\]", table, re.MULTILINE)
 
@@ -104,7 +105,7 @@ def main() -> int:
     large = {str(folder): count for folder, count in folders.items() if count > MOST_FILES}
     print(f"folders of the phases with more than {MOST_FILES} files: {large or 'none'}")
     way = hops()
-    print(f"hops of a chat request, by the map: {len(way)}, through {len(set(way))} modules")
+    print(f"rows of the map (chapters/map.md, by hand): {len(way)}, which name {len(set(way))} modules")
     return 0
 
 

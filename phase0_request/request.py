@@ -205,8 +205,9 @@ class Request:
         self.computed = 0
 
     def finish(self, reason: FinishReason, now: float, error: str | None = None) -> None:
-        """End the request. STOP and LENGTH need a request that has run: it may be preempted by the time a stop string
-        is found in its text. The other reasons are legal in every state but FINISHED."""
+        """End the request; `error` goes with ERROR, and only with it. STOP and LENGTH are legal in RUNNING and in
+        PREEMPTED, for a stop string may be found in its text after it lost its pages. Other reasons are in WAITING too.
+        """
         if self.state is RequestState.FINISHED:
             raise InvalidTransitionError(self, f"finish ({reason.value})", f"it did already ({self._reason})")
         if reason in (FinishReason.STOP, FinishReason.LENGTH) and self.state is RequestState.WAITING:

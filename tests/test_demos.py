@@ -34,6 +34,14 @@ def test_a_demo_shows_its_lesson(
     assert max(map(len, out.splitlines())) <= 80
 
 
+def test_no_request_of_a_demo_has_the_sign_of_a_state() -> None:
+    from phase0_request.lab.viewer import KEY
+    from phase1_kv_pool.lab.demo import SYMBOLS, TRACE
+
+    assert not set(SYMBOLS) & set(KEY)
+    assert len(SYMBOLS) >= TRACE.num_requests
+
+
 def test_a_phase_runs_by_its_name() -> None:
     command = [sys.executable, "-m", "phase0_request", "-n", "2"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | {"PYTHONUTF8": "1"})

@@ -16,7 +16,7 @@ from phase1_kv_pool.lab.serving import ServingSimulator, SyntheticTrace, cells
 
 LONGEST = 128  # tokens of a request
 TRACE = SyntheticTrace(num_requests=36, median_prompt=20, mean_answer=28, max_context=LONGEST, arrival_rate=0.7)
-SYMBOLS = string.digits + string.ascii_letters
+SYMBOLS = (string.digits + string.ascii_letters).replace("x", "")  # which a line of a viewer paints as preempted
 FREE, EMPTY = "·", "░"
 EVERY = 8  # steps for a line
 

@@ -61,6 +61,18 @@ def test_requests_that_begin_alike_share_pages(serve, visit) -> None:
     seen(page, " 0 pages shared")
 
 
+def test_many_short_questions_are_distinct_and_known_to_the_model(serve, visit) -> None:
+    page = visit(serve())
+    start(page, "32 short ones")
+    expect(page.get_by_text("32 of 32 have ended")).to_be_visible()
+    rows = page.locator("#crowd-list li").all_text_contents()
+    asked, answers = zip(*(row.split("?", 1) for row in rows), strict=True)
+    assert len(set(asked)) == 32
+    for question, answer in zip(asked, answers, strict=True):
+        thing = question.removeprefix("What is ")
+        assert answer.strip().lower().startswith(f"{thing.lower()} is "), (question, answer)
+
+
 def test_an_abort_frees_pages(serve, visit) -> None:
     page = visit(serve(*SMALL))
     start(page, "A long one")

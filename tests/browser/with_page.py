@@ -31,6 +31,16 @@ def test_a_question_of_the_first_screen_is_answered(serve, visit) -> None:
     expect(page.get_by_role("heading", name="Ask the model")).to_be_hidden()
 
 
+def test_the_rate_of_an_answer_in_one_burst_counts_from_the_question(serve, visit) -> None:
+    page = visit(serve())
+    shown = page.evaluate("""async () => {
+      const { facts } = await import("./static/chat.js");
+      const usage = { prompt_tokens: 9, completion_tokens: 70 };
+      return facts({ began: 1000, first: 1500, last: 1501, usage, reasons: ["stop"] }, false);
+    }""")
+    assert "140 tokens/s" in shown, shown
+
+
 def test_an_answer_streams_and_can_be_stopped(serve, visit) -> None:
     page = visit(serve())
     page.get_by_role("button", name="Settings", exact=True).click()

@@ -97,6 +97,35 @@ def test_a_shared_prefix_is_seen(shown: Page) -> None:
     expect(shown.locator(".v-details")).to_contain_text("Prompt")
 
 
+def test_an_ended_request_keeps_what_it_computed(shown: Page) -> None:
+    ends = [(at, r) for at, line in enumerate(LINES) for r, reason, *_ in line.get("done", ()) if reason != "error"]
+    for at, r in ends:
+        before, after = (
+            shown.evaluate(f"shown.history.at({index}).requests.get({r}).computed") for index in (at - 1, at)
+        )
+        assert after >= before > 0, (at, r)
+    at, r = ends[-1]
+    shown.evaluate(f"shown.player.seek({at}); shown.select({{ request: {r} }})")
+    expect(shown.locator(".v-details")).to_contain_text("page given back")
+    expect(shown.locator(".v-details")).not_to_contain_text("no page")
+    expect(shown.locator(".v-details")).not_to_contain_text("after 0.00 s")
+
+
+def test_a_tree_of_many_branches_shows_the_latest(shown: Page) -> None:
+    pages, nodes = shown.evaluate("""() => {
+      const { state, colours, tree } = shown, count = state.header.num_pages;
+      const cached = state.clone();
+      cached.tables = new Map();
+      cached.users.fill(0);
+      cached.tree = new Map(Array.from({ length: count }, (_, page) => [page, null]));
+      cached.stored.fill(1);
+      tree.draw({ state: cached, colours, lit: null, width: 800, room: 12 * 10, moving: false });
+      return [count, tree.nodes.flatMap((node) => node.pages)];
+    }""")
+    assert pages > 10
+    assert nodes == list(range(pages - 8, pages))
+
+
 def test_the_keyboard_does_all(shown: Page) -> None:
     viewer, where = shown.locator(".viewer"), shown.locator(".v-where b")
     shown.keyboard.press("ArrowRight")

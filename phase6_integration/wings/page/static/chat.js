@@ -157,7 +157,7 @@ export function facts(answer, stopped) {
   if (!answer) return stopped ? ["stopped"] : [];
   const list = [], { began, first, last, usage, reasons } = answer;
   if (first) list.push(`first token ${Math.round(first - began)} ms`);
-  if (usage?.completion_tokens > 1 && last > first) list.push(`${Math.round((usage.completion_tokens - 1) / (last - first) * 1000)} tokens/s`);
+  if (usage?.completion_tokens && last > began) list.push(`${Math.round(usage.completion_tokens / (last - began) * 1000)} tokens/s`); // from the question on: an answer may come in one burst
   if (usage) list.push(`${usage.completion_tokens} tokens`, `${usage.prompt_tokens_details?.cached_tokens ?? 0} of ${usage.prompt_tokens} prompt tokens cached`);
   if (reasons.includes("length")) list.push("cut at max_tokens");
   return list;

@@ -16,7 +16,12 @@ const QUESTIONS = [
   "What is a page?", "What is a token?", "What is a prefill?", "What is a decode?", "What is a page table?", "What is preemption?",
   "What is a step?", "What is a KV cache?",
 ];
-const SHORT = ["What is the Moon?", "What is a comet?", "What is a volcano?", "What is a glacier?", "What is a river?", "What is an atom?", "What is a battery?", "What is salt?"];
+// The bundled model knows these as they stand: with anything behind them it answers nonsense.
+const SHORT = [
+  "the Sun", "the Moon", "a planet", "a star", "a galaxy", "a comet", "gravity", "the water cycle", "a volcano", "an earthquake", "a rainbow",
+  "a glacier", "a desert", "an island", "a river", "the atmosphere", "the tide", "a fossil", "an atom", "a molecule", "electricity", "a magnet",
+  "light", "sound", "a battery", "a lever", "friction", "salt", "iron", "gold", "glass", "photosynthesis",
+].map((thing) => `What is ${thing}?`);
 
 const CROWDS = {
   prefix: {
@@ -31,7 +36,7 @@ const CROWDS = {
   },
   many: {
     name: "32 short ones", about: "more than one step can begin",
-    chats: () => Array.from({ length: 32 }, (_, index) => [{ role: "user", content: `${SHORT[index % SHORT.length]} (${index + 1})` }]),
+    chats: () => SHORT.map((content) => [{ role: "user", content }]),
     fields: { max_tokens: 48, min_tokens: 16 },
   },
 };

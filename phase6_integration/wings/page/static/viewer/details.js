@@ -102,7 +102,7 @@ export class Details {
       const kind = `v-token${at >= request.prompt ? " v-out" : ""}${at >= request.computed ? " v-todo" : ""}${selected.token === at ? " v-here" : ""}`;
       tokens.push(h("span", { className: kind, title: id === undefined ? `token ${at}` : `token ${at}, id ${id}`, "data-token": at }, id === undefined ? "·" : state.vocab.get(id) ?? "�"));
     }
-    const number = page === undefined ? "no page" : `${page}${state.users[page] > 1 ? ` · shared by ${state.users[page]}` : ""}`;
+    const number = page === undefined ? (request.state === "done" ? "page given back" : "no page") : `${page}${state.users[page] > 1 ? ` · shared by ${state.users[page]}` : ""}`;
     const block = h("button", {
       type: "button", className: `v-page${page !== undefined && page === selected.page ? " v-here" : ""}`, "data-key": `p${first}`,
       onmouseenter: () => page !== undefined && this.hover({ page, request: request.r }), onmouseleave: () => this.hover(null),

@@ -89,5 +89,5 @@ export function short(value) {
   return value.toPrecision(2);
 }
 
-export const seconds = (value) => (value >= 100 ? `${value.toFixed(0)} s` : `${value.toFixed(2)} s`);
+export const seconds = (value) => (value < 1 ? `${(value * 1000).toFixed(1)} ms` : value >= 100 ? `${value.toFixed(0)} s` : `${value.toFixed(2)} s`);
 export const count = (number, noun) => `${number} ${noun}${number === 1 ? "" : "s"}`;

@@ -49,6 +49,7 @@ export class State {
     this.stored = new Uint8Array(count); // whether the tree holds it
     this.counts = [count, 0, 0, 0]; // pages that are free, cached, held by one request, shared
     this.slots = [];
+    this.ending = new Set();
   }
 
   clone() {
@@ -72,6 +73,7 @@ export class State {
     this.t = line.t ?? this.t;
     for (const [id, text] of Object.entries(line.vocab ?? {})) this.vocab.set(+id, text);
     for (const fields of line.new ?? []) this.#arrive(new Request(fields.r, fields, line.snapshot ? null : this.t));
+    this.ending = new Set((line.done ?? []).map(([r]) => r)); // with this line: what they computed counts to the end
     for (const operation of line.pages ?? []) this.#operate(operation);
     for (const [r, cached] of line.admitted ?? []) Object.assign(this.#request(r), { cached, computed: cached });
     for (const [r] of line.preempted ?? []) this.#preempt(this.#request(r));
@@ -130,7 +132,7 @@ export class State {
   #free(request, table) {
     for (const page of table) this.#count(page, -1);
     this.tables.delete(request.r);
-    if (request.state === "done") return;
+    if (request.state === "done" || this.ending.has(request.r)) return;
     request.computed = 0;
     this.#become(request, "preempted");
   }

@@ -40,7 +40,7 @@ export function nodesOf(state) {
   return [...below(root), ...(tails.get(root) ?? [])];
 }
 
-/** Give each node a row. Of branches that no request uses only the first `most` are kept, the others become one stub. */
+/** Give each node a row. Of a node's branches that no request uses the last `most` are kept, the others become one stub. */
 function arrange(nodes, most, stubs) {
   let row = 0;
   const list = [];
@@ -49,7 +49,7 @@ function arrange(nodes, most, stubs) {
     node.parent = parent;
     node.depth = parent.depth + parent.pages.length;
     list.push(node);
-    const hidden = new Set(most === Infinity ? [] : node.children.filter((child) => !child.live).slice(most));
+    const unused = node.children.filter((child) => !child.live), hidden = new Set(unused.slice(0, Math.max(0, unused.length - most)));
     const shown = node.children.filter((child) => !hidden.has(child));
     if (hidden.size && stubs) shown.push({ stub: hidden.size, pages: [], hidden: [...hidden].reduce((sum, child) => sum + weight(child), 0), children: [], live: false });
     shown.forEach((child, index) => { if (index) row += 1; place(child, node); });
@@ -72,8 +72,11 @@ export class Tree {
   draw(options) {
     const { state, colours, lit, width, room, moving } = (this.options = options);
     const all = nodesOf(state);
-    let laid = arrange(all, Infinity);
-    if (laid.rows * 12 > room) laid = arrange(all, 0, true);
+    let laid;
+    for (const most of [Infinity, 32, 16, 8, 4, 2, 1, 0]) {
+      laid = arrange(all, most, true);
+      if (laid.rows * 12 <= room) break;
+    }
     if (laid.rows * 9 > room) laid = arrange(all, 0, false);
     const pitch = Math.max(3, Math.min(Math.round((state.vocab.size ? 30 : 20) * colours.unit), Math.floor((room - 8) / Math.max(laid.rows, 1))));
     const depth = Math.max(8, ...laid.list.map((node) => node.depth + node.pages.length));
