@@ -18,6 +18,9 @@ PIP         := $(BIN)/python -m pip --disable-pip-version-check install
 COMPILE     := $(BIN)/uv pip compile --no-config --quiet --universal --python-version 3.11 --no-annotate \
                  --generate-hashes --custom-compile-command 'make pins'
 
+# What `make speed` compares with: the last commit, and the one before it if nothing has changed since.
+AGAINST     ?= $(if $(shell git status --porcelain --untracked-files=no),HEAD,HEAD~1)
+
 CLIENTS     := $(VENV)/clients
 CLUSTER     := $(VENV)/cluster
 ROUTERS     := $(VENV)/routers
@@ -37,7 +40,7 @@ $(error $(VENV) has TORCH=$(INSTALLED): run `make clean` before TORCH=$(TORCH))
 endif
 endif
 
-.PHONY: help serve install test test-avx2 test-all test-browser pictures clients cluster routers operate lint types gates house book resolve pins notebooks clean
+.PHONY: help serve install test speed test-avx2 test-all test-browser pictures clients cluster routers operate lint types gates house book resolve pins notebooks clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -58,6 +61,11 @@ test-all: $(VENV)/.dev ## the suite with its slow tests, then the engines' tests
 	@$(BIN)/python -m pytest -q $(PARALLEL)
 	@$(BIN)/python -m pytest -q -m "not slow" --ahead $(PARALLEL) tests/phase5_continuous tests/phase6_integration
 	@$(BIN)/python -m pytest -q -m "not slow" --drafts $(PARALLEL) tests/phase5_continuous tests/phase6_integration
+
+speed: $(VENV)/.dev ## the engine beside itself as of the last commit (AGAINST=COMMIT: of another), in turns, on this processor
+	@rm -f build/peers/speed.json
+	@$(BIN)/nanoserve bench compare --against $(AGAINST) --peers ours before ours_int4 before_int4 --shapes 17m 596m \
+	  --rounds 2 --workloads 1x16+64 8x* 16x* 4x* --json build/peers/speed.json
 
 clients: $(CLIENTS)/.done ## LangChain, LiteLLM, the AI SDK and others against a server (needs no more than `make serve`)
 	@$(if $(NPM),,echo "npm is not installed: the clients for Node are left out")

@@ -222,6 +222,26 @@ def in_registers(builder, name, *vectors):
     return builder.shuffle_vector(*halves, ir.Constant(ir.VectorType(INT, len(lanes)), lanes))
 
 
+@intrinsic
+def repeat_line(context, line, sums, rows):
+    """Write a line into the sums of each row: LLVM copies it number after number."""
+
+    def generate(context, builder, signature, args):
+        line, sums, rows = args
+        held = [builder.load(at(builder, line, v * LINE, NUMBERS), align=4) for v in range(VECTORS)]
+
+        def write(row, _):
+            own = builder.add(sums, builder.mul(row, BYTES(4 * BLOCK)))
+            for v, numbers in enumerate(held):
+                builder.store(numbers, at(builder, own, v * LINE, NUMBERS), align=4)
+            return []
+
+        looped(builder, rows, [], write)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 3), generate
+
+
 # region tile
 @intrinsic(prefer_literal=True)
 def add_tile(context, rows, vectors, kind, left_kind, first, sums, left, down, weight, steps, ahead):
@@ -250,6 +270,20 @@ def add_tile(context, rows, vectors, kind, left_kind, first, sums, left, down, w
         distance = ahead if not in_order else BYTES(AHEAD) if (DOTS or scaled) and count == 1 else None
 
         taken = TAKEN.get(kind, 1)  # lines of a step
+        # The vectors that a row's number is loaded once for. Where registers hold the operands of a whole line beside
+        # the sums, loads take less time than arithmetic.
+        abreast = width if WIDE and count > 2 and kind != FLOAT8 else 1
+        groups = [range(v, v + abreast) for v in range(0, width, abreast)]
+
+        def operands_at(source, v, number):
+            """One operand of a vector of the lines of a step, or all that are added at once, each with the number of
+            its word."""
+            found = []
+            for line in range(taken):
+                place = at(builder, source, line * size + v * size // VECTORS, HALVES if kind == F16 else INTS)
+                for i, weights in operands(builder, kind, left_kind, builder.load(place, align=4)):
+                    found.append((line + i, weights))
+            return found if kind in TAKEN else found[number : number + 1]
 
         def add_step(step, totals):
             step = builder.mul(step, BYTES(taken))
@@ -257,21 +291,16 @@ def add_tile(context, rows, vectors, kind, left_kind, first, sums, left, down, w
             word = builder.add(BYTES(HEAD if scaled else 0), builder.mul(step, BYTES(words)))
             for line, v in product(range(0 if distance is None else taken), range(width)):
                 fetch(builder, at(builder, builder.add(source, distance), line * size + v * LINE, ir.IntType(8)))
-            for v in range(width):
-                if v:  # load the rows' numbers again: to keep them takes registers that the sums need
+            for vectors, number in product(groups, range(1 if kind in TAKEN else words // 4)):
+                if (number and abreast > 1) or (vectors[0] and not number):  # load again: the sums need registers
                     clobber = ir.InlineAsm(ir.FunctionType(NOTHING, []), "", "~{memory}", side_effect=True)
                     builder.call(clobber, [])
-                found = []
-                for line in range(taken):
-                    place = at(builder, source, line * size + v * size // VECTORS, HALVES if kind == F16 else INTS)
-                    for number, weights in operands(builder, kind, left_kind, builder.load(place, align=4)):
-                        found.append((line + number, weights))
-                for some in [found] if kind in TAKEN else [[each] for each in found]:
-                    for r in range(count):
-                        place, i = builder.add(own[r], word), r * width + v
-                        numbers = [builder.load(at(builder, place, 4 * number, INT)) for number, _ in some]
-                        products = [(weights, number) for (_, weights), number in zip(some, numbers, strict=True)]
-                        totals[i] = dots(builder, totals[i], products)
+                found = [operands_at(source, v, number) for v in vectors]
+                for r in range(count):
+                    place = builder.add(own[r], word)
+                    for v, some in zip(vectors, found, strict=True):
+                        products = [(weights, builder.load(at(builder, place, 4 * j, INT))) for j, weights in some]
+                        totals[r * width + v] = dots(builder, totals[r * width + v], products)
             return totals
 
         totals = looped(builder, builder.udiv(steps, BYTES(taken)), [begin(*place) for place in tile], add_step)

@@ -41,6 +41,7 @@ from phase2_prefill_decode.kernels.cpu.microkernel import (
     VECTORS,
     WIDE,
     add_tile,
+    repeat_line,
 )
 from phase2_prefill_decode.kernels.cpu.openmp import OPENMP, address_of, call, launch, take, threads_for
 from phase2_prefill_decode.kernels.cpu.rows import INT6, lay_out, left_tag, sizes
@@ -266,7 +267,7 @@ def multiply_block(weight, block, left, sums):
     per_line, line, scales, head, size = sizes(kind, left_like)
     inputs = inputs // group * span
     source = blocks + block * (inputs // per_line * line + inputs // part * scales)
-    sums[:] = array(bias + block * BLOCK * 4, (BLOCK,), FLOAT32)
+    repeat_line(bias + block * BLOCK * 4, sums.ctypes.data, len(sums))
     for start in range(0, inputs, part):
         count = min(part, inputs - start)
         add_rows(kind, left_like, sums, place, stride, source, count // per_line, part // per_line * line)

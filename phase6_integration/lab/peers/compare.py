@@ -1,15 +1,19 @@
 """`nanoserve bench compare`: this engine beside transformers, llama.cpp and vLLM, on a CPU.
 
 Every engine is a process of its own, with the same random weights, prompts and threads. They take turns, so that a slow
-minute of the machine meets all of them; the median of the rounds counts. setup.sh installs llama.cpp and
-vLLM; an engine without one is left out. The figures are saved after every row, and beside them what the engines said. A
-row that is there with all engines is not measured again: a comparison can be cut off and continued.
+minute of the machine meets all of them. In its turn an engine runs a workload once to warm up and then some times more;
+meanwhile the others are stopped. The median of all these runs counts. setup.sh installs llama.cpp and vLLM; an engine
+without one is left out. The figures are saved after every row, and beside them what the engines said. A row that is
+there with all engines is not measured again: a comparison can be cut off and continued.
+
+`--against COMMIT` adds this engine as it was then: what a change did to the speed of this processor.
 """
 
 import argparse
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -41,6 +45,7 @@ AVX2 = {
 }  # fmt: skip
 HELD_TO: dict[str, dict[str, str]] = {"native": {}, "avx2": AVX2}
 CONTEXT = 1 << 15  # tokens that the models are made for
+RUNS = 2  # of a workload in an engine's turn, after one to warm up
 
 
 class Workload(NamedTuple):
@@ -85,11 +90,12 @@ def in_order(shape: str, rows: Mapping[str, Any]) -> list[str]:
 
 
 class Peer(NamedTuple):
-    """An engine with weights of a format: a directory in bfloat16, or a GGUF file."""
+    """An engine with weights of a format: a directory in bfloat16, or a GGUF file. `tree`: where its source is."""
 
     engine: str
     weights: str
     options: tuple[str, ...] = ()
+    tree: str = entry.INSTALLATION
 
     @property
     def format(self) -> str:
@@ -138,7 +144,7 @@ def interpreter(engine: str, isa: str) -> Path:
 
 def available(name: str, isa: str) -> bool:
     """Whether there is the engine, and llama.cpp to quantize its weights."""
-    engine, weights, _ = PEERS[name]
+    engine, weights, *_ = PEERS[name]
     makers = [interpreter(engine, isa)] + [interpreter("llama", "native")] * (weights != "bfloat16")
     return all(maker.exists() for maker in makers)
 
@@ -148,9 +154,26 @@ def command(engine: str, isa: str, *arguments: object) -> list[str]:
     return [str(interpreter(engine, isa)), "-m", RUN[engine], *map(str, arguments)]
 
 
-def environment(isa: str, threads: int) -> dict[str, str]:
+def environment(isa: str, threads: int, tree: str = entry.INSTALLATION) -> dict[str, str]:
     """Of any engine. One with an environment of its own finds its script here, and none of our packages."""
-    return {**os.environ, "PYTHONPATH": entry.INSTALLATION, "OMP_NUM_THREADS": str(threads), **HELD_TO[isa]}
+    return {**os.environ, "PYTHONPATH": tree, "OMP_NUM_THREADS": str(threads), **HELD_TO[isa]}
+
+
+def add_before(commit: str) -> None:
+    """Add the peers `before`: this engine as it was at a commit, in a folder of its own."""
+    git = ["git", "-C", entry.INSTALLATION]
+    found = subprocess.run([*git, "rev-parse", "--short", f"{commit}^{{commit}}"], capture_output=True, text=True)
+    if found.returncode:
+        raise ValueError(f"--against {commit}: {found.stderr.strip()}")
+    tree = BUILD / f"at-{found.stdout.strip()}"
+    if not tree.exists():
+        tree.mkdir(parents=True)
+        source = subprocess.run([*git, "archive", commit], check=True, stdout=subprocess.PIPE).stdout
+        subprocess.run(["tar", "-x", "-C", str(tree)], check=True, input=source)
+    for name, peer in [(name, peer) for name, peer in PEERS.items() if peer.engine == "ours"]:
+        before = name.replace("ours", "before")
+        PEERS[before] = peer._replace(tree=str(tree.resolve()))
+        BESIDE[name] = (*BESIDE.get(name, ()), before)
 
 
 def weights(shape: str, kind: str) -> Path:
@@ -182,7 +205,8 @@ class Process(subprocess.Popen[str]):
         model = weights(shape, peer.weights)
         with self._errors.open("w") as errors:
             super().__init__(
-                command(peer.engine, isa, model, threads, tokens, *peer.options), env=environment(isa, threads),
+                command(peer.engine, isa, model, threads, tokens, *peer.options),
+                env=environment(isa, threads, peer.tree), start_new_session=True,
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
             )  # fmt: skip
 
@@ -205,23 +229,39 @@ class Process(subprocess.Popen[str]):
             raise RuntimeError(f"{self._words} did not answer {workload.name} in full: {answer['lengths']}")
         return float(answer["seconds"])
 
+    def turn(self, workload: Workload, number: int) -> list[float]:
+        """The seconds of each run in a turn. No run finds its prompts in a prefix cache, unless the workload is
+        `cached`."""
+        self.signal(signal.SIGCONT)
+        seeds = range(number * (RUNS + 1), (number + 1) * (RUNS + 1))
+        _, *seconds = [self.run(workload, seed) for seed in seeds]
+        self.signal(signal.SIGSTOP)
+        return seconds
+
+    def signal(self, number: signal.Signals) -> None:
+        """Signal the engine and the processes that it started."""
+        os.killpg(self.pid, number)
+
 
 def measure(
     names: Sequence[str], workloads: Sequence[Workload], start: Callable[[str], Process], rounds: int
 ) -> Iterator[tuple[Workload, dict[str, list[float]]]]:
-    """The seconds of each workload, by engine. They start together, then take turns."""
+    """The seconds of each workload, by engine. One after the other starts and is stopped; then they take turns."""
     with ExitStack() as stack:
-        processes = {name: stack.enter_context(start(name)) for name in names}
-        for process in processes.values():
+        processes: dict[str, Process] = {}
+        for name in names:
+            process = processes[name] = stack.enter_context(start(name))
+            stack.callback(process.signal, signal.SIGCONT)  # it reads the end of its input
             process.read("start")
-        for process, workload in product(processes.values(), WARM_UP):
-            process.run(workload, 0)
+            for workload in WARM_UP:
+                process.run(workload, 0)
+            process.signal(signal.SIGSTOP)
         for workload in workloads:
+            turns = product(range(1, rounds + 1), processes.items())
             seconds: dict[str, list[float]] = {name: [] for name in names}
-            for turn in range(not workload.cached, rounds + 1):  # turn 0 fills the cache
-                for name, process in processes.items():
-                    seconds[name].append(process.run(workload, turn))
-            yield workload, {name: times[-rounds:] for name, times in seconds.items()}
+            for number, (name, process) in turns:
+                seconds[name] += process.turn(workload, number)
+            yield workload, seconds
 
 
 def row(workload: Workload, seconds: Mapping[str, Sequence[float]]) -> dict[str, Any]:
@@ -229,7 +269,7 @@ def row(workload: Workload, seconds: Mapping[str, Sequence[float]]) -> dict[str,
     figures: dict[str, Any] = {}
     for name, times in seconds.items():
         rates = [workload.rate(each) for each in times]
-        figures[name] = {"median": median(rates), "least": min(rates), "most": max(rates), "rounds": len(rates)}
+        figures[name] = {"median": median(rates), "least": min(rates), "most": max(rates), "runs": len(rates)}
     for name, beside in BESIDE.items():
         for other in beside if name in figures else ():
             if other in figures:
@@ -269,7 +309,13 @@ def main(arguments: list[str] | None = None, prog: str = "python -m phase6_integ
     p.add_argument("--workloads", nargs="+", default=["*"], metavar="NAME", help="such as 8x128+64 or 4x* (*)")
     p.add_argument("--rounds", type=at_least_one, default=3, help="of each workload (%(default)s)")
     p.add_argument("--threads", type=at_least_one, default=torch.get_num_threads(), help="of an engine (%(default)s)")
+    p.add_argument("--against", metavar="COMMIT", help="add this engine as of a commit: the peers `before`")
     options, console = p.parse_args(arguments), Console(highlight=False)
+    if options.against:
+        try:
+            add_before(options.against)
+        except ValueError as error:
+            p.error(str(error))
     names = [load.name for load in (*chain(*(WORKLOADS[shape] for shape in options.shapes)), *LONG)]
     if not selected(PEERS, options.peers) or not selected(names, options.workloads):
         p.error(f"nothing to measure: --peers are of {', '.join(PEERS)}; --workloads of {', '.join(names)}")

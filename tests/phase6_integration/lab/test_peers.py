@@ -16,6 +16,8 @@ from phase6_integration.lab.peers.compare import Workload, available, row
 @pytest.fixture
 def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SHAPES, "17m", TINY)
+    monkeypatch.setattr(compare, "PEERS", {**compare.PEERS})
+    monkeypatch.setattr(compare, "BESIDE", {**compare.BESIDE})
     monkeypatch.setattr(compare, "BUILD", tmp_path)
     monkeypatch.setattr(compare, "CONTEXT", 64)
     monkeypatch.setattr(compare, "WARM_UP", ())
@@ -37,7 +39,8 @@ def test_engines_answer_in_turn_and_a_cut_comparison_is_continued(
     first = run("--peers", "llama*", "transformers", "ours", "--workloads", "2x5*")
     assert {*first["2x5+3"]} == {"ours", "transformers"}  # llama.cpp is not there
     log = file.with_suffix(".txt").read_text().splitlines()
-    assert sum(" transformers 2x5+3 " in line for line in log) == 2
+    assert sum(" transformers 2x5+3 " in line for line in log) == 2 * (1 + compare.RUNS)  # one warms up in each turn
+    assert first["2x5+3"]["ours"]["runs"] == 2 * compare.RUNS
 
     def measure(names: list[str], loads: list[Workload], *_: object) -> Iterator[tuple[Workload, Any]]:
         return ((load, {name: [2.0] for name in names}) for load in loads)
@@ -49,11 +52,26 @@ def test_engines_answer_in_turn_and_a_cut_comparison_is_continued(
     assert {*run()["2x6+1"]} == {name for name in compare.PEERS if available(name, "native")}
 
 
+def test_a_commit_to_compare_with_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        compare.main(["--against", "no-such-commit"])
+    assert "no-such-commit" in capsys.readouterr().err
+
+
+@pytest.mark.slow  # compiles the kernels of that commit
+def test_the_engine_of_a_commit_takes_turns_with_this_one(small: None, tmp_path: Path) -> None:
+    file = tmp_path / "speed.json"
+    given = ["--peers", "ours", "before", "--workloads", "2x5*", "--rounds", "1", "--threads", "1", "--json", str(file)]
+    assert compare.main([*given, "--against", "HEAD"]) == 0
+    figures = json.loads(file.read_text())["figures"]["native"]["17m"]["2x5+3"]
+    assert figures["ours"]["over_before"] == figures["ours"]["median"] / figures["before"]["median"]
+
+
 def test_rates_are_medians_of_answers_or_of_prompts() -> None:
     """Tokens of the answers a second, or of the prompts if an answer is one token."""
     seconds = {"ours": [0.5, 4.0, 1.0], "llama": [2.0, 2.0, 2.0]}
     figures = row(Workload(8, 16, 4), seconds)
-    assert figures["ours"] == {"median": 32, "least": 8, "most": 64, "rounds": 3, "over_llama": 2.0}
+    assert figures["ours"] == {"median": 32, "least": 8, "most": 64, "runs": 3, "over_llama": 2.0}
     assert row(Workload(4, 512, 1), seconds)["llama"]["median"] == 1024
 
 
