@@ -189,6 +189,7 @@ NAME = struct.pack("<Q", 1) + b"k"
         (b"GGUF" + struct.pack("<I", 3) + COUNTS + NAME + struct.pack("<IIQ", 9, 12, 1 << 20), "more must follow"),
         (b"GGUF" + struct.pack("<I", 3) + COUNTS + NAME + struct.pack("<IIQ", 9, 7, 1 << 60), "at most 2097152 are"),
         (b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + NAME + struct.pack("<I", 1 << 31), "at most 4 are possible"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 700_000, 0), "it holds 700000 tensors or entries; at most 32768 are read"),
         (b"GGUF" + struct.pack("<IQQ", 3, 0, 2) + 2 * (NAME + struct.pack("<IB", 0, 0)), "it holds 'k' twice"),
     ],
 )
