@@ -72,7 +72,7 @@ def test_a_server_gets_an_openai_request_and_its_stream_is_read_to_the_end() -> 
         (Said(speech("half", "more").body, kind="text/event-stream", cut=250), "the connection was lost"),
         (Said(b'data: {"choices": []}\n\n', kind="text/event-stream"), "ended before the answer did"),
         (Said(b"data: {broken\n\n", kind="text/event-stream"), "no chat completion chunk"),
-        (stream([3]), "no chat completion chunk"),
+        (Said(b"data: 3\n\n", kind="text/event-stream"), "no chat completion chunk"),
         (stream([{"choices": [{"delta": 3}]}]), "no chat completion chunk"),
         (
             stream([{"choices": [], "usage": {"prompt_tokens": "x", "completion_tokens": 1}}]),
