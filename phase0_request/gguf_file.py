@@ -17,6 +17,7 @@ MAGIC = b"GGUF"
 VERSIONS = 2, 3
 MAX_HEADER = 1 << 25  # bytes; the largest vocabularies take half of it
 MAX_VALUES = 1 << 21  # of all arrays; the largest vocabularies have 1.3 million, with scores, types and merges
+MAX_ENTRIES = 1 << 15  # of the metadata, and tensors; the largest models have a few thousand
 MAX_DIMENSIONS = 4
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
@@ -101,7 +102,9 @@ class _Reader:
 
     def pairs(self, count: int, read: Callable[[], Value]) -> dict[str, Value]:
         values: dict[str, Value] = {}
-        for _ in range(count):  # a count that lies ends with the file
+        if count > MAX_ENTRIES:
+            raise ValueError(f"it says that it holds {count} tensors or entries; at most {MAX_ENTRIES} are read")
+        for _ in range(count):
             name = self.string()
             if name in values:
                 raise ValueError(f"it holds {name!r} twice")

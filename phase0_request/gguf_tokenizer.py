@@ -25,9 +25,11 @@ _TEKKEN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?(?:{_UPPER}*{_LOWER}+|{_UPPER}+{_LOWER}*)"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-SPLITS = {  # the name of a pre-tokenizer, and the pattern of a piece; None: GPT-2's
-    "gpt-2": None, "qwen2": _QWEN, "deepseek-r1-qwen": _QWEN, "llama-bpe": _LLAMA, "llama3": _LLAMA, "llama-v3": _LLAMA,
-    "tekken": _TEKKEN,
+_GPT2 = r"'(?:s|t|re|ve|m|ll|d)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+SPLITS = {  # the name of a pre-tokenizer, and the patterns that cut a text, one after the other
+    "gpt-2": (_GPT2,), "qwen2": (_QWEN,), "deepseek-r1-qwen": (_QWEN,),
+    "llama-bpe": (_LLAMA,), "llama3": (_LLAMA,), "llama-v3": (_LLAMA,), "tekken": (_TEKKEN,),
+    "smollm": (r"\p{N}", _GPT2),
 }  # fmt: skip
 WHOLE_WORDS = (
     "llama-bpe",
@@ -90,13 +92,13 @@ def _byte_level(header: GGUFHeader, vocabulary: Mapping[str, int]) -> tuple[Back
             f"{header.file}: its pre-tokenizer is {split!r}; known are {', '.join(SPLITS)}; --tokenizer names another"
         )
     merges = [tuple(merge.split(" ")) for merge in header.get("tokenizer.ggml.merges", list)]
-    whole, pattern = split in WHOLE_WORDS, SPLITS[split]
+    whole = split in WHOLE_WORDS
     backend = Backend(BPE(vocab=dict(vocabulary), merges=merges, ignore_merges=whole))
-    steps: list[Any] = [] if pattern is None else [pre_tokenizers.Split(Regex(pattern), behavior="isolated")]
-    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern is None))
+    steps: list[Any] = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in SPLITS[split]]
+    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
     backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
     backend.decoder = decoders.ByteLevel()
-    if pattern is _QWEN:
+    if _QWEN in SPLITS[split]:
         backend.normalizer = normalizers.NFC()
     return backend, whole
 

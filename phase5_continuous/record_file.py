@@ -12,6 +12,8 @@ from typing import Any
 from phase0_request.core import EngineCore
 from phase5_continuous.recorder import Line, Recorder, Vocabulary
 
+MAX_LINE = 1 << 27  # bytes; a snapshot of a million cached pages, with their tokens, takes a part of it
+
 
 def encoded(line: Line) -> str:
     """A line as JSON, without its line break."""
@@ -54,12 +56,14 @@ def read(file: Path) -> Iterator[Line]:
     number = 0
     try:
         with opened(file, "rt", encoding="utf-8") as lines:
-            for number, text in enumerate(lines, 1):
+            for number, text in enumerate(iter(lambda: lines.readline(MAX_LINE + 1), ""), 1):
+                if len(text) > MAX_LINE:
+                    raise ValueError(f"{file} is not a record: line {number} has more than {MAX_LINE} characters")
                 line = json.loads(text)
                 if not isinstance(line, dict) or (number == 1 and "record" not in line):
                     raise ValueError(f"{file} is not a record: line {number} does not belong to one")
                 yield line
-    except (EOFError, zlib.error, json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (EOFError, zlib.error, json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{file} is damaged, or not a record, after {number} lines: {error}") from None
     if not number:
         raise ValueError(f"{file} is not a record: it is empty")

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 
 from phase5_continuous.recorder import VERSION, Line
 
+OPERATIONS = "attach", "grow", "swap", "free", "store", "evict"  # on pages
+
 
 @dataclass(slots=True)
 class RecordedRequest:
@@ -49,6 +51,8 @@ class Replay:
                 tenant=new.get("tenant", ""),
             )  # fmt: skip
         for operation, *given in line.get("pages", ()):
+            if operation not in OPERATIONS:
+                raise LookupError(f"no operation is named {operation!r}")
             getattr(self, f"_{operation}")(*given)
         for number, _ in line.get("preempted", ()):
             if number not in self.tables:  # else it runs again already

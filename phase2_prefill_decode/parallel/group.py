@@ -1,8 +1,17 @@
 """Group: the collectives of tensor parallel, by torch.distributed: gloo between CPUs, NCCL between GPUs.
 
-All ranks call the same ones in the same order. Those of gloo go through the loopback interface only.
+All ranks call the same ones in the same order. Those of gloo go through the loopback interface only. Gloo never closes
+the socket at which a rank awaits the others, and ends the process if too many connect: once all are connected, the
+kernel drops what comes to it.
 """
 
+import ctypes
+import os
+import socket
+import stat
+import struct
+import sys
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -13,6 +22,8 @@ from torch import Tensor
 from phase2_prefill_decode.parallel.ranks import LostError
 
 LOOPBACK = "127.0.0.1"
+SO_ATTACH_FILTER = 26  # of Linux
+KEEP_NOTHING = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0), 8)  # a packet filter: return 0 bytes
 c10d: Any = dist  # its types do not know what of it a backend has
 
 
@@ -24,6 +35,7 @@ class Group:
 
     def connect(self, file: str, seconds: float, device: torch.device) -> None:
         """Meet the other ranks, which know the same file. A collective fails after some seconds without them."""
+        listening = _listening()
         if device.type == "cuda":
             kind = c10d.ProcessGroupNCCL
             options = kind.Options()
@@ -31,12 +43,17 @@ class Group:
             kind = c10d.ProcessGroupGloo
             options = kind._Options()
             options._devices = [kind.create_device(hostname=LOOPBACK)]
+        listening = _listening() - listening
         options._timeout = timedelta(seconds=seconds)
         try:
             self._group = kind(c10d.FileStore(file, self.size), self.rank, self.size, options)
         except RuntimeError as error:
             raise LostError(str(error)) from error
         self.all_reduce(torch.zeros(1, device=device))  # NCCL connects, by the file, in the first one
+        for descriptor in listening:  # that sum has had a part of every rank: all are connected
+            with socket.socket(fileno=os.dup(descriptor)) as listener:
+                program = struct.pack("HP", 1, ctypes.addressof(KEEP_NOTHING))
+                listener.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)
 
     def all_reduce(self, part: Tensor) -> Tensor:
         """The sum over all ranks, in place: each has the same bits."""
@@ -62,3 +79,15 @@ class Group:
             work.wait()
         except RuntimeError as error:
             raise LostError(str(error)) from error
+
+
+def _listening() -> set[int]:
+    """The descriptors of sockets of this process that listen. None are known outside Linux."""
+    found = set()
+    for descriptor in map(int, os.listdir("/proc/self/fd") if sys.platform == "linux" else ()):
+        with suppress(OSError):  # another thread has closed it
+            if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                with socket.socket(fileno=os.dup(descriptor)) as each:
+                    if each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                        found.add(descriptor)
+    return found

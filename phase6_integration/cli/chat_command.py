@@ -144,10 +144,10 @@ def run(given: argparse.Namespace, parser: Parser) -> int:
                     model = RemoteModel(settings, options.get("model"))
         with closing(model):
             return _converse(Chat(model, sampling, options.get("system"), console), terminal)
-    except httpx.TransportError as error:
+    except httpx.RequestError as error:
         print(f"{parser.prog}: {http_error(error, options['url'])}", file=sys.stderr)
     except (ValueError, OSError) as error:  # also input that is not text
-        print(f"{parser.prog}: {error}", file=sys.stderr)
+        print(printable(f"{parser.prog}: {error}"), file=sys.stderr)
     return 1
 
 

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple, Protocol
 
 import httpx
 
+from phase0_request.checks import check_int
 from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason
-from phase6_integration.cli.common import error_message, http_error
+from phase6_integration.cli.common import body_of, error_message, http_error, lines_of
 from phase6_integration.cli.local_model import open_engine
 from phase6_integration.engine.options import EngineOptions
 from phase6_integration.engine.stats import Gauges
@@ -93,7 +94,13 @@ class RemoteModel:
 
     def __init__(self, settings: dict[str, Any], model: str | None) -> None:
         self.client = httpx.Client(**settings)
-        self.name = model or first_model(self.client.get("/v1/models"))
+        self.name = model or self._first_model()
+
+    def _first_model(self) -> str:
+        with self.client.stream("GET", "/v1/models") as response:
+            return first_model(
+                httpx.Response(response.status_code, content=body_of(response), request=response.request)
+            )
 
     def answer(self, messages: Messages, sampling: Sampling) -> Generator[str | ChatUsage]:
         usage, reason, done = None, None, False
@@ -102,8 +109,8 @@ class RemoteModel:
         try:
             with self.client.stream("POST", "/v1/chat/completions", json=body) as response:
                 if response.status_code != 200:
-                    raise AnswerError(f"{response.status_code}: {error_message(response.read())}")
-                for line in response.iter_lines():
+                    raise AnswerError(f"{response.status_code}: {error_message(body_of(response))}")
+                for line in lines_of(response):
                     if not line.startswith("data:"):
                         continue
                     if (data := line[5:].strip()) == "[DONE]":
@@ -111,21 +118,30 @@ class RemoteModel:
                         break
                     chunk = json.loads(data)
                     if "error" in chunk:
-                        raise AnswerError(chunk["error"]["message"])
-                    usage = chunk.get("usage") or usage
+                        raise AnswerError(str(chunk["error"]["message"]))
+                    usage = usage_of(chunk) or usage
                     for choice in chunk["choices"]:
                         reason = choice.get("finish_reason") or reason
                         if content := choice["delta"].get("content"):
-                            yield content
-        except httpx.TransportError as error:
+                            yield str(content)
+        except httpx.RequestError as error:
             raise AnswerError(http_error(error, str(self.client.base_url))) from None
-        except (ValueError, LookupError, TypeError):
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             raise AnswerError("the server sent an event that is no chat completion chunk") from None
         if not done:
             raise AnswerError("the stream ended before the answer did")
         if usage is not None:
-            cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-            yield ChatUsage(usage["prompt_tokens"], cached, usage["completion_tokens"], reason == "length")
+            yield ChatUsage(*usage, truncated=reason == "length")
 
     def close(self) -> None:
         self.client.close()
+
+
+def usage_of(chunk: dict[str, Any]) -> tuple[int, int, int] | None:
+    """The tokens of a prompt, those of them that were cached, and the tokens of an answer, where a server says them."""
+    if not (usage := chunk.get("usage")):
+        return None
+    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    counts = usage["prompt_tokens"], cached, usage["completion_tokens"]
+    prompt, cached, output = (check_int("usage", count, 0) for count in counts)
+    return prompt, cached, output

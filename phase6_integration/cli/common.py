@@ -3,7 +3,7 @@
 import argparse
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, get_type_hints
 from urllib.parse import urlsplit
@@ -23,7 +23,9 @@ SAMPLING = {
     "top_k": ("K", "sample from this many of the most likely tokens; 0: from all"),
     "seed": ("N", "sampling seed; none: another one each time (none)"),
 }
-UNPRINTABLE = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)), "\ufffd")
+BIDIRECTIONAL = *range(0x202A, 0x202F), *range(0x2066, 0x206A)  # show what follows in another order than it has
+UNPRINTABLE = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160), *BIDIRECTIONAL), "\ufffd")
+MAX_BODY = 1 << 24  # bytes of an answer, and of a line of a stream
 
 
 def engine_options(given: Mapping[str, Any]) -> EngineOptions:
@@ -83,7 +85,7 @@ def http_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     return {"base_url": server_url(given["url"]), "headers": headers, "timeout": httpx.Timeout(None, connect=30)}
 
 
-def http_error(error: "httpx.TransportError", url: str) -> str:
+def http_error(error: "httpx.RequestError", url: str) -> str:
     """What to tell a user."""
     import httpx
 
@@ -92,14 +94,38 @@ def http_error(error: "httpx.TransportError", url: str) -> str:
     return f"the connection was lost: {error}"
 
 
+def lines_of(response: "httpx.Response", most: int = MAX_BODY) -> Iterator[str]:
+    """The lines of a stream, as they come. ValueError if one is longer than so many bytes."""
+    rest = bytearray()
+    for part in response.iter_bytes():
+        rest += part
+        if b"\n" in part:
+            *whole, rest = rest.split(b"\n")
+            yield from (line.decode("utf-8", "replace").rstrip("\r") for line in whole)
+        if len(rest) > most:
+            raise ValueError(f"the server sent a line of more than {most} bytes")
+    if rest:
+        yield rest.decode("utf-8", "replace")
+
+
+def body_of(response: "httpx.Response", most: int = MAX_BODY) -> bytes:
+    """The body of an answer that is streamed. ValueError if it is longer than so many bytes."""
+    body = bytearray()
+    for part in response.iter_bytes():
+        body += part
+        if len(body) > most:
+            raise ValueError(f"the server sent an answer of more than {most} bytes")
+    return bytes(body)
+
+
 def error_message(body: bytes) -> str:
     """What a server's answer says is wrong."""
     try:
-        return str(json.loads(body)["error"]["message"])
-    except (ValueError, LookupError, TypeError):
+        return printable(str(json.loads(body)["error"]["message"]))
+    except (ValueError, LookupError, TypeError, RecursionError):
         return "a response that is no JSON error"
 
 
 def printable(text: str) -> str:
-    """Text of a model without control characters, which could move the cursor or ring the bell."""
+    """Text from elsewhere without control characters, which could move the cursor, ring the bell or reverse a line."""
     return text.translate(UNPRINTABLE)

@@ -1,6 +1,7 @@
 """`nanoserve pull`: download a model from the Hugging Face hub, once it is known that this engine serves it."""
 
 import argparse
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -34,7 +35,7 @@ def run(given: argparse.Namespace, parser: Parser) -> int:
 
 def pull(model: str, revision: str | None, download_dir: str | None) -> Path:
     """The directory of a model, downloaded. A ValueError says why it cannot be, or cannot be served."""
-    if Path(model).exists():
+    if model and os.path.exists(model):  # False, not an error, of a name that is too long
         raise ValueError(f"{model} is here already: `nanoserve serve {model}` takes it as it is")
     where = model, revision, download_dir
     directory = Path(download(*where, FIRST))

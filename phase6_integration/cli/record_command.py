@@ -11,8 +11,16 @@ from typing import TextIO
 import httpx
 
 from phase0_request.checks import check_number
-from phase5_continuous.record_file import open_record
-from phase6_integration.cli.common import add_server, error_message, http_error, http_settings
+from phase5_continuous.record_file import MAX_LINE, open_record
+from phase6_integration.cli.common import (
+    add_server,
+    body_of,
+    error_message,
+    http_error,
+    http_settings,
+    lines_of,
+    printable,
+)
 from phase6_integration.engine.flags import Parser
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -38,17 +46,17 @@ def run(given: argparse.Namespace, parser: Parser) -> int:
     try:
         with httpx.Client(**settings) as client, client.stream("GET", "/record") as response:
             if response.status_code != 200:
-                raise ValueError(f"the server answers {response.status_code}: {error_message(response.read())}")
+                raise ValueError(f"the server answers {response.status_code}: {error_message(body_of(response))}")
             with open_record(given.file) as file, suppress(KeyboardInterrupt):
                 for count, line in enumerate(lines(response, seconds), 1):
                     write(file, line)
                     if sys.stderr.isatty():
                         print(f"\r{count} lines; Ctrl-C ends the record ", end="", file=sys.stderr, flush=True)
-    except httpx.TransportError as error:
+    except httpx.RequestError as error:
         print(f"{parser.prog}: {http_error(error, given.url)}", file=sys.stderr)
         return 1
     except (ValueError, OSError) as error:
-        print(f"{parser.prog}: {error}", file=sys.stderr)
+        print(printable(f"{parser.prog}: {error}"), file=sys.stderr)
         return 1
     print(f"{count} lines; `nanoserve replay {given.file}` makes a page of them")
     return 0
@@ -69,7 +77,7 @@ def lines(response: httpx.Response, seconds: float | None) -> Iterator[str]:
     signal.signal(signal.SIGALRM, signal.default_int_handler)
     signal.setitimer(signal.ITIMER_REAL, seconds or 0)
     try:
-        for event in response.iter_lines():
+        for event in lines_of(response, MAX_LINE):
             if event.startswith(PREFIX):
                 yield event.removeprefix(PREFIX).strip()
     finally:

@@ -4,7 +4,9 @@ import argparse
 import sys
 from pathlib import Path
 
+from phase0_request.checks import check_int, check_number
 from phase5_continuous.record_file import read
+from phase5_continuous.recorder import Line
 from phase5_continuous.replay import Replay
 from phase6_integration.engine.flags import Parser
 from phase6_integration.wings.page.replay import replay
@@ -34,6 +36,17 @@ def check(file: Path) -> None:
     state = Replay()
     for number, line in enumerate(read(file)):
         try:
+            check_times(line)
             state.apply(line)
-        except (LookupError, TypeError, AttributeError) as error:
+        except (LookupError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"{file}: line {number + 1} does not follow from those before it: {error!r}") from None
+
+
+def check_times(line: Line) -> None:
+    """ValueError if a line's times are none."""
+    check_number("t", line.get("t", 0), 0)
+    if "ms" in line:
+        plan, pack, ran, commit = line["ms"]
+        for part in (plan, pack, ran, commit):
+            check_number("ms", part, 0)
+        check_int("step", line["step"], 0)

@@ -36,6 +36,9 @@ def run(given: argparse.Namespace, parser: Parser) -> int:
     except (ValueError, OSError) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 1
+    except (LookupError, TypeError) as error:  # of requests that are not there
+        print(f"{parser.prog}: {given.file}: its lines do not follow from each other: {error!r}", file=sys.stderr)
+        return 1
     print(given.output)
     return 0
 

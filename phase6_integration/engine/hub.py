@@ -1,6 +1,7 @@
 """Find a model's files: in a local directory, or downloaded from the Hugging Face hub into its cache."""
 
 import logging
+import os
 from dataclasses import replace
 from errno import ENOSPC
 from pathlib import Path
@@ -28,8 +29,8 @@ def directory_of(model: str, revision: str | None = None, download_dir: str | No
     hub. What is here takes precedence. The log says which of the two was chosen, and the commit. `download_dir`
     replaces the hub's own cache."""
     directory = Path(model)
-    if directory.is_dir() or (is_gguf(directory) and directory.is_file()):
-        kind = "directory" if directory.is_dir() else "file"
+    if model and (os.path.isdir(model) or (is_gguf(directory) and os.path.isfile(model))):  # a name may be too long
+        kind = "directory" if os.path.isdir(model) else "file"
         if revision is not None:
             raise ConfigError(f"revision is for a repository on the hub, and {model} is a {kind} here")
         log.info("the %s is a %s; the hub is not asked", what, kind, extra={"fields": {kind: directory.resolve()}})
@@ -51,7 +52,9 @@ def download(model: str, revision: str | None, download_dir: str | None, pattern
     try:
         return snapshot_download(model, revision=revision, cache_dir=download_dir, allow_patterns=patterns, **how)
     except HFValidationError as error:
-        raise ConfigError(f"{model} is neither a directory nor the name of a repository: {error}") from error
+        raise ConfigError(
+            f"{model or 'an empty name'} is neither a directory nor the name of a repository: {error}"
+        ) from error
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
         response = getattr(error, "response", None)
         status = None if response is None else response.status_code

@@ -189,7 +189,7 @@ def first_model(response: httpx.Response) -> str:
         if response.status_code == 200:
             return str(content["data"][0]["id"])
         message = content["error"]["message"]
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, RecursionError):
         message = "no model is listed at /v1/models"
     raise ValueError(f"{response.url} answered {response.status_code}: {on_one_line(str(message))}")
 

@@ -109,6 +109,7 @@ def test_a_value_out_of_the_servers_bounds_is_not_sent(serve, visit) -> None:
 def test_what_a_model_writes_is_shown_as_text_and_markdown_never_as_html(serve, visit) -> None:
     page = visit(serve())
     evil = "<img src=x onerror=alert(1)> [a](javascript:alert) **b** `c<b>` https://x\n\n- d\n\n```py\ne = '<i>'\n```"
+    evil += f"\n\n{'[' * 200_000} {'`' * 200_000} x\n\n# {'#' * 200_000} x"  # each once took minutes
     evil += f"\n\n{'>' * 9000} q"  # a quote in a quote, too deep for the stack
     page.evaluate(
         "turns => localStorage.setItem('nanoserve.chat', JSON.stringify(turns))",
@@ -118,7 +119,7 @@ def test_what_a_model_writes_is_shown_as_text_and_markdown_never_as_html(serve, 
     text = page.locator(".text")
     expect(text).to_contain_text("<img src=x onerror=alert(1)> [a](javascript:alert) b c<b> https://x")
     assert text.evaluate("e => [...new Set([...e.querySelectorAll('*')].map(e => e.localName))].sort().join()") == (
-        "blockquote,button,code,figcaption,figure,li,p,pre,span,strong,ul"
+        "blockquote,button,code,figcaption,figure,h3,li,p,pre,span,strong,ul"
     )
 
 

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models, trainers
+from tokenizers import decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer
 
 from phase0_request.checks import ConfigError
 from phase0_request.gguf_file import read_header
+from phase0_request.gguf_tokenizer import backend_of
 from phase0_request.tokenizer import Tokenizer
 from tests import gguf_files
 
@@ -64,6 +65,16 @@ def test_the_header_is_what_the_package_wrote(tmp_path: Path) -> None:
 def test_a_byte_level_vocabulary_has_the_tokens_of_transformers(pre: str, tmp_path: Path) -> None:
     written(tmp_path / "x.gguf", lambda out: gguf_files.add_tokenizer(out, pre))
     assert_same_tokens(tmp_path / "x.gguf")
+
+
+def test_smollm_has_the_pieces_of_its_tokenizer_json(tmp_path: Path) -> None:
+    """transformers does not read the name of a pre-tokenizer: it cuts as GPT-2's does."""
+    file = written(tmp_path / "x.gguf", lambda out: gguf_files.add_tokenizer(out, "smollm"))
+    ours = backend_of(read_header(file)).pre_tokenizer
+    digits, bytes_of = pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)
+    theirs = pre_tokenizers.Sequence([digits, bytes_of])
+    for text in TEXTS:
+        assert ours.pre_tokenize_str(text) == theirs.pre_tokenize_str(text)
 
 
 def test_qwen_composes_accents_as_its_tokenizer_json_does(tmp_path: Path) -> None:
@@ -178,6 +189,7 @@ NAME = struct.pack("<Q", 1) + b"k"
         (b"GGUF" + struct.pack("<I", 3) + COUNTS + NAME + struct.pack("<IIQ", 9, 12, 1 << 20), "more must follow"),
         (b"GGUF" + struct.pack("<I", 3) + COUNTS + NAME + struct.pack("<IIQ", 9, 7, 1 << 60), "at most 2097152 are"),
         (b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + NAME + struct.pack("<I", 1 << 31), "at most 4 are possible"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 700_000, 0), "it holds 700000 tensors or entries; at most 32768 are read"),
         (b"GGUF" + struct.pack("<IQQ", 3, 0, 2) + 2 * (NAME + struct.pack("<IB", 0, 0)), "it holds 'k' twice"),
     ],
 )

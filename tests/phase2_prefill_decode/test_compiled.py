@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
+from errno import ENOSPC
 from pathlib import Path
 from subprocess import PIPE, Popen
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from numba.np.unsafe.ndarray import to_fixed_tuple
 
 from phase2_prefill_decode.kernels.cpu import openmp
-from phase2_prefill_decode.kernels.cpu.cache import PLACE, Files, place
+from phase2_prefill_decode.kernels.cpu.cache import PLACE, Files, not_kept, place
 from phase2_prefill_decode.kernels.cpu.intrinsics import FEATURES, array, compiled, kernel
 from phase2_prefill_decode.kernels.cpu.microkernel import SET, WIDE
 from phase2_prefill_decode.kernels.cpu.openmp import take
@@ -87,6 +88,24 @@ def test_code_is_found_by_its_function_its_source_and_its_key(tmp_path: Path) ->
     Files(str(tmp_path), "function", 0).save("key", "code")
     asked = [("function", 0, "key"), ("other", 0, "key"), ("function", 1, "key"), ("function", 0, "another")]
     assert [Files(str(tmp_path), name, stamp).load(key) for name, stamp, key in asked] == ["code", None, None, None]
+
+
+def test_a_full_disk_ends_no_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(file: Path, _: bytes) -> int:
+        file.touch()  # a name there is room for
+        raise OSError(ENOSPC, os.strerror(ENOSPC))
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    not_kept.cache_clear()
+    for key in ("one", "other"):
+        Files(str(tmp_path / "of a checkout"), "function", 0).save(key, "code")
+    not_kept.cache_clear()
+    assert not [*tmp_path.iterdir()]
+    (record,) = caplog.records
+    assert f"cannot be kept in {PLACE}" in record.message
+    assert "No space left on device" in record.message
 
 
 AT_ONCE = """

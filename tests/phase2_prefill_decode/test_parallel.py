@@ -1,5 +1,7 @@
 """A model over several ranks: what each holds, and the tokens of all together."""
 
+import socket
+import sys
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -198,6 +200,26 @@ def test_recorded_steps_run_on_all_ranks(tmp_path: Path, monkeypatch: pytest.Mon
         given = prompts(300, [3, 17, 30])
         answers = Engine(model, EngineCore(scheduler, runner)).generate(given, GREEDY)
     assert all(follows(oracle, p, answer.output_tokens) for p, answer in zip(given, answers, strict=True))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's packet filter is Linux's")
+def test_nobody_else_reaches_a_rank_once_all_are_connected(tmp_path: Path) -> None:
+    """Gloo keeps its listeners, and ends the process if more connect than it has descriptors for."""
+    before = listening_ports()
+    with split(saved(variant("qwen3"), tmp_path), 2) as model:
+        ports = listening_ports() - before
+        assert len(ports) == 2
+        for port in ports:
+            with pytest.raises(TimeoutError), socket.create_connection(("127.0.0.1", port), timeout=0.2):
+                pass
+        assert static(model).generate(prompts(300, [9]), GREEDY)
+
+
+def listening_ports() -> set[int]:
+    """Of this process, as the kernel lists them."""
+    own = {place.resolve().name for place in Path("/proc/self/fd").iterdir()}  # socket:[number]
+    rows = [line.split() for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]]
+    return {int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in own}
 
 
 def test_engines_that_share_a_model_do_not_read_each_others_keys(tmp_path: Path) -> None:

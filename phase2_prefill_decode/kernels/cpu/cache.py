@@ -10,16 +10,20 @@ is named by a hash of all files of this package.
 """
 
 import hashlib
+import logging
 import os
 import pickle
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numba
 from numba.core import caching
+
+log = logging.getLogger(__name__)
 
 
 def place(sources: Path) -> Path:
@@ -39,6 +43,12 @@ def is_writable() -> bool:
     with suppress(OSError):
         PLACE.mkdir(parents=True, exist_ok=True)
     return os.access(PLACE, os.W_OK)
+
+
+@cache
+def not_kept(why: str) -> None:
+    """Say once that kernels have to be compiled again by each process."""
+    log.warning("kernels for this CPU cannot be kept in %s, so each process compiles them: %s", PLACE, why)
 
 
 class Files:
@@ -61,8 +71,13 @@ class Files:
     def save(self, key: Any, data: Any) -> None:
         file = self._file(key)
         part = file.with_name(f"{file.name}.{uuid.uuid4().hex}")
-        part.write_bytes(caching.dumps(data))
-        part.replace(file)
+        try:
+            part.write_bytes(caching.dumps(data))
+            part.replace(file)
+        except OSError as error:  # the disk is full, say: what was compiled runs all the same
+            with suppress(OSError):
+                part.unlink(missing_ok=True)
+            not_kept(str(error.strerror))
 
     def _file(self, key: Any) -> Path:
         kind = hashlib.sha256(repr((self.state, key)).encode()).hexdigest()[:16]

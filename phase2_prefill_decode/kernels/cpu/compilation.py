@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,7 +26,7 @@ from phase0_request import entry
 from phase1_kv_pool.layer import HIGHEST, KVLayer
 from phase2_prefill_decode.kernels.attention import AttentionMetadata
 from phase2_prefill_decode.kernels.cpu.attention import attend
-from phase2_prefill_decode.kernels.cpu.cache import PLACE, is_writable
+from phase2_prefill_decode.kernels.cpu.cache import PLACE, is_writable, not_kept
 from phase2_prefill_decode.kernels.cpu.draw import draw
 from phase2_prefill_decode.kernels.cpu.forward import forward_body
 from phase2_prefill_decode.kernels.cpu.intrinsics import PROCESSOR
@@ -131,8 +131,9 @@ def compile_kernels(kernels: Sequence[Kernel], *, progress: bool = False) -> Non
                 bar.update()
     for kernel in kernels:
         kernel.make()
-    if kept:
-        mark.touch()
+    if kept and not not_kept.cache_info().currsize:
+        with suppress(OSError):  # without the mark the bar is shown again
+            mark.touch()
 
 
 def _mark(kernels: Sequence[Kernel]) -> Path:

@@ -55,7 +55,8 @@ class Format(Protocol):
 def only(config: Mapping[str, Any], **allowed: tuple[Any, ...]) -> None:
     """Refuse a quantization_config with another value of these keys than those that are supported."""
     for name, values in allowed.items():
-        if (value := config.get(name)) not in values:
+        value = config.get(name)
+        if not any(value == each and type(value) is type(each) for each in values):  # 4.0 is not 4
             supported = ", ".join("none" if each is None else str(each) for each in values)
             raise ConfigError(f"quantization_config: {name} is {value!r}; supported: {supported}")
 

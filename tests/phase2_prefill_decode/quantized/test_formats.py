@@ -208,6 +208,7 @@ def config_with(**changes: Any) -> dict[str, Any]:
         (config_with(config_groups=[1]), "quantization_config is not as compressed-tensors writes it"),
         (config_with(group_size=0), "group_size must be an integer from 2"),
         (made.gptq_config(bits=3), "bits is 3; supported: 4, 8"),
+        (made.gptq_config(bits=4.0), "bits is 4.0; supported: 4, 8"),
         (made.gptq_config(checkpoint_format="marlin"), "checkpoint_format must be one of gptq, gptq_v2, got 'marlin'"),
         (made.gptq_config(dynamic={"-:.*": {}}), "dynamic is .*; supported: none, {}"),
         (made.gptq_config(group_size=-2), "group_size must be an integer from 8"),

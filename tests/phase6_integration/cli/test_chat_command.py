@@ -72,6 +72,14 @@ def test_a_server_gets_an_openai_request_and_its_stream_is_read_to_the_end() -> 
         (Said(speech("half", "more").body, kind="text/event-stream", cut=250), "the connection was lost"),
         (Said(b'data: {"choices": []}\n\n', kind="text/event-stream"), "ended before the answer did"),
         (Said(b"data: {broken\n\n", kind="text/event-stream"), "no chat completion chunk"),
+        (Said(b"data: 3\n\n", kind="text/event-stream"), "no chat completion chunk"),
+        (stream([{"choices": [{"delta": 3}]}]), "no chat completion chunk"),
+        (
+            stream([{"choices": [], "usage": {"prompt_tokens": "x", "completion_tokens": 1}}]),
+            "no chat completion chunk",
+        ),
+        (stream([{"error": 3}]), "no chat completion chunk"),
+        (Said(b"data: " + b"[" * 200_000 + b"\n\n", kind="text/event-stream"), "no chat completion chunk"),
         (Said(b"<html>", 502, "text/html"), "502: a response that is no JSON error"),
     ],
 )
@@ -189,6 +197,8 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat() -> None:
 def test_model_output_cannot_control_the_terminal() -> None:
     _, shown = chatted(Parrot("\x1b[2J\x07[bold]x[/bold]\r \x9b31m\ttab"), "hi")
     assert shown == "\ufffd[2J\ufffd[bold]x[/bold]\ufffd \ufffd31m\ttab\n"
+    _, shown = chatted(Parrot("a\u202eb\u2066c"), "hi")
+    assert shown == "a\ufffdb\ufffdc\n"  # what reverses a line
 
 
 # The command.

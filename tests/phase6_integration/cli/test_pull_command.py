@@ -98,6 +98,8 @@ FAULTS = [
     ("org/private", "", "there is none of this name, or it needs a token (HF_TOKEN)"),
     ("org/model", DISK, "0.00 GB free"),
     ("phase0_request/tiny_chat", "", "is here already"),
+    ("x" * 300, "", "neither a directory nor the name of a repository"),
+    ("", "", "an empty name is neither a directory nor the name of a repository"),
     ("a b", "", "neither a directory nor the name of a repository"),
 ]
 

@@ -1,6 +1,7 @@
 """`nanoserve record`, `replay` and `trace`, and `generate --record`."""
 
 import gzip
+import itertools
 import json
 import signal
 import threading
@@ -11,12 +12,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
 
+import httpx
 import pytest
 
+from phase5_continuous import record_file
 from phase5_continuous.record_file import read
 from phase5_continuous.replay import Replay
+from phase6_integration.cli.common import body_of, lines_of
 from phase6_integration.cli.main import main
 
+HEAD = b'{"record": 1, "page_size": 4}\n'
 SAMPLE = Path(__file__).parents[2] / "data" / "record.jsonl.gz"
 
 
@@ -106,6 +111,12 @@ def test_generate_records_what_it_prints(tmp_path: Path, capsys: pytest.CaptureF
         ("run.jsonl", b"", "it is empty"),
         ("run.jsonl", b'{"record": 99}\n', "version 99; only 1 can be read"),
         ("run.jsonl", b'{"record": 1, "page_size": 4}\n{"pages": [["free", 3]]}\n', "line 2 does not follow"),
+        ("run.jsonl", HEAD + b'{"pages": [["_setattr__", "line", 1]]}\n', "no operation is named '_setattr__'"),
+        ("run.jsonl", HEAD + b'{"t": "soon"}\n', "t must be a number from 0, got 'soon'"),
+        ("run.jsonl", HEAD + b'{"step": 1, "t": 0, "ms": [1]}\n', "line 2 does not follow"),
+        ("run.jsonl", HEAD + b'{"step": 1, "t": 0, "ms": [1, 1, NaN, 1]}\n', "ms must be a number from 0, got nan"),
+        ("run.jsonl", HEAD + b'{"step": {}, "t": 0, "ms": [1, 1, 1, 1]}\n', "step must be an integer from 0, got {}"),
+        ("run.jsonl", HEAD + b'{"new": ' + b"[" * 200_000 + b"\n", "is damaged, or not a record, after 2 lines"),
         ("run.jsonl", b"a poem\n", "Expecting value"),
         ("run.jsonl.gz", SAMPLE.read_bytes()[:9000], "Compressed file ended"),
         ("run.jsonl.gz", SAMPLE.read_bytes()[:5000] + b"\xff" * 99, "while decompressing"),
@@ -119,6 +130,28 @@ def test_what_is_no_record_or_damaged_is_said_and_nothing_is_made_of_it(
     assert main([command, str(file), "-o", str(made)]) == 1
     assert words in capsys.readouterr().err
     assert not made.exists()
+
+
+def test_a_line_without_end_is_not_read_into_memory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record_file, "MAX_LINE", 1000)
+    (file := tmp_path / "run.jsonl.gz").write_bytes(gzip.compress(HEAD + b" " * 5000 + b"{}\n"))
+    assert main(["replay", str(file), "-o", str(tmp_path / "made")]) == 1
+    assert "line 2 has more than 1000 characters" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("status", [200, 500])
+def test_a_server_that_never_ends_a_line_is_left(status: int) -> None:
+    """After 99 kB of an answer that has no end."""
+    endless = httpx.Client(
+        transport=httpx.MockTransport(lambda _: httpx.Response(status, content=itertools.repeat(b"x" * 33_000)))
+    )
+    with (
+        endless.stream("GET", "http://server/") as response,
+        pytest.raises(ValueError, match="of more than 90000 bytes"),
+    ):
+        body_of(response, 90_000) if status == 500 else [*lines_of(response, 90_000)]
 
 
 def test_a_trace_has_the_format_that_viewers_document(tmp_path: Path) -> None:

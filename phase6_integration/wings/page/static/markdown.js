@@ -4,7 +4,7 @@
 import { copier } from "./dom.js";
 import { h } from "./viewer/dom.js";
 
-const INLINE = /(`+)([^`]|[^`][\s\S]*?[^`])\1(?!`)|\*\*(\S(?:[\s\S]*?\S)?)\*\*|(?<![\w*])\*([^\s*](?:[^*]*[^\s*])?)\*(?!\w)|(?<!\w)_([^\s_](?:[^_]*[^\s_])?)_(?!\w)|\[([^\]\n]+)\]\((https?:\/\/[^\s)]+)\)/;
+const INLINE = /(?<!`)(`+)([^`]|[^`][\s\S]*?[^`])\1(?!`)|\*\*(\S(?:[\s\S]*?\S)?)\*\*|(?<![\w*])\*([^\s*](?:[^*]*[^\s*])?)\*(?!\w)|(?<!\w)_([^\s_](?:[^_]*[^\s_])?)_(?!\w)|\[([^[\]\n]+)\]\((https?:\/\/[^\s)]+)\)/;
 const ITEM = /^( *)(?:[-*+]|(\d{1,9})[.)]) +(.*)$/;
 const FENCE = /^ {0,3}(`{3,}|~{3,})\s*(\S*)/;
 const STARTS = /^(?: {0,3}(?:`{3,}|~{3,}|#{1,6} |>)| *(?:[-*+]|\d{1,9}[.)]) )/;
@@ -47,9 +47,9 @@ export function blocks(text) {
 const DEEPEST = 20; // quotes and lists within each other; what is deeper is text: a model may write any number of ">"
 
 function block(lines, depth = 0) {
-  const [first] = lines, fence = FENCE.exec(first), heading = /^(#{1,6}) +(.*?)#*$/.exec(first);
+  const [first] = lines, fence = FENCE.exec(first), heading = /^(#{1,6}) +(.*)$/.exec(first);
   if (fence) return code(lines.slice(1, lines.length > 1 && lines.at(-1).trim() === fence[1] ? -1 : undefined).join("\n"), fence[2]);
-  if (heading) return h(`h${Math.min(6, heading[1].length + 2)}`, {}, inline(heading[2].trim()));
+  if (heading) return h(`h${Math.min(6, heading[1].length + 2)}`, {}, inline(heading[2].trim().replace(/(?<!#)#+$/, "").trim()));
   if (first.startsWith(">") && depth < DEEPEST) return h("blockquote", {}, draw(lines.map((line) => line.replace(/^> ?/, "")).join("\n"), depth + 1));
   if (/^ {0,3}([-*_])(?: *\1){2,} *$/.test(first) && lines.length === 1) return h("hr");
   if (first.startsWith("|") && /^\|[\s|:-]+\|?$/.test(lines[1] ?? "")) return table(lines);
