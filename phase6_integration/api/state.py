@@ -1,6 +1,7 @@
 """ServerState: what the routes of one server share, with the hooks that wings fill, and the body of a request."""
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -113,7 +114,7 @@ class ServerState:
     plan: "Callable[[ServerState, ChatRequest, Sequence[int], Grammar | None], AnswerPlan]" = plain_answers
     lease: Lease = lambda request, length_field: nullcontext()
     error_bodies: dict[str, Callable[[RequestError], bytes]] = field(default_factory=dict)  # by path; else OpenAI's
-    watching: int = 0  # clients that read the engine's record
+    watching: Counter[str] = field(default_factory=Counter)  # readers of the engine's record, by tenant
     warned: set[str] = field(default_factory=set)  # unknown fields that the log has
 
     @classmethod

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 from phase0_request.core import EngineCore, Step
 from phase0_request.request import FinishReason, Request
 from phase2_prefill_decode.parallel.ranks import RankError, Ranks, die_with
-from phase5_continuous.recorder import Recorder
 from phase5_continuous.scheduler import Scheduler
 from phase6_integration.engine.gc_freeze import gc_freeze
 from phase6_integration.engine.isolation import BrokenError
@@ -39,9 +38,10 @@ from phase6_integration.process.messages import (
     Update,
     Watch,
 )
+from phase6_integration.process.recording import Recording
 
 log = logging.getLogger(__name__)
-DEADLINES = 0.5  # seconds after which the deadlines of requests are looked at, if all wait for their grammars
+CLOCKED = 0.5  # seconds after which deadlines are looked at if all wait for their grammars, and snapshots that wait
 
 
 class GrammarWork(Protocol):
@@ -71,27 +71,29 @@ class Loop:
         self._requests: dict[str, Request] = {}  # the end of each is not sent yet
         self._unannounced: dict[str, Request] = {}  # the admission of each is not sent yet
         self._unscored: set[str] = set()  # the prompt logprobs of each are not sent yet
-        self._recorder: Recorder | None = None  # while someone watches
+        self._recording = Recording(core, lambda line: self.channel.send(Recorded(line)))
 
     # region exercise 6.2
     def run(self) -> NoReturn:
         """Read messages and run steps until the HTTP process closes the channel."""
         while True:
-            wait, timeout = self._all_wait or not self.core.has_work, DEADLINES if self._all_wait else None
+            wait = self._all_wait or not self.core.has_work
+            timeout = CLOCKED if self._all_wait or self._recording.is_waiting else None
             for message in self.channel.receive(wait, timeout):
                 self.handle(message)
             self.turn()
 
     def turn(self) -> None:
-        """Run a step, if there is work, and send what it did."""
+        """Run a step, if there is work, and send what it did. Watchers get a snapshot before it."""
+        self._recording.write()
         if self.grammars is not None:
             self.grammars.receive(self.scheduler, self.core.clock())
         step = self.core.step() if self.core.has_work else None
         self._all_wait = step is None and self.scheduler.is_waiting
         if step is not None:
             self.channel.send(self._update(step))
-        elif self._recorder is not None:
-            self._recorder.flush()
+        else:
+            self._recording.flush()
 
     def handle(self, message: ToEngine) -> None:
         """Act on one message: submit completions, finish one, answer a ping. ValueError for a second LoadModel."""
@@ -106,7 +108,7 @@ class Loop:
             case Ping():
                 self.channel.send(Pong())
             case Watch():
-                self._watch(message)
+                self._recording.watch(message)
             case LoadModel():
                 raise ValueError("an engine can be loaded only once")
 
@@ -154,16 +156,6 @@ class Loop:
         return admitted
 
     # endregion
-
-    def _watch(self, message: Watch) -> None:
-        """Record while someone watches. One recorder writes for all readers: a snapshot is for one that comes later."""
-        if not message.on and self._recorder is not None:
-            self._recorder.close()
-            self._recorder = None
-        elif message.on and self._recorder is not None:
-            self._recorder.snapshot()
-        elif message.on:
-            self._recorder = Recorder(self.core, lambda line: self.channel.send(Recorded(line)), text=message.text)
 
 
 class LoadedEngine(NamedTuple):

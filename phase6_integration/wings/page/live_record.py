@@ -1,10 +1,13 @@
 """GET /record: the engine's record, live, as server-sent events: its header, a snapshot, and a line for each step.
 
 The text of requests is part of it only if `--playground-text` allows that. The engine waits for no reader: lines that a
-slow one misses are left out, which the record says, and one that reads nothing is disconnected by the transport.
+slow one misses are left out, which the record says, and one that reads nothing is disconnected by the transport. A page
+of another site could not read it, but make the engine write it: it is refused, by what browsers say of its origin.
 """
 
 import asyncio
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 
 import msgspec
@@ -19,6 +22,7 @@ from phase6_integration.api.streaming import EVENTS
 from phase6_integration.process.health import Health
 
 MOST_WATCHERS = 16  # each one costs the server the encoding of every line
+MOST_OF_A_CLIENT = 4
 PAUSE = 0.02  # seconds between two pieces: a page has no use for more
 encode = msgspec.json.encode
 router = APIRouter(include_in_schema=False)  # it has no end, and no JSON
@@ -41,30 +45,41 @@ async def record(request: Request, server: Server) -> Response:
         raise RequestError(404, "the replicas of a cluster cannot be watched", code="no_record")
     if server.engine.health is not Health.READY:
         raise unavailable(server.engine.health)
-    if server.watching >= MOST_WATCHERS:
-        message = f"{MOST_WATCHERS} clients watch the engine already"
+    if is_foreign(request.headers, server.settings.allowed_origins):
+        message = "a page of another site may not watch the engine; --allowed-origins names those that may"
+        raise RequestError(403, message, code="foreign_page")
+    watching, tenant = server.watching, request.state.tenant
+    if watching.total() >= MOST_WATCHERS or watching[tenant] >= MOST_OF_A_CLIENT:
+        message = f"the engine is watched already: {MOST_WATCHERS} times at most, and {MOST_OF_A_CLIENT} by one client"
         raise RequestError(429, message, code="too_many_watchers", headers={"retry-after": "30"})
     if request.scope.get("head"):
         return Response(headers={name.decode(): value.decode() for name, value in EVENTS})
-    return Watching(server)
+    return Watching(server, tenant)
+
+
+def is_foreign(headers: Mapping[str, str], allowed_origins: Sequence[str]) -> bool:
+    """Whether a page of another origin asks, which a browser says, unless that origin is allowed."""
+    allowed = "*" in allowed_origins or headers.get("origin") in allowed_origins
+    return headers.get("sec-fetch-site", "none") not in ("none", "same-origin") and not allowed
 
 
 class Watching(Response):
     """Sends lines until the client leaves or the engine ends."""
 
-    def __init__(self, server: ServerState) -> None:
+    def __init__(self, server: ServerState, tenant: str) -> None:
         super().__init__()
         self.server = server
+        self.tenant = tenant
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self.server.watching += 1
+        self.server.watching[self.tenant] += 1
         sending, leaving = asyncio.create_task(self.send_lines(send)), asyncio.create_task(_left(receive))
         try:
             await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
             if sending.done():
                 sending.result()
         finally:
-            self.server.watching -= 1
+            self.server.watching -= Counter((self.tenant,))  # drops those with none
             leaving.cancel()
             sending.cancel()
             await asyncio.wait({sending})  # it is a watcher until then

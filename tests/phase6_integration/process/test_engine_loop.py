@@ -10,10 +10,22 @@ from phase0_request import Batch, FinishReason, Request, SamplingParams, StepOut
 from phase0_request.core import EngineCore
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
+from phase5_continuous.recorder import Recorder
 from phase5_continuous.scheduler import Scheduler
 from phase6_integration.engine.options import EngineOptions
 from phase6_integration.process.engine_process import Loop
-from phase6_integration.process.messages import Channel, EngineRequest, Finish, LoadModel, Ping, Pong, Progress, Update
+from phase6_integration.process.messages import (
+    Channel,
+    EngineRequest,
+    Finish,
+    LoadModel,
+    Ping,
+    Pong,
+    Progress,
+    Recorded,
+    Update,
+    Watch,
+)
 from tests.phase5_continuous.support import PackedBatch
 
 FIRST = 100  # the tokens of every answer: 100, 101, 102, ...
@@ -247,3 +259,83 @@ def test_an_answer_that_arrives_between_two_turns_is_seen_before_the_engine_slee
     grammars.arrives = True
     loop.turn()
     assert tokens(line, "a") == [100], "nothing else would wake it"
+
+
+# Those who watch.
+
+
+def snapshots(line: Line) -> int:
+    return sum("snapshot" in message.line for message in line.sent if isinstance(message, Recorded))
+
+
+def watched_loop(now: list[float]) -> tuple[Loop, Line]:
+    """A loop with something to tell, and one reader of its record."""
+    loop, line = idle_loop()
+    loop.core.clock = lambda: now[0]
+    loop.handle(ask("a", max_tokens=1))
+    loop.turn()
+    loop.handle(Watch(True))
+    loop.turn()
+    assert snapshots(line) == 1
+    return loop, line
+
+
+def test_readers_that_come_together_share_a_snapshot_and_those_after_them_wait_a_second() -> None:
+    """Fault: each of thousands of connections made the step thread write the whole cache."""
+    loop, line = watched_loop(now := [1.0])
+    for now[0] in (1.1, 1.2, 1.9):
+        for _ in range(100):
+            loop.handle(Watch(True))
+        loop.turn()
+    assert snapshots(line) == 1
+    now[0] = 2.0
+    loop.turn()
+    loop.turn()
+    assert snapshots(line) == 2
+
+
+def test_a_snapshot_that_waits_is_written_by_an_idle_engine_too() -> None:
+    loop, line = watched_loop(now := [1.0])
+    timeouts: list[float | None] = []
+
+    def receive(wait: bool, timeout: float | None = None) -> list[Any]:
+        timeouts.append(timeout)
+        if timeout is None:
+            raise EOFError  # it sleeps until a message comes
+        now[0] += timeout
+        return []
+
+    line.receive = receive  # type: ignore[method-assign]
+    loop.handle(Watch(True))
+    with pytest.raises(EOFError):
+        loop.run()
+    assert snapshots(line) == 2
+    assert len(timeouts) < 5
+
+
+def test_no_snapshot_is_written_for_readers_that_have_left() -> None:
+    loop, line = watched_loop(now := [1.0])
+    before = len(line.sent)
+    for _ in range(100):
+        loop.handle(Watch(False))
+        loop.handle(Watch(True))
+    loop.handle(Watch(False))
+    now[0] = 9.0
+    loop.turn()
+    assert len(line.sent) == before
+
+
+def test_a_snapshot_that_takes_long_is_followed_by_a_longer_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a large cache, written once a second, would leave the steps no time."""
+    loop, line = watched_loop(now := [1.0])
+    snapshot = Recorder.snapshot
+
+    def slow(recorder: Recorder) -> None:
+        snapshot(recorder)
+        now[0] += 0.5
+
+    monkeypatch.setattr(Recorder, "snapshot", slow)
+    for now[0] in (2.0, 5.0, 12.0, 13.0):
+        loop.handle(Watch(True))
+        loop.turn()
+    assert snapshots(line) == 3, "at 2, not at 5, and at 12.5"

@@ -9,7 +9,7 @@ from fastapi import FastAPI
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.process.health import Health
 from phase6_integration.process.messages import Recorded
-from phase6_integration.wings.page.live_record import MOST_WATCHERS, shows_text
+from phase6_integration.wings.page.live_record import MOST_OF_A_CLIENT, MOST_WATCHERS, shows_text
 from tests.phase6_integration.application import create_app
 from tests.phase6_integration.asgi import Call, awaited
 from tests.phase6_integration.fake_engine import FakeEngine, client
@@ -37,9 +37,9 @@ def test_the_text_is_shown_by_itself_only_where_nobody_else_can_watch(settings: 
     assert shows_text(ServerSettings(**settings)) is shown  # type: ignore[arg-type]
 
 
-def call_of(app: FastAPI, method: str = "GET") -> Call:
-    call = Call(app, "/record", None)
-    call.scope["method"] = method
+def call_of(app: FastAPI, method: str = "GET", client: int = 1, headers: dict[str, str] | None = None) -> Call:
+    call = Call(app, "/record", None, headers)
+    call.scope |= {"method": method, "client": (f"127.0.0.{client}", 1)}
     return call
 
 
@@ -49,7 +49,8 @@ async def test_watchers_are_few_and_one_that_leaves_makes_room() -> None:
     app = create_app(engine, ServerSettings())
     for _ in range(2):
         async with AsyncExitStack() as stack:
-            calls = [await stack.enter_async_context(call_of(app)) for _ in range(MOST_WATCHERS + 9)]  # at once
+            clients = [number // MOST_OF_A_CLIENT for number in range(MOST_WATCHERS + 9)]  # at once
+            calls = [await stack.enter_async_context(call_of(app, client=client)) for client in clients]
             for call in calls:
                 await call.until(lambda call: call.status is not None)
             refused = [call for call in calls if call.status != 200]
@@ -60,6 +61,46 @@ async def test_watchers_are_few_and_one_that_leaves_makes_room() -> None:
             for call in calls:
                 call.leave()
         assert engine.watchers == 0
+
+
+@awaited
+async def test_a_client_that_watches_many_times_keeps_no_other_from_watching() -> None:
+    app = create_app(FakeEngine(), ServerSettings())
+    async with AsyncExitStack() as stack:
+        clients = [1] * MOST_WATCHERS + [2]
+        calls = [await stack.enter_async_context(call_of(app, client=client)) for client in clients]
+        for call in calls:
+            await call.until(lambda call: call.status is not None)
+        for call in calls:
+            call.leave()
+    *of_one, other = [call.status for call in calls]
+    assert (of_one.count(200), of_one.count(429), other) == (MOST_OF_A_CLIENT, MOST_WATCHERS - MOST_OF_A_CLIENT, 200)
+
+
+@pytest.mark.parametrize(
+    ("headers", "allowed", "status"),
+    [
+        ({}, (), 200),  # of a program
+        ({"sec-fetch-site": "none"}, (), 200),  # typed by a person
+        ({"sec-fetch-site": "same-origin"}, (), 200),
+        ({"sec-fetch-site": "cross-site"}, (), 403),
+        ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}, (), 403),
+        ({"sec-fetch-site": "same-site"}, (), 403),  # another port of this machine
+        ({"sec-fetch-site": "cross-site", "origin": "https://a.example"}, ("https://b.example",), 403),
+        ({"sec-fetch-site": "cross-site", "origin": "https://a.example"}, ("https://a.example",), 200),
+        ({"sec-fetch-site": "cross-site", "origin": "https://a.example"}, ("*",), 200),
+    ],
+)
+@awaited
+async def test_a_page_of_another_site_does_not_make_the_engine_write(
+    headers: dict[str, str], allowed: tuple[str, ...], status: int
+) -> None:
+    engine = FakeEngine()
+    async with call_of(create_app(engine, ServerSettings(allowed_origins=allowed)), headers=headers) as call:
+        await call.until(lambda call: call.status is not None)
+        call.leave()
+    assert call.status == status
+    assert bool(engine.sent) is (status == 200)
 
 
 @awaited

@@ -1,0 +1,55 @@
+"""Recording: the engine's record while someone watches. One recorder writes for all who do.
+
+A snapshot takes the step thread as long as the cache is large, and anybody may ask for one. So all who ask in a turn
+share it, those who ask soon after it wait, and nobody gets one that all have stopped waiting for.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from phase0_request.core import EngineCore
+from phase5_continuous.recorder import Line, Recorder
+from phase5_continuous.scheduler import Scheduler
+from phase6_integration.process.messages import Watch
+
+PAUSE = 1.0  # seconds, the least, between the ends and beginnings of snapshots
+SHARE = 20  # and so many times as long as the last one took
+
+
+class Recording:
+    """Notes what is asked for with `watch`; `write` does it, between two steps."""
+
+    def __init__(self, core: EngineCore[Scheduler, Any], send: Callable[[Line], object]) -> None:
+        self._core = core
+        self._send = send
+        self._recorder: Recorder | None = None  # while someone watches
+        self._asked: Watch | None = None  # for a snapshot, which is to come
+        self._next = core.clock()  # when it may be written
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a snapshot is to come."""
+        return self._asked is not None
+
+    def watch(self, message: Watch) -> None:
+        """Take a reader's wish for a snapshot; or end the record, since the last reader has left."""
+        self._asked = message if message.on else None
+        if not message.on and self._recorder is not None:
+            self._recorder.close()
+            self._recorder = None
+
+    def write(self) -> None:
+        """Write the snapshot that is due, if one is: at the start of a record, behind its header."""
+        if self._asked is None or (began := self._core.clock()) < self._next:
+            return
+        if self._recorder is None:
+            self._recorder = Recorder(self._core, self._send, text=self._asked.text)
+        else:
+            self._recorder.snapshot()
+        self._asked, ended = None, self._core.clock()
+        self._next = ended + max(PAUSE, SHARE * (ended - began))
+
+    def flush(self) -> None:
+        """Write what has changed since the last step."""
+        if self._recorder is not None:
+            self._recorder.flush()
