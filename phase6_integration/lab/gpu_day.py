@@ -1,17 +1,19 @@
 """`python -m phase6_integration.lab gpu_day`: tests and measures this project on a GPU, stage by stage.
 
-Each stage is a process of its own. What it finds is in --out as it is found: rows.jsonl, a row at a time; day.log, what
-stages print; after each stage day.json. A call with the folder of an earlier one measures the rows
-that are not there or failed.
+Each stage is a process of its own, ended after its seconds if it has a cap. What it finds is in --out as it is found:
+rows.jsonl, a row at a time; day.log, what stages print; after each stage day.json. A call with the folder of an earlier
+one measures the rows that are not there or failed.
 It needs torch, pytest, rich and the phases, no network and no package of the server.
 """
 
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,21 +29,22 @@ from phase6_integration.lab.gpu.rows import Day, Rows
 PHASES = ("tests/phase1_kv_pool", "tests/phase2_prefill_decode")
 KERNELS = "(test_kernels.py or test_product.py or triton) and not (compiles or shared_memory or grid_counts)"
 STAGES: dict[str, str | tuple[str, ...]] = {
-    "smoke": "checks:smoke",
     "tests": ("-m", "gpu", "tests/gpu", *PHASES),
     "suites": ("-m", "not gpu and not slow", "-k", KERNELS, *PHASES),
-    "racecheck": "checks:racecheck",
+    "small": "serving:serve_small",
+    "serve": "serving:serve",
+    "serve_kv_fp8": "serving:serve",
+    "serve_all_fp8": "serving:serve",
+    "steps": "steps:steps_8b",
+    "mixed": "steps:mixed",
     "kernels": "kernels:kernels",
+    "profiles": "steps:profiles",
+    "serve_fp8": "serving:serve",
+    "serve_int4": "serving:serve",
     "products": "kernels:products",
     "sampling": "kernels:sampling",
-    "steps": "steps:steps_8b",
-    "tune": "steps:tune",
-    "profiles": "steps:profiles",
-    "serve": "serving:serve_8b",
-    "quantized": "serving:serve_quantized",
-    "mixed": "steps:mixed",
-    "drafts": "serving:serve_drafts",
-    "small": "serving:serve_small",
+    "smoke": "checks:smoke",
+    "racecheck": "checks:racecheck",
     "beside": "serving:beside",
 }
 WORKERS = 12  # of pytest: each has a context on the GPU
@@ -60,25 +63,29 @@ def pytest_command(selected: tuple[str, ...], dry: bool) -> list[str]:
     return [sys.executable, "-m", "pytest", *plain, *some]
 
 
-def run_stage(name: str, out: Path, dry: bool, seconds: float | None) -> str:
+def run_stage(name: str, out: Path, dry: bool, wanted: str, seconds: float) -> str:
     """Run a stage, and again behind the row that ended its process. Returns its state."""
-    stage, rows, end = STAGES[name], Rows(out), time.monotonic() + (seconds or float("inf"))
+    stage, rows, end = STAGES[name], Rows(out), time.monotonic() + seconds
     command = [sys.executable, "-m", "phase6_integration.lab", "gpu_day", "--stage", name, "--out", str(out)]
     if not isinstance(stage, str):
         command = pytest_command(stage, dry)
-    elif dry:
-        command.append("--dry")
+    else:
+        command += [f"--rows={wanted}", *(["--dry"] if dry else [])]
+    environment = {**entry.environment(), "PYTHONUNBUFFERED": "1"}
     while True:
-        before, left = len(rows.of(name)), None if seconds is None else end - time.monotonic()
-        with (out / "day.log").open("a") as log:
-            environment = {**entry.environment(), "PYTHONUNBUFFERED": "1"}
+        before, left = len(rows.of(name)), end - time.monotonic()
+        with (
+            (out / "day.log").open("a") as log,
+            subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, env=environment, process_group=0) as process,
+        ):
             try:
-                code = subprocess.run(
-                    command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, env=environment, timeout=left, check=False
-                ).returncode
+                code = process.wait(None if left == float("inf") else left)
             except subprocess.TimeoutExpired:
                 return f"cut after {seconds:.0f} s"
-        if code == 0 or len(rows.of(name)) == before or (left is not None and end - time.monotonic() < LEAST):
+            finally:  # with what it has started: pytest's workers hold the GPU
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+        if code == 0 or len(rows.of(name)) == before or end - time.monotonic() < LEAST:
             return "ok" if code == 0 else f"failed with {code}"
 
 
@@ -88,13 +95,22 @@ def gpu_is_there() -> bool:
     return torch.cuda.is_available()
 
 
+def capped(text: str) -> tuple[str, float]:
+    """A stage and its cap, of STAGE or STAGE=SECONDS."""
+    name, _, seconds = text.partition("=")
+    if name not in STAGES:
+        raise argparse.ArgumentTypeError(f"there is no stage {name!r}; there are {', '.join(STAGES)}")
+    return name, float(seconds or "inf")
+
+
 def main(arguments: list[str] | None = None) -> int:
     p = argparse.ArgumentParser(
         prog="python -m phase6_integration.lab gpu_day",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    p.add_argument("--only", nargs="+", choices=STAGES, metavar="STAGE", help=", ".join(STAGES))
+    p.add_argument("--only", nargs="+", type=capped, metavar="STAGE[=SECONDS]", help=", ".join(STAGES))
+    p.add_argument("--rows", default="", metavar="REGEX", help="only rows with this in their names, as in day.json")
     p.add_argument("--out", type=Path, default=Path("gpu_day"), metavar="FOLDER", help="(%(default)s)")
     p.add_argument("--seconds", type=float, help="for this call; the next one goes on (no limit)")
     p.add_argument("--dry", action="store_true", help="everything on a CPU, with tiny shapes: the figures mean nothing")
@@ -104,33 +120,38 @@ def main(arguments: list[str] | None = None) -> int:
     out: Path = options.out.resolve()
     if options.stage is not None:
         module, _, function = str(STAGES[options.stage]).partition(":")
-        getattr(import_module(f"phase6_integration.lab.gpu.{module}"), function)(Day(options.stage, options.dry, out))
+        day = Day(options.stage, options.dry, out, options.rows)
+        getattr(import_module(f"phase6_integration.lab.gpu.{module}"), function)(day)
         return 0
     if not options.dry and not gpu_is_there():
         p.error("torch sees no GPU here; --dry tries everything on the CPU")
     out.mkdir(parents=True, exist_ok=True)
     rows, file, end = Rows(out), out / "day.json", time.monotonic() + (options.seconds or float("inf"))
     figures: dict[str, Any] = json.loads(file.read_text())["figures"] if file.exists() else {}
-    chosen = options.only or [*STAGES]
-    for name in chosen:
-        if figures.get(name, {}).get("state") == "ok" and not options.again:
+    chosen: dict[str, float] = dict(options.only or map(capped, STAGES))
+    for name, cap in chosen.items():
+        if figures.get(name, {}).get("state") == "ok" and not (options.again or options.rows):
             continue
-        seconds = None if options.seconds is None else end - time.monotonic()
-        if seconds is not None and seconds < LEAST:
+        seconds = min(cap, end - time.monotonic())
+        if seconds < LEAST:
             print(f"{name}: no time is left; call this again", flush=True)
             return 1
         rows.forget(name, finished=options.again)
         start, log = time.monotonic(), out / "day.log"
         log.touch()
         logged = log.stat().st_size
-        state = run_stage(name, out, options.dry, seconds)
+        state = run_stage(name, out, options.dry, options.rows, seconds)
         found = rows.of(name)
+        said = log.read_bytes()[logged:].decode(errors="replace")
         figures[name] = {"state": state, "seconds": round(time.monotonic() - start, 1), "rows": found}
+        if not isinstance(STAGES[name], str):
+            figures[name]["last_line"] = said.rstrip().rpartition("\n")[2].strip("= ")  # how many tests passed
         record(file, " ".join([p.prog, *(sys.argv[2:] if arguments is None else arguments)]), figures)
         failed = [row for row in found.values() if "error" in row]
-        print(f"{name}: {state}, {figures[name]['seconds']} s, {len(found)} rows, {len(failed)} failed", flush=True)
+        what = figures[name].get("last_line") or f"{len(found)} rows, {len(failed)} failed"
+        print(f"{name}: {state}, {figures[name]['seconds']} s, {what}", flush=True)
         print(*(f"  {json.dumps(row)[:400]}" for row in failed), sep="\n", end="\n" if failed else "", flush=True)
         if state != "ok":
-            print(log.read_bytes()[logged:].decode(errors="replace")[-LOGGED:], flush=True)
+            print(said[-LOGGED:], flush=True)
     print(f"Everything is in {options.out}")
     return 0 if all(figures[name]["state"] == "ok" for name in chosen) else 1

@@ -8,6 +8,7 @@ takes FlashAttention 2, which is not the fastest on every GPU.
 import warnings
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from functools import partial
 from itertools import cycle
 from math import ceil
@@ -20,6 +21,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase1_kv_pool.layer import KVLayer
+from phase1_kv_pool.layer import quantize as quantize_heads
+from phase1_kv_pool.layout import SCALE_BYTES
 from phase2_prefill_decode.kernels.attention import ATTEND, AttentionMetadata
 from phase2_prefill_decode.lab import ceilings
 from phase2_prefill_decode.linear import Linear
@@ -55,9 +58,11 @@ def kernels(day: Day) -> None:
                 day.add(partial(sdpa, day, new, group), what="sdpa", group=group, new=new)
         for page_size in PAGE_SIZES:
             shape = {"group": group, "page_size": page_size}
-            for batch, length in day.some(DECODES, ((2, 70),)):
-                measure = partial(decode, day, best["copy_gb_per_second"], batch, length, page_size, group)
-                day.add(measure, what="decode", **shape, batch=batch, length=length)
+            for what, in_8_bits in {"decode": False, "decode_fp8": True}.items():
+                for batch, length in day.some(DECODES, ((2, 70),)):
+                    sizes = [(1, length)] * batch
+                    measure = partial(decode, day, best["read_gb_per_second"], sizes, page_size, group, in_8_bits)
+                    day.add(measure, what=what, **shape, batch=batch, length=length)
             for new, length in day.some(PREFILLS, ((40, 40), (40, 70))):
                 measure = partial(prefill, day, best["gflops_bfloat16"], new, length, page_size, group)
                 day.add(measure, what="prefill", **shape, new=new, length=length)
@@ -67,18 +72,18 @@ def limits(day: Day) -> Row:
     """What this device can do at best: bytes copied and read, and matrix products. A row of the stage that asks."""
     if day.dry:
         ceilings.SIZES, ceilings.OUT_OF_CACHE, ceilings.WIDTH = {"cpu": (16, 24, 32)}, {"cpu": 1 << 20}, 256
-    best = day.add(lambda: dict(ceilings.measure(day.device)["best"]), what="ceilings")
+    best = replace(day, wanted="").add(lambda: dict(ceilings.measure(day.device)["best"]), what="ceilings")
     if best is None:
         raise RuntimeError("this device's ceilings could not be measured, so nothing can be compared with them")
     return best
 
 
-def decode(day: Day, copy: float, batch: int, length: int, page_size: int, group: int) -> Row:
-    """One layer of a decode step, with its share of the plan, beside the copy of as many bytes."""
-    call, read, _ = attention(day, [(1, length)] * batch, page_size, group)
+def decode(day: Day, best: float, sizes: Sequence[tuple[int, int]], page_size: int, group: int, fp8: bool) -> Row:
+    """One layer of a decode step, with its share of the plan, beside the read of as many bytes."""
+    call, read, _ = attention(day, sizes, page_size, group, fp8)
     seconds = day.seconds(call, LAYERS)
     rate = read / seconds / 1e9
-    return {"us": seconds * 1e6, "gb_per_second": rate, "of_copy": rate / copy}
+    return {"us": seconds * 1e6, "gb_per_second": rate, "of_read": rate / best}
 
 
 def prefill(day: Day, product: float, new: int, length: int, page_size: int, group: int) -> Row:
@@ -99,7 +104,7 @@ def shape_of(day: Day) -> tuple[int, int, torch.dtype]:
 
 
 def attention(
-    day: Day, sizes: Sequence[tuple[int, int]], page_size: int, group: int
+    day: Day, sizes: Sequence[tuple[int, int]], page_size: int, group: int, fp8: bool = False
 ) -> tuple[Callable[[], Tensor], int, int]:
     """A call of one layer's attention over pages in random order; the bytes of keys and values that it reads, and its
     operations. `sizes` are (new, all) tokens of each sequence. As in a step, each call reads another layer of the pool,
@@ -114,18 +119,29 @@ def attention(
     known = tuple(sizes) if longest > 1 or day.dry else ()  # a recorded decode step does not know them
     metadata = AttentionMetadata(starts, lengths, table, longest, total, known)
     shape = sum(counts), kv_heads, page_size, head_dim
-    read = sum(length for _, length in sizes) * kv_heads * head_dim * 2 * dtype.itemsize
+    head = head_dim + SCALE_BYTES if fp8 else head_dim * dtype.itemsize
+    read = sum(length for _, length in sizes) * kv_heads * head * 2
     layers = day.some((ceil(OUT_OF_CACHE / read),), (2,))[0]
-    pools = cycle([torch.randn(2, *shape, device=day.device, dtype=dtype) for _ in range(min(layers, LAYERS))])
+    pools = cycle(
+        [pages(torch.randn(2, *shape, device=day.device, dtype=dtype), fp8) for _ in range(min(layers, LAYERS))]
+    )
     heads = kv_heads * group
     query = torch.randn(sum(new for new, _ in sizes), heads, head_dim, device=day.device, dtype=dtype)
     attend = ATTEND.on(day.device)
     pairs = sum(new * (2 * length - new + 1) // 2 for new, length in sizes)
 
     def call() -> Tensor:
-        return attend(query, KVLayer(*next(pools)), metadata, head_dim**-0.5, None)
+        return attend(query, next(pools), metadata, head_dim**-0.5, None)
 
     return call, read, 4 * pairs * heads * head_dim
+
+
+def pages(kv: Tensor, fp8: bool) -> KVLayer:
+    """Keys and values as a layer of a pool."""
+    if not fp8:
+        return KVLayer(*kv)
+    numbers, scales = quantize_heads(kv, torch.float8_e4m3fn)
+    return KVLayer(*numbers, *scales)
 
 
 def sdpa(day: Day, tokens: int, group: int) -> Row:

@@ -6,11 +6,13 @@ the prefix cache finds nothing and costs what it costs.
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from itertools import chain, islice, repeat
 from math import ceil
+from random import Random
 from statistics import fmean, median
 from typing import Any, Generic, TypeVar
 
@@ -37,6 +39,7 @@ WAYS: dict[str, dict[str, Any]] = {  # the one that ships first
 DRY = {"kv_cache_pages": 64, "max_num_seqs": 4, "max_num_batched_tokens": 32, "threads": 1}
 AHEAD = 3  # steps until a change of the load has gone through those in flight
 P = TypeVar("P")
+Asked = tuple[list[int], SamplingParams]  # a request
 
 
 def random_prompts(config: ModelConfig, requests: int, tokens: int, seed: int = 0) -> list[list[int]]:
@@ -86,20 +89,35 @@ class GPULoad:
             raise RuntimeError(f"the pool does not hold a request of {tokens} tokens")
         return min(requests, pages)
 
-    def submit(self, requests: int, prompt: int, answer: int, **params: Any) -> None:
-        """Queue requests of random tokens, each with an answer of this length."""
-        asked = SamplingParams(max_tokens=answer, ignore_eos=True, **{"temperature": 0, **params})
-        for tokens in random_prompts(self.engine.parts.model.config, requests, prompt, self.submitted):
-            self.engine.add_request(tokens, asked)
-        self.submitted += requests
+    def requests(self, count: int, prompt: int, answer: int, least: int | None = None, **params: Any) -> list[Asked]:
+        """Random prompts, each with the parameters of an answer of this length. With `least`, prompts and answers are
+        from so many tokens to these, uniformly at random."""
+        draw = Random(self.submitted)
+        prompts = random_prompts(self.engine.parts.model.config, count, prompt, self.submitted)
+        self.submitted += count
+        plain = {"ignore_eos": True, "temperature": 0, **params}
+        lengths = [[draw.randint(least or most, most) for most in (prompt, answer)] for _ in prompts]
+        return [
+            (tokens[:length], SamplingParams(max_tokens=tokens_out, **plain))
+            for tokens, (length, tokens_out) in zip(prompts, lengths, strict=True)
+        ]
 
-    def run(self, steps: int | None = None) -> list[Step]:
-        """Run so many steps, or until no request is left."""
+    def submit(self, count: int, prompt: int, answer: int, **params: Any) -> None:
+        """Queue requests of random tokens, each with an answer of this length."""
+        for asked in self.requests(count, prompt, answer, **params):
+            self.engine.add_request(*asked)
+
+    def run(self, steps: int | None = None, behind: Iterable[Asked] = ()) -> list[Step]:
+        """Run so many steps, or until no request is left. For each request that ends, one of those `behind` comes."""
         ran: list[Step] = []
+        waiting = iter(behind)
         while self.engine.has_work and len(ran) != steps:
             step = self.engine.step()
             if step is not None and step.batch:
                 ran.append(step)
+                ended = sum(event.finish_reason is not None for event in step.events)
+                for asked in islice(waiting, ended):
+                    self.engine.add_request(*asked)
         return ran
 
     def clear(self) -> None:
@@ -234,27 +252,31 @@ def host_ms(steps: Sequence[Step], launches: Sequence[float]) -> dict[str, float
     return {**parts, "launch": fmean(launches) * 1e3}
 
 
-def served(load: GPULoad, requests: int, prompt: int, answer: int, **params: Any) -> Row:
-    """Requests that arrive together, from the first step to the last. Their number is what fits into the pool."""
+def served(load: GPULoad, clients: int, prompt: int, answer: int, rounds: int = 1, **asked: Any) -> Row:
+    """A closed loop of clients that start together: each sends its next request when its last is answered, until there
+    were as many as `rounds` for each. From the first step to the last. There are as many clients as fit into the pool.
+    """
     load.clear()
-    requests = load.fit(requests, prompt + answer)
-    load.submit(min(requests, 2), prompt, 2, **params)
+    clients = load.fit(clients, prompt + answer)
+    load.submit(min(clients, 2), prompt, 2, **{**asked, "least": None})
     load.run()
-    before = load.gauges
-    load.submit(requests, prompt, answer, **params)
+    before, requests = load.gauges, iter(load.requests(clients * rounds, prompt, answer, **asked))
+    for first in islice(requests, clients):
+        load.engine.add_request(*first)
     start = time.perf_counter()
-    steps = load.run()
+    steps = load.run(behind=requests)
     seconds = time.perf_counter() - start
     tokens = sum(event.token is not None for step in steps for event in step.events)
+    between = sorted(chain.from_iterable(repeat(step.seconds * 1e3, step.decode_tokens) for step in steps))
     return {
-        "requests": requests,
+        "requests": clients * rounds,
+        "clients": clients,
         "tokens": tokens,
         "seconds": seconds,
         "tokens_per_second": tokens / seconds,
+        "itl_ms": {"median": median(between), "p99": between[len(between) * 99 // 100]},  # of decoded tokens
         "preemptions": load.gauges.preemptions - before.preemptions,
         "prefix_hits": load.gauges.hit_tokens - before.hit_tokens,
-        "drafted": load.gauges.draft_tokens - before.draft_tokens,
-        "accepted": sum(load.gauges.accepted_tokens) - sum(before.accepted_tokens),
         "pages": {"total": before.pages_total, "most": max(step.pages for step in steps)},
         "decode_steps": total([step for step in steps if not step.prefill_tokens]),
         "prefill_steps": total([step for step in steps if step.prefill_tokens]),

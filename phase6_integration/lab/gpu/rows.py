@@ -44,10 +44,7 @@ class Rows:
 
     def of(self, stage: str) -> dict[str, Row]:
         """The stage's rows, each its key and its figures, by a name made of its key, which a page can quote."""
-        rows = (row for row in self._read() if row["stage"] == stage)
-        return {
-            re.sub(r"\W", "_", "_".join(map(str, row["key"].values()))): row["key"] | row["figures"] for row in rows
-        }
+        return {named(row["key"]): row["key"] | row["figures"] for row in self._read() if row["stage"] == stage}
 
     def get(self, stage: str, key: Row) -> Row | None:
         """The row with this key."""
@@ -67,13 +64,19 @@ class Rows:
         return list({(row["stage"], json.dumps(row["key"], sort_keys=True)): row for row in rows}.values())
 
 
+def named(key: Row) -> str:
+    """The name of a row with this key."""
+    return re.sub(r"\W", "_", "_".join(map(str, key.values())))
+
+
 @dataclass(frozen=True, slots=True)
 class Day:
-    """What a stage needs: its name, the device, and the folder of the day."""
+    """What a stage needs: its name, the device, the folder of the day, and which rows are wanted."""
 
     stage: str
     dry: bool
     out: Path
+    wanted: str = ""  # a regular expression that is found in the name of each row
 
     @property
     def device(self) -> torch.device:
@@ -95,10 +98,13 @@ class Day:
             torch.cuda.synchronize()
 
     def add(self, measure: Callable[[], Row], **key: Any) -> Row | None:
-        """Append a row with what `measure` returns, unless the folder has it: then return that. None if it failed.
+        """Append a row with what `measure` returns, unless the folder has it: then return that. None if it failed, or
+        is not wanted.
 
         What fails is a row with its error, and so is a row that ends the process: then the stage is started again and
         goes on behind it. The next `gpu_day` forgets failed rows and measures them again."""
+        if not re.search(self.wanted, named(key)):
+            return None
         rows = Rows(self.out)
         if (row := rows.get(self.stage, key)) is None:
             rows.append(self.stage, key, {"error": UNFINISHED})

@@ -1,7 +1,6 @@
 """Stages of `gpu_day`: requests served from the first step to the last, by this engine and by transformers."""
 
 import time
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -12,61 +11,42 @@ from phase6_integration.lab.gpu.loads import Engines, random_prompts, ready, ser
 from phase6_integration.lab.gpu.rows import Day, Row
 from phase6_integration.lab.gpu.steps import large, timed
 
-# No top-p: random weights give flat logits, and a nucleus of these is the worst case of the sampler.
-GREEDY, BOTH = {"greedy": 0.0}, {"greedy": 0.0, "temperature": 1.0}
-SERVED = (256, 1024, 1024)  # requests, tokens of each prompt and of each answer
-ALONE = (1, 1024, 256)
-FEW = (ALONE, (8, 1024, 256))
+ALL = ((256, 1024, 1024, 1),)  # clients, tokens of each prompt and of each answer, answers to each client
+LOOPS = ((256, 128, 1024, 2), (64, 128, 1024, 2), (1, 128, 1024, 1), (128, 128, 1024, 2))
+ONE_ROUND = tuple((clients, 128, 1024, 1) for clients in (1, 64, 256))
+SERVED: dict[str, tuple[str | None, str | None, tuple[tuple[int, ...], ...]]] = {  # weights, keys and values; workloads
+    "serve": (None, None, (*LOOPS, *ALL)),
+    "serve_kv_fp8": (None, "fp8", ALL),
+    "serve_all_fp8": ("fp8", "fp8", (*ONE_ROUND, *ALL)),
+    "serve_fp8": ("fp8", None, (*ONE_ROUND, *ALL)),
+    "serve_int4": ("int4", None, ((1, 128, 1024, 1), *ALL)),
+}
+RANDOM_LENGTHS = (256, 1024, 1024)  # each from 100 tokens on: the bench of nano-vllm
 BESIDE = (64, 1024, 256)
 
 
-def serve_8b(day: Day) -> None:
-    """256 requests that arrive together: as the engine ships, with larger pages, and then without its parts."""
-    engines = Engines(day, large(day))
-    serve(day, engines, "ahead", BOTH)
-    serve(day, engines, "ahead", GREEDY, page_size=64)
-    for way in ("graphs", "eager"):
-        serve(day, engines, way, GREEDY)
+def serve(day: Day) -> None:
+    """Closed loops of clients of a model of 8B, as the engine ships, over the formats of the stage."""
+    scheme, kv, loads = SERVED[day.stage]
+    engines = Engines(day, large(day), scheme)
+    with engines.open("ahead", **({"kv_cache_dtype": kv} if kv else {})) as engine:
+        for clients, prompt, answer, rounds in day.some(loads, ((1, 20, 4, 1), (2, 20, 4, 2))):
+            measure = engine.measure(served, clients, prompt, answer, rounds)
+            day.add(measure, what="serve", model=engines.model, clients=clients, prompt=prompt, answer=answer)
+        day.add(engine.measure(ready), what="ready", model=engines.model)
 
 
 def serve_small(day: Day) -> None:
-    """Requests, decode steps and mixed steps of a small model, where the host matters most."""
+    """Mixed steps, requests of random lengths and decode steps of a small model, where the host matters most."""
     model = str(day.some(("0.6b",), ("tiny",))[0])
-    ways = day.some(("ahead", "pieces"), ("ahead",))
-    for way in ways:
-        serve(day, Engines(day, model), way, GREEDY)
-    timed(day, model, ("ahead",), chunks=False)
+    ways = day.some(("pieces", "ahead", "eager"), ("ahead",))
     timed(day, model, ways, chunks=True)
-
-
-def serve_quantized(day: Day) -> None:
-    """One request and many, of a model with quantized weights."""
-    for scheme in ("int4", "fp8"):
-        with Engines(day, large(day), scheme).open("ahead") as engine:
-            for load in day.some((ALONE, SERVED), ((1, 20, 4), (3, 20, 4))):
-                day.add(engine.measure(served, *load), what="serve", scheme=scheme, asked=load[0])
-            day.add(engine.measure(ready), what="ready", scheme=scheme)
-
-
-def serve_drafts(day: Day) -> None:
-    """A few requests with long answers: without drafts, and with those of each method. How many are accepted is up to
-    how much random weights repeat themselves, and is in the row."""
-    engines = Engines(day, large(day))
-    for method in (None, "ngram", "suffix"):
-        drafts = {"speculative_config": {"method": method}} if method else {}
-        with engines.open("graphs", **drafts) as engine:
-            for load in day.some(FEW, ((1, 20, 8), (3, 20, 8))):
-                day.add(engine.measure(served, *load), what="serve", drafts=method, asked=load[0])
-
-
-def serve(day: Day, engines: Engines, way: str, kinds: Mapping[str, float], page_size: int = 16) -> None:
-    """Serve greedy requests, or with a temperature, on one engine."""
-    with engines.open(way, page_size=page_size) as engine:
-        key = {"model": engines.model, "way": way, "page_size": page_size}
-        for kind, temperature in kinds.items():
-            measure = engine.measure(partial(served, temperature=temperature), *day.some(SERVED, (3, 20, 4)))
-            day.add(measure, what="serve", **key, kind=kind)
-        day.add(engine.measure(ready), what="ready", **key)
+    (clients, prompt, answer), least = day.some((RANDOM_LENGTHS, 100), ((3, 20, 4), 2))
+    for way in ways[:2]:
+        with Engines(day, model).open(way) as engine:
+            measure = engine.measure(partial(served, least=least, temperature=0.6), clients, prompt, answer)
+            day.add(measure, what="random_lengths", model=model, way=way)
+    timed(day, model, ("ahead",), chunks=False)
 
 
 # Other engines, on the same workload.

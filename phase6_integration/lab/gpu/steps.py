@@ -1,12 +1,9 @@
-"""Stages of `gpu_day`: steps beside the roofline, a profile of them, and the tuning of the decode kernel."""
+"""Stages of `gpu_day`: steps beside the roofline, and a profile of them."""
 
 from collections.abc import Iterable
-from dataclasses import asdict
-from functools import partial
 from statistics import median
 
 from phase0_request.core import Step
-from phase2_prefill_decode.lab import tune as tuner
 from phase2_prefill_decode.lab.roofline import Device
 from phase6_integration.lab.gpu.kernels import limits
 from phase6_integration.lab.gpu.loads import Engines, GPULoad, ready, steady
@@ -57,21 +54,20 @@ def settings(day: Day, chunks: bool) -> list[tuple[int, int, int]]:
 def profiles(day: Day) -> None:
     """The time of each kernel, and the share of the time in which the device is idle. A stage of its own, because a
     profiler makes every launch slower: with eager launches the share is an upper bound."""
-    engines = Engines(day, large(day))
-    for way in ("ahead", "eager"):
-        with engines.open(way) as engine:
-            for chunks in (False, True):
+    small = day.some((("0.6b", "pieces", (True, False)),), ())
+    for model, way, kinds in ((large(day), "ahead", (False, True)), *small, (large(day), "eager", (False, True))):
+        with Engines(day, model).open(way) as engine:
+            for chunks in kinds:
                 for decodes, context, steps in settings(day, chunks):
-                    name = f"{way}-{'mixed' if chunks else 'decode'}-{decodes}"
-                    measure = engine.measure(profile, day, name, decodes, context, steps, chunks)
-                    day.add(measure, model=large(day), way=way, chunks=chunks, decodes=decodes)
+                    measure = engine.measure(profile, day, decodes, context, steps, chunks)
+                    day.add(measure, model=model, way=way, chunks=chunks, decodes=decodes)
 
 
-def profile(load: GPULoad, day: Day, name: str, decodes: int, context: int, steps: int, chunks: bool) -> Row:
+def profile(load: GPULoad, day: Day, decodes: int, context: int, steps: int, chunks: bool) -> Row:
     """What the device does in steady steps."""
     decodes = load.settle(decodes, context, steps, chunks)
     ran: list[Step] = []
-    ordered = profiled(day, lambda: ran.extend(load.run(steps)), name)
+    ordered = profiled(day, lambda: ran.extend(load.run(steps)))
     return {
         "requests": decodes,
         "steps": len(ran),
@@ -80,16 +76,3 @@ def profile(load: GPULoad, day: Day, name: str, decodes: int, context: int, step
         "idle_share": idle_share(ordered),
         "kernels": time_per_kernel(ordered),
     }
-
-
-def tune(day: Day) -> None:
-    """The best splits and tiles of the decode kernel, as `python -m phase2_prefill_decode.lab tune` finds them."""
-    for shape in tuner.SHAPES:
-        day.add(partial(best, day, shape), **asdict(shape))
-
-
-def best(day: Day, shape: tuner.Shape) -> Row:
-    """The best splits and tiles of a shape."""
-    seconds: tuner.Timer = (lambda shape, tuning, batch: 1 / tuning.chunk) if day.dry else tuner.on_gpu
-    tuning, gain = tuner.best(shape, seconds)
-    return asdict(tuning) | {"times_as_fast": gain}

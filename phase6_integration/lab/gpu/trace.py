@@ -11,6 +11,8 @@ import json
 import os
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import torch
@@ -66,14 +68,14 @@ def time_per_kernel(ordered: Sequence[Activity], listed: int = LISTED) -> list[R
     return [{"name": name[:NAME], "calls": n, "us": us, "share": us / whole} for name, n, us in ranked]
 
 
-def profiled(day: Day, run: Callable[[], object], name: str) -> list[Activity]:
-    """What the device does in a run. The trace itself is left in the folder of the day."""
+def profiled(day: Day, run: Callable[[], object]) -> list[Activity]:
+    """What the device does in a run."""
     # Without these, CUPTI fails when a graph that was recorded before is replayed after a second start of the profiler.
     os.environ |= {"TEARDOWN_CUPTI": "0", "DISABLE_CUPTI_LAZY_REINIT": "1"}
     with torch.profiler.profile(activities=[ProfilerActivity.CPU if day.dry else ProfilerActivity.CUDA]) as profile:
         run()
         day.wait()
-    file = day.out / "profiles" / f"{name}.json.gz"
-    file.parent.mkdir(exist_ok=True)
-    profile.export_chrome_trace(str(file))
-    return activities(json.loads(gzip.decompress(file.read_bytes())), ON_CPU if day.dry else ON_DEVICE)
+    with TemporaryDirectory() as folder:
+        file = Path(folder, "trace.json.gz")
+        profile.export_chrome_trace(str(file))
+        return activities(json.loads(gzip.decompress(file.read_bytes())), ON_CPU if day.dry else ON_DEVICE)

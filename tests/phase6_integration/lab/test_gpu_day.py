@@ -1,9 +1,11 @@
 """The command for a GPU: what a call leaves in its folder, and how the next one goes on after a cut or a failure."""
 
 import json
+import os
 import subprocess
 import sys
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +21,15 @@ ROOT = Path(__file__).parents[3]
 def test_a_call_measures_the_rows_that_are_not_there_or_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measured: list[int] = []
 
-    def run(name: str, out: Path, dry: bool, seconds: float | None) -> str:
+    def measure(number: int) -> dict[str, float]:
+        measured.append(number)
+        return {"ms": 1 / plan[number]}
+
+    def run(name: str, out: Path, dry: bool, wanted: str, seconds: float) -> str:
         for number, figure in enumerate(plan):
             if isinstance(figure, str):
                 return figure
-            Day(name, dry, out).add(lambda number=number: measured.append(number) or {"ms": 1 / plan[number]}, n=number)  # type: ignore[misc, func-returns-value]
+            Day(name, dry, out, wanted).add(partial(measure, number), n=number)
         return "ok"
 
     def call(*options: str) -> tuple[int, list[int]]:
@@ -41,6 +47,7 @@ def test_a_call_measures_the_rows_that_are_not_there_or_failed(tmp_path: Path, m
     assert call() == (0, [])
     assert call("--again", "--seconds", "5") == (1, []), "too few for a stage"
     assert call("--again") == (0, [0, 1, 2, 3])
+    assert call("--again", "--rows", "^(1|3)$") == (0, [1, 3])
 
 
 def test_a_row_cut_while_it_was_written_is_not_there(tmp_path: Path) -> None:
@@ -66,11 +73,26 @@ for n in range(3):
 
 def test_a_row_that_ends_the_process_takes_no_other_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As an illegal access on the device ends it: nothing can be launched after it in the process."""
-    run, command = subprocess.run, [sys.executable, "-c", ENDS, str(tmp_path)]
-    monkeypatch.setattr(subprocess, "run", lambda _, **options: run(command, **options))
-    assert gpu_day.run_stage("steps", tmp_path, True, 60) == "ok"
+    run, command = subprocess.Popen, [sys.executable, "-c", ENDS, str(tmp_path)]
+    monkeypatch.setattr(subprocess, "Popen", lambda _, **options: run(command, **options))
+    assert gpu_day.run_stage("steps", tmp_path, True, "", 60) == "ok"
     assert Rows(tmp_path).of("steps") == {"0": {"n": 0}, "1": {"n": 1, "error": UNFINISHED}, "2": {"n": 2}}
     assert (tmp_path / "day.log").read_text() == "started\n" * 2
+
+
+HANGS = (
+    "import subprocess, sys, time; subprocess.Popen([*sys.orig_argv[:1], '-c', 'input()'], close_fds=False); input()"
+)
+
+
+def test_a_stage_that_hangs_ends_with_what_it_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, (inside, alive) = subprocess.Popen, os.pipe()  # an end of the pipe is open in every process of the stage
+    start = partial(run, [sys.executable, "-c", HANGS], stdin=subprocess.PIPE, pass_fds=[alive])
+    monkeypatch.setattr(subprocess, "Popen", lambda _, **more: start(**more))
+    assert gpu_day.run_stage("steps", tmp_path, True, "", 0.5) == "cut after 0 s"
+    os.close(alive)
+    assert os.read(inside, 1) == b"", "nobody has it"
+    os.close(inside)
 
 
 def test_every_test_that_needs_a_gpu_and_the_cases_of_every_triton_kernel_are_run() -> None:
@@ -118,4 +140,4 @@ def test_a_dry_run_fills_every_stage_without_the_packages_of_the_server(tmp_path
     measuring = {name for name, stage in STAGES.items() if isinstance(stage, str)}
     assert {name for name, stage in found.items() if stage["rows"]} == measuring
     assert [row["error"] for stage in found.values() for row in stage["rows"].values() if "error" in row] == []
-    assert (out / "profiles/ahead-decode-2.json.gz").exists()
+    assert all(file.name in ("rows.jsonl", "day.json", "day.log") or file.suffix == ".log" for file in out.iterdir())

@@ -29,7 +29,7 @@ def engine(day: Day, **options: int) -> Iterator[GPULoad]:
 def test_requests_are_as_many_as_the_pool_holds_whole(day: Day) -> None:
     with engine(day, kv_cache_pages=6) as load:  # a request of 20 + 20 tokens takes three at its end
         row = served(load, 4, 20, 20)
-        assert (row["requests"], row["tokens"], row["preemptions"]) == (2, 2 * 20, 0)
+        assert (row["clients"], row["requests"], row["tokens"], row["preemptions"]) == (2, 2, 2 * 20, 0)
         assert row["pages"] == {"total": 6, "most": 6}
         assert row["decode_steps"]["steps"] + row["prefill_steps"]["steps"] >= 20
         with pytest.raises(RuntimeError, match="the pool does not hold a request of 96 tokens"):
@@ -44,8 +44,18 @@ def test_activations_are_no_part_of_what_a_step_reads_from_memory(day: Day) -> N
     assert round(step.activations / 1e6) == 2884, "the claims about 82 % subtract them"
 
 
+def test_a_client_sends_its_next_request_when_its_last_is_answered(day: Day) -> None:
+    with engine(day, kv_cache_pages=12) as load:
+        row = served(load, 2, 20, 6, rounds=3)
+        assert (row["requests"], row["tokens"], row["pages"]["most"]) == (6, 6 * 6, 2 * 2)
+        assert 0 < row["itl_ms"]["median"] <= row["itl_ms"]["p99"]
+        lengths = [(len(tokens), params.max_tokens) for tokens, params in load.requests(200, 20, 6, least=3)]
+    prompts, answers = map(set, zip(*lengths, strict=True))
+    assert (prompts, answers) == (set(range(3, 21)), set(range(3, 7)))
+
+
 def test_what_is_measured_is_what_ships(day: Day, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The options of the engines of a real day are the defaults, but for the way to run and the page size."""
+    """The options of the engines of a real day are the defaults, but for the way to run and the 8-bit keys."""
     asked: list[dict[str, object]] = []
 
     @contextmanager
@@ -56,7 +66,8 @@ def test_what_is_measured_is_what_ships(day: Day, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr("phase6_integration.lab.gpu.loads.opened", no_engine)
     steps.steps_8b(day)
-    serving.serve_8b(Day("serve", True, day.out))
+    for stage in ("serve", "serve_all_fp8"):
+        serving.serve(Day(stage, True, day.out))
     assert asked[0] == {"async_scheduling": True}
-    assert set().union(*asked) == {"async_scheduling", "enforce_eager", "page_size"}
+    assert set().union(*asked) == {"async_scheduling", "enforce_eager", "kv_cache_dtype"}
     assert EngineOptions().budget(True, 40_960).max_batched_tokens == 2048
