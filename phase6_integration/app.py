@@ -13,7 +13,7 @@ from phase6_integration.wings.embeddings import embeddings
 from phase6_integration.wings.messages import messages_api
 from phase6_integration.wings.messages.messages_request import CountTokensRequest, MessagesRequest
 from phase6_integration.wings.observe import access_log, health_routes, metrics, openapi, spans
-from phase6_integration.wings.ollama import ollama_api
+from phase6_integration.wings.ollama import ollama_api, ollama_models
 from phase6_integration.wings.page import playground
 from phase6_integration.wings.responses import responses_api
 from phase6_integration.wings.responses.responses_request import ResponsesRequest
@@ -26,6 +26,7 @@ BODIES: dict[str, type[BaseModel]] = {  # of POST requests, for /openapi.json: r
     embeddings.PATH: embeddings.EmbeddingsRequest,
     ollama_api.CHAT: ollama_api.OllamaChat,
     ollama_api.GENERATE: ollama_api.Generate,
+    ollama_models.SHOW: ollama_models.ShowRequest,
     "/v1/responses": ResponsesRequest,
     messages_api.PATH: MessagesRequest,
     messages_api.COUNT: CountTokensRequest,

@@ -54,6 +54,9 @@ def serve(options: EngineOptions, settings: ServerSettings, warnings: Sequence[s
     logs.configure(settings)
     for warning in warnings:
         logger.warning(warning)
+    if (files := max_open_files()) <= SPARE_FILES:
+        few = f"at most {files} files may be open, of which the server needs {SPARE_FILES} for itself and one for each"
+        return _failed(f"{few} connection: raise the limit, for example with `ulimit -n 4096`")
     try:
         listener = listen(settings)
     except OSError as error:

@@ -18,6 +18,7 @@ from phase6_integration.api.state import Account, ServerState
 from phase6_integration.process.async_engine import AsyncEngine
 
 REQUEST_ID = b"x-request-id"
+REQUEST_IDS = REQUEST_ID, b"request-id"  # of responses: OpenAI's clients read the first, Anthropic's the second
 _SANE_ID = re.compile(rb"[!-~]{1,128}")
 logger = logging.getLogger("nanoserve")
 
@@ -67,7 +68,7 @@ class HttpMiddleware:
 
 
 class Exchanges(HttpMiddleware):
-    """Gives each request an id, which every response repeats in `x-request-id`, and an account for the log. They are in
+    """Gives each request an id, which every response repeats in its headers, and an account for the log. They are in
     `request.state`, with `tenant`, the name of the client: without a wing that knows clients, all are one.
 
     What fails by a fault of the server is logged, and answered by a 500 with the id and no details. A request that is
@@ -83,8 +84,8 @@ class Exchanges(HttpMiddleware):
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                kept = [(key, value) for key, value in message.get("headers", ()) if key.lower() != REQUEST_ID]
-                message = {**message, "headers": [*kept, (REQUEST_ID, name.encode("ascii"))]}
+                kept = [(key, value) for key, value in message.get("headers", ()) if key.lower() not in REQUEST_IDS]
+                message = {**message, "headers": [*kept, *((key, name.encode("ascii")) for key in REQUEST_IDS)]}
             await send(message)
 
         try:

@@ -29,6 +29,7 @@ router = APIRouter(tags=["model"])
 
 
 @router.post("/v1/chat/completions")
+@router.post("/chat/completions", include_in_schema=False)  # of clients with a base URL without /v1
 async def create_chat_completion(
     body: Annotated[ChatRequest, json_body(ChatRequest)], request: Request, server: Server
 ) -> Response:

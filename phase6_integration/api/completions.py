@@ -31,6 +31,7 @@ router = APIRouter(tags=["model"])
 
 
 @router.post("/v1/completions")
+@router.post("/completions", include_in_schema=False)
 async def create_completion(
     body: Annotated[CompletionRequest, json_body(CompletionRequest)], request: Request, server: Server
 ) -> Response:

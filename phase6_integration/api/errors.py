@@ -206,8 +206,9 @@ async def respond(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
     account = request.state.account
     account.code, account.param = error.code, error.param
-    body = request.app.state.server.error_bodies.get(request.scope["path"])
-    content = error.content if body is None else body(error)
+    path, bodies = f"{request.scope['path']}/", request.app.state.server.error_bodies
+    body = next((body for api, body in bodies.items() if path.startswith(f"{api}/")), None)
+    content = error.content if body is None else body(error, request.state.request_id)
     return Response(content, error.status, error.headers, media_type="application/json")
 
 

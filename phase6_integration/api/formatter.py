@@ -4,6 +4,7 @@ Chunks are many and small, so they are assembled from bytes: what all of them sh
 may be large, so it is encoded in pieces while it is sent: logprobs are iterators until then.
 """
 
+import json
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,6 +34,16 @@ def encode(value: Any) -> bytes:
         for line_break, escape in LINE_BREAKS.items():
             data = data.replace(line_break, escape)
     return data
+
+
+def object_of(text: str) -> msgspec.Raw:
+    """The object that the arguments of a call are, as JSON. It is empty for those that were cut off, or are nested too
+    deeply to be read."""
+    try:
+        value = json.loads(text or "{}")
+        return msgspec.Raw(encode(value if isinstance(value, dict) else {}))
+    except (ValueError, RecursionError):
+        return msgspec.Raw(b"{}")
 
 
 def pieces(value: Any) -> Iterator[bytes]:
@@ -77,12 +88,13 @@ class Formatter(ABC):
         self, server: ServerState, body: SamplingFields, request_id: str, prompts: Sequence[tuple[int, ...]]
     ) -> None:
         options = body.stream_options or StreamOptions()
-        self.id = f"{self.prefix}{body.request_id or request_id}"
-        self.model = server.model_name(body.model)
+        self.id, self.request_id = f"{self.prefix}{body.request_id or request_id}", request_id
+        self.model, self.fingerprint = server.model_name(body.model), server.fingerprint
         self.created = int(time.time())
         self.n = body.n or 1
         self.prompt_tokens = sum(map(len, prompts))  # each prompt counts once, whatever n is
-        self.include_usage, self.continuous_usage = options.include_usage, options.continuous_usage_stats
+        self.include_usage = bool(options.include_usage)
+        self.continuous_usage = self.include_usage and options.continuous_usage_stats  # alone no effect, as in vLLM
         self.logprobs = False  # whether they are requested
         self.prompts, self.names = prompts, server.names
         self.returns_ids = bool(body.return_token_ids)
@@ -192,4 +204,5 @@ class Formatter(ABC):
         return {**counts, "prompt_tokens_details": {"cached_tokens": cached}}
 
     def _top(self, object: str) -> dict[str, Any]:
-        return {"id": self.id, "object": object, "created": self.created, "model": self.model}
+        about = {"id": self.id, "object": object, "created": self.created, "model": self.model}
+        return {**about, "system_fingerprint": self.fingerprint}

@@ -81,6 +81,7 @@ async def detokenize(
 
 
 @router.get("/v1/models")
+@router.get("/models", include_in_schema=False)  # of clients with a base URL without /v1
 async def list_models(server: Server) -> dict[str, Any]:
     """The names that requests may give."""
     return {"object": "list", "data": [_model(server, name) for name in server.settings.served_model_names]}

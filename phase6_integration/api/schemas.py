@@ -47,7 +47,7 @@ MAX_DOCUMENTS = 512
 
 class StreamOptions(RequestModel):
     include_usage: bool | None = None  # a last chunk with the usage and no choices
-    continuous_usage_stats: bool | None = None  # in every chunk, the usage so far
+    continuous_usage_stats: bool | None = None  # with include_usage: in every chunk, the usage so far
     include_obfuscation: Hint = None
 
 

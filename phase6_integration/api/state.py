@@ -5,6 +5,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import cache
+from hashlib import blake2b
+from importlib.metadata import version
 from typing import Annotated, Any, NamedTuple, Protocol, TypeVar
 
 from fastapi import Depends, Request
@@ -113,13 +116,26 @@ class ServerState:
     grammars: GrammarHook = field(default_factory=GrammarHook)
     plan: "Callable[[ServerState, ChatRequest, Sequence[int], Grammar | None], AnswerPlan]" = plain_answers
     lease: Lease = lambda request, length_field: nullcontext()
+<<<<<<< HEAD
     error_bodies: dict[str, Callable[[RequestError], bytes]] = field(default_factory=dict)  # by path; else OpenAI's
     watching: Counter[str] = field(default_factory=Counter)  # readers of the engine's record, by tenant
+=======
+    # How an API writes an error of the request with this id, by the path that its routes begin with; else as OpenAI's.
+    error_bodies: dict[str, Callable[[RequestError, str], bytes]] = field(default_factory=dict)
+    watching: int = 0  # clients that read the engine's record
+>>>>>>> wt/api
     warned: set[str] = field(default_factory=set)  # unknown fields that the log has
 
     @classmethod
     def of(cls, engine: AsyncEngine, settings: ServerSettings) -> "ServerState":
         return cls(engine, settings, TokenizerPool(engine, settings), TokenNames(engine.tokenizer))
+
+    @property
+    def fingerprint(self) -> str:
+        """Names the version, the model and how it computes: where these differ, a seed may give another answer."""
+        ready = self.engine.ready_info
+        backend = () if ready is None else (ready.device, ready.dtype, ready.linear, ready.kv_cache_dtype)
+        return _fingerprint(repr(self.engine.config), *backend)
 
     def warn_of(self, unknown: Iterable[str]) -> None:
         """Warn in the log of fields that are ignored, of each once."""
@@ -137,6 +153,11 @@ class ServerState:
             message = f"there is no such model here; served are {', '.join(names)}"
             raise RequestError(404, message, param="model", code="model_not_found")
         return requested
+
+
+@cache
+def _fingerprint(*parts: str) -> str:
+    return "fp_" + blake2b(repr((version("nano-serving"), *parts)).encode(), digest_size=5).hexdigest()
 
 
 @dataclass(slots=True)

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
 
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
@@ -58,7 +57,9 @@ class GenerationResponse(Response):
         with self.server.lease(self.request, formatter.length_field), self._submit() as outputs:
             self.outputs, account.outputs, formatter.outputs = outputs, outputs.outputs, outputs.outputs
             events = (b"content-type", formatter.stream_type), *EVENTS[1:]
-            self.writer = ResponseWriter(send, [*(events if self.is_stream else WHOLE), *_warning(formatter.notes)])
+            self.writer = ResponseWriter(send, [*(events if self.is_stream else WHOLE)])
+            if formatter.notes:
+                self.writer.warn(f"not enforced: {', '.join(formatter.notes)}")
             watching = asyncio.create_task(_abort_on_disconnect(receive, outputs))
             try:
                 await (self.stream() if self.is_stream else self.whole())
@@ -90,6 +91,9 @@ class GenerationResponse(Response):
             for chunk in chunks:
                 self._check(chunk)
                 self.formatter.accumulate(chunk)
+        fields = self.formatter.grammar_fields
+        if fields and FinishReason.LENGTH.value in self.account.finish_reasons:
+            self.writer.warn(f"cut at its length: the answer does not meet {' and '.join(fields)} to the end")
         for piece in self.formatter.whole():
             await self.writer.add(piece)
         await self.writer.send(more=False)
@@ -169,12 +173,16 @@ class ResponseWriter:
     """Collects the bytes of a response and sends them through ASGI. After a piece of PIECE bytes other requests have a
     turn. A send waits while the client does not read; how long that may be is up to the server's transport."""
 
-    def __init__(self, send: Send, headers: Sequence[tuple[bytes, bytes]]) -> None:
+    def __init__(self, send: Send, headers: list[tuple[bytes, bytes]]) -> None:
         self.started = False  # whether the status is sent
         self._send = send
         self._headers = headers
         self._unsent = b""
         self._sent_at = time.monotonic()
+
+    def warn(self, text: str) -> None:
+        """Add a warning to the headers, which are sent with the first piece."""
+        self._headers.append((b"warning", f'299 - "{text}"'.encode()))
 
     @property
     def silence(self) -> float:
@@ -203,11 +211,6 @@ class ResponseWriter:
             await self._send({"type": "http.response.body", "body": body, "more_body": more})
 
     # endregion
-
-
-def _warning(notes: Sequence[str]) -> list[tuple[bytes, bytes]]:
-    """The header that says what of a JSON schema is not enforced."""
-    return [(b"warning", f'299 - "not enforced: {", ".join(notes)}"'.encode())] if notes else []
 
 
 async def _abort_on_disconnect(receive: Receive, outputs: OutputStream) -> None:

@@ -68,6 +68,9 @@ def run(given: argparse.Namespace, parser: Parser) -> int:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 1
     for result in results:
+        if not (result.text or result.error or options["json"]):
+            print(f"{parser.prog}: the model ended its answer at once, without any text", file=sys.stderr)
+            continue
         print(json.dumps(asdict(result)) if options["json"] else result.shown(alone=len(results) == 1))
     return 1 if any(result.error for result in results) else 0
 

@@ -81,6 +81,8 @@ def test_systemd_takes_the_unit_and_gives_it_the_time_to_drain(tmp_path: Path) -
     file.write_text(file.read_text().replace("KillMode=mixed", "KillMode=mixd"))
     done = subprocess.run(["systemd-analyze", "verify", "--man=no", file], capture_output=True, text=True)
     assert "kill mode" in done.stderr
+    limits = {line.partition("=")[0] for line in text.splitlines()}
+    assert limits >= {"MemoryMax", "TasksMax", "IPAddressDeny", "LimitNOFILE"}
     found = re.search(r"--shutdown-timeout (\d+)", text), re.search(r"^TimeoutStopSec=(\d+)$", text, re.MULTILINE)
     drain, stop = (int(one[1]) for one in found if one is not None)
     assert drain + LATER < stop

@@ -30,7 +30,7 @@ class CompletionChunk(Completion):
     choices: list[ChunkChoice]  # type: ignore[assignment]
 
 
-GENERATED = "id object created model choices"
+GENERATED = "id object created model system_fingerprint choices"
 PROMPT = (
     "prompt_logprobs prompt_token_ids"  # fields of this server, as are stop_reason, token_ids and reasoning_content
 )

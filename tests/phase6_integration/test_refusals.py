@@ -11,7 +11,7 @@ from phase6_integration.api import parsing
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.api.tokenization import TokenizerPool
 from tests.phase6_integration.fake_engine import FakeEngine, client
-from tests.phase6_integration.posting import BODIES, CHAT, COMPLETE, HELLO, PROMPT, SETTINGS, error_of, post
+from tests.phase6_integration.posting import BODIES, CHAT, COMPLETE, HELLO, PROMPT, SETTINGS, error_of, post, send
 
 NOT_JSON = [
     *(b"", b"{", b"[]", b"null", b'{"prompt": "a",}', b'{"prompt": "a"} {}', b"{'prompt': 'a'}"),
@@ -154,7 +154,7 @@ def test_all_wrong_fields_are_in_one_error() -> None:
 @pytest.mark.parametrize(
     ("path", "meant"),
     [
-        ("/chat/completions", "did you mean /v1/chat/completions?"),
+        ("/responses", "did you mean /v1/responses?"),
         ("/v1/v1/chat/completions", "did you mean /v1/chat/completions?"),
         ("/v1/chat/completions/", "did you mean /v1/chat/completions?"),
         ("/v1/rerank", "/v1/chat/completions, "),
@@ -225,3 +225,21 @@ def test_a_priority_is_not_accepted_and_ignored() -> None:
 
     assert asyncio.run(send("priority")) == [(200, None), (200, None)]
     assert asyncio.run(send("fcfs")) == [(200, None), (400, "priority")]
+
+
+@pytest.mark.parametrize("path", [COMPLETE, CHAT])
+def test_a_base_url_without_v1_is_served_too(path: str) -> None:
+    assert post(path.removeprefix("/v1"), BODIES[path]).status_code == 200
+    assert send("GET", "/models").json() == send("GET", "/v1/models").json()
+
+
+def test_a_probe_with_a_slash_at_its_end_needs_no_key() -> None:
+    keys = ServerSettings(api_keys=("key",))
+    for path, status in {"/health": 200, "/health/": 200, "/load": 401}.items():
+        assert send("GET", path, settings=keys).status_code == status
+
+
+def test_usage_in_every_chunk_is_a_part_of_include_usage() -> None:
+    for options, expected in (({"continuous_usage_stats": True}, False), ({"include_usage": True}, True)):
+        found = post(COMPLETE, {**PROMPT, "stream": True, "stream_options": options})
+        assert (b'"usage"' in found.content) is expected

@@ -14,7 +14,10 @@ from typing import Any
 import httpx
 import pytest
 
+from phase6_integration import serve
+from phase6_integration.api.settings import ServerSettings
 from phase6_integration.cli.main import main
+from phase6_integration.engine.options import EngineOptions
 from tests.phase6_integration.life import PATIENCE, gone, life, scripted, values
 
 # Beginnings.
@@ -196,3 +199,12 @@ def test_if_the_server_is_killed_its_engine_ends_too() -> None:
         watch.register(descriptor, select.POLLIN)
         assert watch.poll(PATIENCE * 1000)
         os.close(descriptor)
+
+
+def test_too_few_files_for_a_single_connection_are_an_error_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "max_open_files", lambda: serve.SPARE_FILES)
+    said: list[object] = []
+    monkeypatch.setattr(serve, "_failed", lambda error: said.append(error) or 1)
+    assert serve.serve(EngineOptions(), ServerSettings(port=0)) == 1
+    assert "at most 64 files may be open" in str(said[0])
+    assert "ulimit -n" in str(said[0])

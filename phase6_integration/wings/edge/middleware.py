@@ -25,7 +25,8 @@ from phase6_integration.wings.edge.memory_budget import BODIES, SMALL_BODY, Hold
 from phase6_integration.wings.edge.origins import check_host
 
 BY_ADDRESS = "address-"  # ids of clients without an API key begin with it
-PUBLIC = frozenset({"/", "/health", "/health/live", "/health/ready", "/ping", "/version"})  # routes without an API key
+# Routes without an API key.
+PUBLIC = frozenset({"/", "/health", "/health/", "/health/live", "/health/ready", "/ping", "/version"})
 PAGE = "/static/"  # its scripts and styles: neither do they need one
 _ABSOLUTE = re.compile(r"^https?://[^/]*", re.IGNORECASE)  # a request may name the server before the path
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
@@ -54,7 +55,7 @@ class Edge(HttpMiddleware):
                 allow_origins=settings.allowed_origins,
                 allow_methods=("GET", "POST"),
                 allow_headers=("*",),
-                expose_headers=("x-request-id", "retry-after", "warning"),
+                expose_headers=("x-request-id", "request-id", "retry-after", "warning"),
             )
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -135,4 +135,4 @@ def _given(fields: Json) -> Json:
 
 def attach(app: FastAPI) -> None:
     app.include_router(router)
-    app.state.server.error_bodies |= {PATH: error_body, COUNT: error_body}
+    app.state.server.error_bodies[PATH] = error_body

@@ -1,13 +1,12 @@
 """MessagesFormatter: writes the answer to a chat request as Anthropic's Messages API has it, whole or as events."""
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from phase0_request.request import FinishReason
 from phase6_integration.api.chat import ChatFormatter
 from phase6_integration.api.errors import RequestError
-from phase6_integration.api.formatter import encode
+from phase6_integration.api.formatter import encode, object_of
 
 Json = dict[str, Any]
 TYPES = {  # of errors, by their status
@@ -26,12 +25,12 @@ FIELDS = {"thinking": ("reasoning_content", "thinking_delta"), "text": ("content
 NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ()}  # clients go on without
 
 
-def error_body(error: RequestError) -> bytes:
+def error_body(error: RequestError, request_id: str) -> bytes:
     """The error as this API has it, and `param` and `code` as everywhere on this server."""
     kind = TYPES.get(error.status, "invalid_request_error")
     own = {"type": kind, "message": error.message, "param": error.param, "code": error.code}
     details = {"details": NO_THREADS} if error.param == "thread" else {}
-    return encode({"type": "error", "error": {**own, **details}})
+    return encode({"type": "error", "error": {**own, **details}, "request_id": request_id})
 
 
 class MessagesFormatter(ChatFormatter):
@@ -70,7 +69,7 @@ class MessagesFormatter(ChatFormatter):
         return self._encoded(self._begun(), self._closed(), self._ended())
 
     def failed(self, error: RequestError) -> bytes:
-        return b"event: error\ndata: " + error_body(error) + b"\n\n"
+        return b"event: error\ndata: " + error_body(error, self.request_id) + b"\n\n"
 
     def _encoded(self, *events: Iterator[Json]) -> bytes:
         lines = (
@@ -128,7 +127,7 @@ class MessagesFormatter(ChatFormatter):
     def _close(self) -> None:
         """The input of a call is an object. That of one that was cut off is not complete, and left empty."""
         if self._call is not None:
-            self._content[-1]["input"] = _object(self._content[-1]["input"])
+            self._content[-1]["input"] = object_of(self._content[-1]["input"])
         self._call = None
 
     def _stopped(self, choice: Json) -> Json:
@@ -155,11 +154,3 @@ def _usage(chat: Json) -> Json:
         "cache_read_input_tokens": cached,
         "output_tokens": chat["completion_tokens"],
     }
-
-
-def _object(text: str) -> Json:
-    try:
-        value = json.loads(text or "{}")
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}

@@ -13,7 +13,8 @@ from phase6_integration.api.state import Account
 
 access = logging.getLogger("nanoserve.access")
 CLIENT_LEFT = 499  # logged, never sent
-POLLED = frozenset({"/health", "/health/live", "/health/ready", "/ping", "/load", "/v1/load", "/metrics", "/stats"})
+HEALTH = {"/health", "/health/", "/health/live", "/health/ready", "/ping"}
+POLLED = frozenset({*HEALTH, "/load", "/v1/load", "/metrics", "/stats"})
 LONGEST_PATH = 200  # characters of a path in the log
 
 

@@ -4,6 +4,7 @@ A span is made when its request is over, of times that are known anyway. A threa
 drops those that no collector takes: no request waits for it.
 """
 
+import io
 import os
 import threading
 import time
@@ -26,13 +27,23 @@ def layer(settings: ServerSettings) -> list[Middleware]:
     """None without a collector."""
     if settings.otlp_traces_endpoint is None:
         return []
+    import requests
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
+    class Session(requests.Session):
+        """The status alone counts of what a collector answers: its text may never end."""
+
+        def request(self, *given: Any, **named: Any) -> requests.Response:
+            response = super().request(*given, **{**named, "stream": True, "allow_redirects": False})
+            response.close()
+            response.raw = io.BytesIO()
+            return response
+
     os.environ.setdefault("OTEL_SERVICE_NAME", "nanoserve")
     _providers.append(provider := TracerProvider())
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=settings.otlp_traces_endpoint)))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(settings.otlp_traces_endpoint, session=Session())))
     return [Middleware(Spans, tracer=provider.get_tracer("nanoserve"), model=settings.model_name)]
 
 

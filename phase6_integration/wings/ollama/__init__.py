@@ -1,1 +1,1 @@
-"""/api/chat, /api/generate and /api/tags, as Ollama has them, over the chat of the core."""
+"""/api/chat, /api/generate and what there is of the model, as Ollama has them, over the chat of the core."""

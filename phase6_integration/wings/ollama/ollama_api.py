@@ -4,26 +4,20 @@ import json
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from functools import partial
-from importlib.metadata import version
 from typing import Annotated, Any, ClassVar, Literal
 
-from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi import FastAPI, Request, Response
 from pydantic import Field, Tag, create_model
 
 from phase6_integration.api import schemas
 from phase6_integration.api.chat import ChatFormatter, continue_chat
-from phase6_integration.api.errors import RequestError, bad_value, own_names
+from phase6_integration.api.errors import RequestError, own_names
 from phase6_integration.api.field_types import FromClient, FunctionName, Hint, Name, RequestModel, Unsupported, by_kind
-from phase6_integration.api.formatter import encode
-from phase6_integration.api.model_routes import STARTED
+from phase6_integration.api.formatter import encode, object_of
 from phase6_integration.api.state import Server, ServerState, json_body
+from phase6_integration.wings.ollama.ollama_models import OPTIONS, Json, router, served
 
 CHAT, GENERATE = "/api/chat", "/api/generate"
-Failure = create_model("OllamaError", error=(str, ...), param=(str | None, ...), code=(str | None, ...))
-router = APIRouter(tags=["model"], responses={statuses: {"model": Failure} for statuses in ("4XX", "5XX")})
-Json = dict[str, Any]
-SAME = "temperature", "top_k", "top_p", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty"
-OPTIONS = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty", **{name: name for name in SAME}}
 LOADING = {"num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "num_keep", "numa", "use_mmap", "use_mlock"}
 OPENED = {"role": "assistant", "content": ""}
 
@@ -45,11 +39,16 @@ class OllamaMessage(FromClient):
     images: Annotated[Any, Unsupported([])] = None
 
 
+Options: type[RequestModel] = create_model(
+    "Options", __base__=RequestModel, **dict.fromkeys(OPTIONS, (Any, None)), **dict.fromkeys(LOADING, (Hint, None))
+)
+
+
 class Fields(RequestModel):
     stream_type: ClassVar[str] = "application/x-ndjson"
 
     model: Name
-    options: Annotated[Json, Field(description=f"{', '.join(OPTIONS)}; no effect: {', '.join(LOADING)}")] | None = None
+    options: Options | None = None
     format: (
         Annotated[
             Annotated[Literal["json", ""], Tag("=text")] | Annotated[Json, Tag("=tool")],
@@ -97,12 +96,11 @@ async def generate(body: Annotated[Generate, json_body(Generate)], request: Requ
 async def _answer(
     body: Fields, messages: list[Json], request: Request, server: ServerState, field: str, **more: Any
 ) -> Response:
-    name = server.model_name(body.model.removesuffix(":latest"))  # the tag that clients add
+    name = served(server, body.model)
     if not messages:  # a client has the model loaded
         return Response(_line(name, field, {}, done=True, done_reason="load"), media_type="application/json")
-    given, schema = body.options or {}, {"type": "json_schema", "json_schema": {"schema": body.format}}
-    if given.keys() - OPTIONS.keys() - LOADING:
-        raise bad_value("options", f"options: one is not known here; those with an effect are {', '.join(OPTIONS)}")
+    given = {} if body.options is None else body.options.model_dump(include={*OPTIONS})
+    schema = {"type": "json_schema", "json_schema": {"schema": body.format}}
     format = {"type": "json_object"} if body.format == "json" else schema if body.format else None
     fields = {
         **{own: given.get(name) for name, own in OPTIONS.items()},
@@ -135,7 +133,7 @@ def _line(model: str, field: str, message: Json, **end: Any) -> bytes:
     return encode({"model": model, "created_at": now, **message, "done": False, **end}) + b"\n"
 
 
-def error_body(error: RequestError) -> bytes:
+def error_body(error: RequestError, request_id: str) -> bytes:
     return encode({"error": error.message, "param": error.param, "code": error.code})
 
 
@@ -164,13 +162,14 @@ class OllamaFormatter(ChatFormatter):
             call[1] += called.get("arguments") or ""
         found = {"content": delta.get("content"), "thinking": delta.get("reasoning_content")}
         if reason is not None:
-            found["tool_calls"] = [_call(*call) for call in self._calls.values()]
+            called = [{"name": name, "arguments": object_of(text)} for name, text in self._calls.values()]
+            found["tool_calls"] = [{"function": function} for function in called]
             end = {"done": True, "done_reason": "stop" if reason == "tool_calls" else reason, **self._figures()}
         message = {name: value for name, value in found.items() if value}
         return _line(self.model, self._field, message, **end) if message or end else b""
 
     def failed(self, error: RequestError) -> bytes:
-        return error_body(error) + b"\n"
+        return error_body(error, self.request_id) + b"\n"
 
     def _figures(self) -> Json:
         """Counts, and durations in nanoseconds."""
@@ -182,29 +181,6 @@ class OllamaFormatter(ChatFormatter):
         return {**{f"{name}_duration": int(seconds * 1e9) for name, seconds in durations.items()}, **counts}
 
 
-def _call(name: str, arguments: str) -> Json:
-    """A call. The arguments of one that was cut off are not complete, and left out."""
-    try:
-        return {"function": {"name": name, "arguments": json.loads(arguments or "{}")}}
-    except ValueError:
-        return {"function": {"name": name, "arguments": {}}}
-
-
-@router.get("/api/tags")
-async def tags(server: Server) -> Json:
-    """The names of the model."""
-    config, started = server.engine.config, datetime.fromtimestamp(STARTED, UTC).isoformat()
-    details = {"format": "", "family": config.model_type, "parameter_size": f"{config.parameters / 1e9:.2g}B"}
-    about = {"size": config.bytes, "digest": "", "modified_at": started, "details": details}
-    return {"models": [{"name": name, "model": name, **about} for name in server.settings.served_model_names]}
-
-
-@router.get("/api/version")
-async def server_version() -> dict[str, str]:
-    """The version of this server."""
-    return {"version": version("nano-serving")}
-
-
 def attach(app: FastAPI) -> None:
     app.include_router(router)
-    app.state.server.error_bodies |= dict.fromkeys((CHAT, GENERATE, "/api/tags", "/api/version"), error_body)
+    app.state.server.error_bodies["/api"] = error_body

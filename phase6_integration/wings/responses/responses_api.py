@@ -118,7 +118,9 @@ def _tool_choice(request: ResponsesRequest) -> str | dict[str, Any] | None:
     if isinstance(choice, ToolsAllowed):
         subset = {"mode": choice.mode, "tools": [_named(tool) for tool in choice.tools]}
         return {"type": choice.type, choice.type: subset}
-    return _named(choice) if isinstance(choice, NamedTool) else choice
+    if isinstance(choice, NamedTool):
+        return _named(choice)
+    return None if choice == "auto" else choice  # auto is the default, which clients send without tools too
 
 
 def _named(tool: NamedTool) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """IsolatedGrammars: constraints in other processes, one for each tenant: a server trusts no grammar of a client.
 
 The engine waits PATIENCE for a mask at most. A request without its mask draws no token in the step, and takes part in
-no step until the mask is there. A process that dies fails one request: the one that it could not answer.
+no step until the mask is there. Processes that die fail one request: the one that two of them could not answer.
 """
 
 import selectors

@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 PATIENCE = 0.01  # seconds that a step waits for masks
 STALLED = 30.0  # seconds without an answer after which a process is given up: if it was stopped, no limit ends it
 FAILED_STARTS = 3  # of a process, in a row: then something else is wrong
+DEATHS = 2  # of processes, before the grammar that each had alone is blamed
 TOO_MUCH = f"{GRAMMAR_FAILED}: it took more time or memory than it may use"
 NOT_STARTED = "the process that follows grammars cannot be started"
 
@@ -36,6 +37,7 @@ class IsolatedConstraint:
         self.params = request.params
         self.output: Sequence[int] = request.output_tokens  # committed
         self.error: str | None = None
+        self.deaths = 0  # of processes that had this request alone to answer
         self._process = process
         self._followed: list[int] = []  # the output up to the mask: what is drawn, and what that forces
         self._sent = 0  # tokens of that which the process has been sent
@@ -128,7 +130,8 @@ class IsolatedProcess:
 
     It gets a batch when it has answered the one before: either all that waits of requests that it knows, or one request
     that it does not know, so that it compiles one grammar at a time. A request that has ended meanwhile is in no batch.
-    If a process dies, its successor knows no request, and so gets them one by one: the one that kills it fails.
+    If a process dies, its successor knows no request, and so gets them one by one: the one that kills DEATHS of them
+    fails. One death says little: the system ends processes too, as when its memory runs out.
     """
 
     def __init__(self, server: GrammarServer, selector: selectors.BaseSelector, poll: Callable[[float], None]) -> None:
@@ -168,6 +171,8 @@ class IsolatedProcess:
         """Send a batch, if the one before is answered."""
         if self._batch:
             if time.monotonic() - self._since > STALLED:
+                if not self._has_begun:
+                    self._server.close()  # it is what was stopped: the next connection starts another
                 self._end()
             return
         requests = {**self._requests}
@@ -234,7 +239,7 @@ class IsolatedProcess:
             self.close()
 
     def _end(self) -> None:
-        """The process has ended, is given up, or cannot be started. If it had one request to answer, that is the
+        """The process has ended, is given up, or cannot be started. If it had one request to answer, that may be the
         reason."""
         batch, has_begun = self._batch, self._has_begun
         self.close()
@@ -245,9 +250,11 @@ class IsolatedProcess:
                 self._fail(dict.fromkeys(self._waiting, NOT_STARTED))
         elif batch:
             self._charge(COMPILING)  # at most: it did not say
-            if len(batch) == 1:
-                log.warning("a grammar ended the process that followed it")
-                self._fail({batch[0]: TOO_MUCH})
+            if len(batch) == 1 and (suspect := self._requests.get(batch[0])) is not None:
+                suspect.deaths += 1
+                if suspect.deaths == DEATHS:
+                    log.warning("a grammar ended %d processes that followed it", DEATHS)
+                    self._fail({suspect.key: TOO_MUCH})
 
     def _fail(self, errors: Mapping[int, str]) -> None:
         """Have requests end with these errors."""

@@ -117,6 +117,8 @@ def thinking_after(prompt: Sequence[int], tokenizer: Tokenizer) -> Thinking:
 def _callable(body: ChatRequest) -> dict[str, dict[str, Any]]:
     """The functions that an answer may call, each with the schema of its arguments."""
     functions, choice = {tool.function.name: _schema(tool.function) for tool in body.tools or ()}, body.tool_choice
+    if choice not in (None, "none") and body.tools is None:
+        raise unservable("tool_choice", "tool_choice says how tools are called, and there are none: tools is missing")
     if isinstance(choice, ChosenTool):
         name = choice.function.name
         if name not in functions:
@@ -127,8 +129,6 @@ def _callable(body: ChatRequest) -> dict[str, dict[str, Any]]:
         if names - functions.keys():
             raise unservable("tool_choice", "tool_choice allows a function that is not one of the tools")
         return {name: schema for name, schema in functions.items() if name in names}
-    if choice == "required" and body.tools is None:
-        raise unservable("tool_choice", "tool_choice is required, and there are no tools")
     return {} if choice == "none" else functions
 
 

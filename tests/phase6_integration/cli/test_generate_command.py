@@ -56,3 +56,13 @@ def test_a_model_that_is_not_there_is_one_line() -> None:
     assert done.returncode == 1
     assert "there is no directory ./no-such-model" in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_text_that_the_model_ends_at_once_is_no_empty_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nothing = generate_command.Result(prompt="a", text="", finish_reason="stop", prompt_tokens=1, output_tokens=1)
+    monkeypatch.setattr(generate_command, "complete", lambda *_: [nothing])
+    assert main(["generate", "a"]) == 0
+    shown = capsys.readouterr()
+    assert (shown.out, "ended its answer at once" in shown.err) == ("", True)

@@ -8,8 +8,10 @@ import pytest
 from anthropic.types import Message, MessageTokensCount, RawMessageStreamEvent
 
 from phase0_request.request import FinishReason, Request
+from phase6_integration.api.formatter import encode, object_of
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.app import create_app
+from tests.phase6_integration import posting
 from tests.phase6_integration.asgi import Call, awaited
 from tests.phase6_integration.fake_engine import FakeEngine, Script, echo, says
 
@@ -276,3 +278,25 @@ async def test_an_unknown_model_is_not_found() -> None:
     ) as call:
         pass
     assert (call.status, call.json["error"]["type"]) == (404, "not_found_error")
+
+
+def test_every_answer_and_every_error_has_the_id_of_its_request() -> None:
+    """In the header that Anthropic's clients read, and in errors in the body too."""
+    sent = {"x-request-id": "mine"}
+    fine = posting.send(
+        "POST", "/v1/messages", {"max_tokens": 2, "messages": [{"role": "user", "content": "a"}]}, headers=sent
+    )
+    assert (fine.status_code, fine.headers["request-id"], fine.headers["x-request-id"]) == (200, "mine", "mine")
+    for path in ("/v1/messages", "/v1/messages/batches"):
+        wrong = posting.send("POST", path, {}, headers=sent)
+        assert (wrong.headers["request-id"], wrong.json()["request_id"], wrong.json()["type"]) == (
+            "mine",
+            "mine",
+            "error",
+        )
+
+
+def test_input_that_is_nested_too_deeply_to_be_read_is_left_out() -> None:
+    assert encode(object_of("[" * 5000 + "]" * 5000)) == b"{}"
+    assert encode(object_of('{"a": ' * 5000 + "1" + "}" * 5000)) == b"{}"
+    assert encode(object_of('{"a": [1]}')) == b'{"a":[1]}'

@@ -1,6 +1,7 @@
 """Spans of OpenTelemetry, as a collector reads them: with the classes that OTLP's own definition makes."""
 
 import asyncio
+import contextlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -122,3 +123,26 @@ def test_without_the_sdk_the_flag_is_an_error(monkeypatch: pytest.MonkeyPatch) -
         ServerSettings(otlp_traces_endpoint="http://127.0.0.1:4318/v1/traces")
     with pytest.raises(ValueError, match="must be a URL"):
         ServerSettings(otlp_traces_endpoint="127.0.0.1:4317")
+
+
+def test_a_collector_that_never_ends_its_answer_is_not_read() -> None:
+    class Endless(Receiver):
+        def do_POST(self) -> None:
+            super().do_POST()
+            with contextlib.suppress(OSError):  # the exporter has closed the connection
+                while True:
+                    self.wfile.write(b"a" * (1 << 16))
+
+    with Collector() as one, ThreadPoolExecutor(1) as pool:
+        one.RequestHandlerClass = Endless
+        pool.submit(one.serve_forever, 0.01)
+        settings = ServerSettings(otlp_traces_endpoint=one.endpoint)
+
+        async def check() -> None:
+            async with client(FakeEngine(), settings) as http:
+                await http.post("/v1/completions", json={"prompt": "A page"})
+
+        asyncio.run(check())
+        assert len(one.spans()) == 1
+        assert spans._providers[-1].force_flush(60_000), "the answer counts as read"
+        one.shutdown()

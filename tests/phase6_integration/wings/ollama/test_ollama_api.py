@@ -9,6 +9,7 @@ import pytest
 from phase0_request.request import FinishReason, Request
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.app import create_app
+from phase6_integration.process.messages import Ready
 from tests.phase6_integration.asgi import Call
 from tests.phase6_integration.fake_engine import FakeEngine, Script, says
 from tests.phase6_integration.posting import send
@@ -147,7 +148,7 @@ def test_what_changes_nothing_is_taken() -> None:
 REFUSED: list[tuple[str, Json, str]] = [
     (CHAT, {"options": {"num_predict": "x"}}, "options.num_predict"),
     (CHAT, {"options": {"temperature": -1}}, "options.temperature"),
-    (CHAT, {"options": {"mirostat": 2}}, "those with an effect are num_predict"),
+    (CHAT, {"options": {"mirostat": 2}}, "'options.mirostat' is not a field"),
     (CHAT, {"messages": [{"role": "user", "content": "a", "images": ["AAAA"]}]}, "messages.0.images"),
     (CHAT, {"format": {"type": "nothing"}}, "format"),
     (CHAT, {"format": "xml"}, "format: Input should be 'json'"),
@@ -208,3 +209,47 @@ def test_the_model_is_listed() -> None:
     names = [model["name"] for model in send("GET", "/api/tags", settings=ServerSettings()).json()["models"]]
     assert names == ["tiny_chat"]
     assert send("GET", "/api/version").json()["version"]
+
+
+def test_arguments_that_are_nested_too_deeply_to_be_read_are_left_out() -> None:
+    text = f'<tool_call>\n{{"name": "weather", "arguments": {{"a": {"[" * 3000 + "]" * 3000}}}}}\n</tool_call>'
+    found = answer(CHAT, {**HELLO, "tools": [TOOL]}, says(text))
+    assert found["calls"] == [{"function": {"name": "weather", "arguments": {}}}]
+
+
+def test_an_unknown_path_is_an_error_in_the_shape_of_this_api() -> None:
+    found = send("GET", "/api/nothing")
+    assert (found.status_code, found.json()["code"]) == (404, "not_found")
+    assert isinstance(found.json()["error"], str)
+
+
+def test_a_schema_that_the_length_cuts_is_in_the_headers_too() -> None:
+    body = {**HELLO, "format": "json", "stream": False, "options": {"num_predict": 1}}
+    call = ask(CHAT, body, FakeEngine(says("one two three")))
+    assert (call.json["done_reason"], call.headers["warning"].partition(":")[0]) == (
+        "length",
+        '299 - "cut at its length',
+    )
+    assert "format" in call.headers["warning"]
+    whole = ask(CHAT, {**HELLO, "format": "json", "stream": False}, FakeEngine(says("one")))
+    assert "warning" not in whole.headers
+
+
+def test_a_model_says_what_it_is_and_what_it_can_do() -> None:
+    found = send("POST", "/api/show", {"model": "tiny_chat:latest"}, settings=ServerSettings()).json()
+    config = FakeEngine().config
+    assert found["model_info"]["general.architecture"] == found["details"]["family"] == config.model_type
+    assert found["model_info"][f"{config.model_type}.context_length"] == FakeEngine().max_model_len
+    assert found["capabilities"] == ["completion", "tools"]
+    named = send("POST", "/api/show", {"name": "tiny_chat"}, settings=ServerSettings())
+    assert named.json() == found
+    assert send("POST", "/api/show", {}).status_code == 400
+    assert send("POST", "/api/show", {"model": "other"}).status_code == 404
+
+
+def test_a_loaded_model_runs_and_is_never_unloaded() -> None:
+    engine = FakeEngine()
+    assert send("GET", "/api/ps", engine=engine).json() == {"models": []}
+    engine.ready_info = Ready(engine.max_model_len, 8, 16, "cpu", "float32", kv_cache_bytes=1000)
+    (model,) = send("GET", "/api/ps", engine=engine, settings=ServerSettings()).json()["models"]
+    assert (model["name"], model["size"], model["size_vram"]) == ("tiny_chat", engine.config.bytes + 1000, 0)

@@ -1,6 +1,7 @@
 """Grammars in real processes: of a server that the engine starts, which may hang, die or grow, and ends with it."""
 
 import resource
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from phase0_request.tokenizer import BUNDLED
+from phase6_integration.wings.structured import isolated_process
 from phase6_integration.wings.structured.grammar_process import MEMORY
 from phase6_integration.wings.structured.grammar_server import GrammarServer
 from phase6_integration.wings.structured.isolated_grammars import IsolatedGrammars
@@ -31,7 +33,7 @@ def real() -> Iterator[IsolatedGrammars]:
 
 
 def until(constraints: IsolatedGrammars, done: Callable[[], bool]) -> None:
-    for _ in range(200):
+    for _ in range(600):
         if done():
             return
         constraints.poll(0.1)
@@ -64,6 +66,23 @@ def test_a_server_that_was_killed_is_replaced_and_costs_no_request(real: Isolate
         assert real.server._running is not None
         real.server._running[0].kill()
         real.server._running[0].wait()
+
+
+def test_a_server_that_was_stopped_is_replaced_and_costs_no_request(
+    real: IsolatedGrammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, (constraint,) = made = several(real, "running")
+    until(real, constraint.done)
+    assert real.server._running is not None
+    stopped = real.server._running[0]
+    stopped.send_signal(signal.SIGSTOP)
+    _, (constraint,) = made = several(real, "stopped")
+    real.poll(0)
+    with monkeypatch.context() as patch:
+        patch.setattr(isolated_process, "STALLED", -1.0)
+        real.poll(0)
+    until(real, constraint.done)
+    assert (len(made), constraint.error, stopped.poll()) == (2, None, -signal.SIGKILL)
 
 
 def test_the_server_ends_with_the_engine() -> None:

@@ -9,6 +9,7 @@ from phase1_kv_pool import PagedCache
 from phase5_continuous import Scheduler
 from phase6_integration.wings.structured import isolated_grammars, isolated_process
 from phase6_integration.wings.structured.grammar_process import COMPILING, Answers
+from phase6_integration.wings.structured.isolated_process import DEATHS, STALLED
 from tests.phase6_integration.wings.structured.isolated import (
     BRACE,
     Here,
@@ -33,12 +34,20 @@ def test_what_kills_its_process_alone_has_failed_and_the_others_are_followed_on(
     _, (first, second) = several(silent, "", "")
     silent.turn()
     assert first.done()
-    silent.die()  # with the second one's grammar
+    for _ in range(DEATHS):
+        silent.die()  # with the second one's grammar
     assert (first.error, second.error) == (None, isolated_process.TOO_MUCH)
     first.take(0, BRACE)
     silent.turn()
     assert first.done() or first.error is None
-    assert [message.tokens for batch in silent.made[1].batches for message in batch.follow] == [[BRACE]]
+    assert [message.tokens for batch in silent.made[DEATHS].batches for message in batch.follow] == [[BRACE]]
+
+
+def test_a_grammar_is_not_blamed_for_a_process_that_the_system_has_killed(silent: Here) -> None:
+    _, (constraint,) = made = several(silent, "")
+    silent.die()  # as when the memory of the machine has run out
+    silent.turn()
+    assert (len(made), constraint.error, constraint.done()) == (2, None, True)
 
 
 def test_after_a_death_with_several_requests_each_is_sent_alone_and_one_fails(silent: Here) -> None:
@@ -46,9 +55,10 @@ def test_after_a_death_with_several_requests_each_is_sent_alone_and_one_fails(si
     silent.die()
     for _ in range(2):
         silent.turn()
-    silent.die()
+    for _ in range(DEATHS):
+        silent.die()
     assert [one.error for one in constraints] == [None, None, isolated_process.TOO_MUCH]
-    assert [len(batch.follow) for batch in silent.made[1].batches] == [1, 1, 1]
+    assert [len(batch.follow) for process in silent.made[1:3] for batch in process.batches] == [1, 1, 1, 1]
     for one in made[:2]:
         one.output_tokens.append(BRACE)
     assert [one.done() for one in constraints[:2]] == [True, True]
@@ -69,11 +79,14 @@ def test_a_process_that_does_not_answer_or_writes_nonsense_is_given_up(
     _, (constraint,) = made = several(silent, "")
     silent.poll()
     assert (len(made), constraint.error) == (2, None)
-    if answer is None:
-        monkeypatch.setattr(isolated_process, "STALLED", -1.0)
-    else:
-        silent.made[0].connection.sendall(answer)
-    silent.poll()
+    for _ in range(DEATHS):
+        assert constraint.error is None
+        silent.poll()
+        if answer is not None:
+            silent.made[-1].connection.sendall(answer)
+        with monkeypatch.context() as patch:
+            patch.setattr(isolated_process, "STALLED", STALLED if answer else -1.0)
+            silent.poll()
     assert constraint.error == isolated_process.TOO_MUCH
 
 
@@ -93,9 +106,10 @@ def test_processor_time_is_charged_to_the_clients_that_have_requests_and_a_death
     silent.receive(scheduler, 0.0)
     assert [served[tenant] - before[tenant] for tenant in "ab"] == pytest.approx([2000.0, 1000.0])
     assert [process.patience for process in silent._processes.values()] == [0.0], "no step waits for its next masks"
-    silent.die()
+    for _ in range(DEATHS):
+        silent.die()
     silent.receive(scheduler, 0.0)
-    assert sum(served.values()) - sum(before.values()) == pytest.approx(1000 * (3 + COMPILING))
+    assert sum(served.values()) - sum(before.values()) == pytest.approx(1000 * (3 + DEATHS * COMPILING))
     assert [one.error is None for one in constraints] == [False, True, True]
     assert made[0].finish_reason is FinishReason.ERROR
 

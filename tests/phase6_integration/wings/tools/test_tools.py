@@ -90,7 +90,6 @@ ANSWERS: list[tuple[Any, str, str, str | None, list[tuple[str, str]]]] = [
     (REQUIRED, f"{CALL}\n<tool_call>", "tool_calls", None, [BERN]),
     *[({}, text, "stop", text, []) for text in ("Sun.", '<tool_call>{"name": "a"}</tool_call>', "<tool_call>a()")],
     *[(given, CALL, "stop", CALL, []) for given in ({"tool_choice": "none"}, {"tools": []}, {"tools": None})],
-    ({"tools": None, "tool_choice": "auto"}, CALL, "stop", CALL, []),
     ({"tools": [], "tool_choice": "required"}, "Hi", "stop", "Hi", []),  # as in OpenAI's API
 ]
 
@@ -236,7 +235,10 @@ def test_integers_of_any_size_reach_the_template(bundled: Speaker) -> None:
     ("given", "param", "words"),
     [
         ({"tool_choice": {"type": "function", "function": {"name": "get_rain"}}}, "tool_choice", "get_rain"),
-        ({"tools": None, "tool_choice": "required"}, "tool_choice", "no tools"),
+        *(
+            ({"tools": None, "tool_choice": choice}, "tool_choice", "tools is missing")
+            for choice in ("auto", "required")
+        ),
         ({**REQUIRED, "extra_body": {"guided_regex": "a"}}, "guided_regex", "required calls"),
         ({"tools": [{"type": "web_search"}]}, "tools.0.type", "function"),
     ],
