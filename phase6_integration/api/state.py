@@ -116,14 +116,9 @@ class ServerState:
     grammars: GrammarHook = field(default_factory=GrammarHook)
     plan: "Callable[[ServerState, ChatRequest, Sequence[int], Grammar | None], AnswerPlan]" = plain_answers
     lease: Lease = lambda request, length_field: nullcontext()
-<<<<<<< HEAD
-    error_bodies: dict[str, Callable[[RequestError], bytes]] = field(default_factory=dict)  # by path; else OpenAI's
-    watching: Counter[str] = field(default_factory=Counter)  # readers of the engine's record, by tenant
-=======
     # How an API writes an error of the request with this id, by the path that its routes begin with; else as OpenAI's.
     error_bodies: dict[str, Callable[[RequestError, str], bytes]] = field(default_factory=dict)
-    watching: int = 0  # clients that read the engine's record
->>>>>>> wt/api
+    watching: Counter[str] = field(default_factory=Counter)  # readers of the engine's record, by tenant
     warned: set[str] = field(default_factory=set)  # unknown fields that the log has
 
     @classmethod
