@@ -34,6 +34,10 @@ _OTHERS = (byte for byte in range(256) if byte not in _PLAIN)
 _BYTES = {chr(b): b for b in _PLAIN} | {chr(0x100 + n): b for n, b in enumerate(_OTHERS)}
 
 
+class TooLongError(ValueError):
+    """A text is longer than the caller allows."""
+
+
 class Tokenizer:
     """The tokenizer of one model. Immutable apart from a cache of token bytes; safe to share between threads."""
 
@@ -196,8 +200,8 @@ class Tokenizer:
         variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """The tokens of a conversation, rendered by the model's chat template with these `variables`, such as `tools`.
-        ValueError if the model has none, if the template rejects the messages, or if the rendered text is longer than
-        `max_chars`.
+        ValueError if the model has none or if the template rejects the messages, TooLongError if the rendered text is
+        longer than `max_chars`.
 
         Its control tokens are those that the template wrote, in their order: `<|im_end|>` in a message, in the result
         of a tool or in its description is ten characters of text. In all other conversations the result is that of
@@ -206,7 +210,7 @@ class Tokenizer:
         parts = self.render(messages, add_generation_prompt, variables)
         text, written = "".join(parts), self._written(parts)
         if max_chars is not None and len(text) > max_chars:
-            raise ValueError(f"the rendered conversation has {len(text)} characters; at most {max_chars} fit")
+            raise TooLongError(f"the rendered conversation has {len(text)} characters; at most {max_chars} fit")
         tokens = self.encode(text, add_special_tokens=False)
         if self._control_in(tokens) == written:
             return tokens

@@ -48,11 +48,11 @@ async def continue_chat(
     context, pool = server.engine.max_model_len, server.tokenizers
     clip = server.settings.clip_max_tokens
     length = requested_length(body, context, clip)
-    if body.truncate_prompt_tokens is None:
+    if whole := body.truncate_prompt_tokens is None:
         check_lengths(["".join(map(text_of, body.messages))], pool.tokenizer.longest, context, "messages")
     tenant = request.state.tenant
     arguments = conversation(body, reasoning_effort=body.reasoning_effort)
-    prompt = await pool.chat(arguments, tenant, body.add_special_tokens is True)
+    prompt = await pool.chat(arguments, tenant, body.add_special_tokens is True, fits=whole)
     prompt = truncate(prompt, body, length or 1, context)
     default = server.settings.sampling_defaults.get("max_tokens")
     lengths = output_lengths([prompt], length, default, context, clip, "messages")

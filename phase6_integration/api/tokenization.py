@@ -5,44 +5,67 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from secrets import token_hex
 from typing import Any, TypeVar
 
 from phase0_request.machine import give_back_freed_memory
 from phase0_request.params import MAX_TOKENS
-from phase0_request.tokenizer import Tokenizer
+from phase0_request.tokenizer import Tokenizer, TooLongError
 from phase6_integration.api.errors import RequestError, unservable
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.process.async_engine import AsyncEngine
 
 LONG = 10_000  # tokens; to decode fewer takes a few milliseconds and is done on the event loop
 MANY = 100_000  # tokens, with which the library takes 20 megabytes or more for a moment
-THREADS = 2  # so that one long text does not delay all others
+SHORT = 1 << 15  # characters of the texts of a request that wait for no long ones; rendered, they may be twice as long
+PLACES = 2  # of a client in a line: one text is encoded and one is next
 ROLES = "system", "user", "assistant", "tool"  # whatever a template makes of them
 HELP = "a message may have the role system, developer, user, assistant or tool, or one that the chat template knows"
 T = TypeVar("T")
 Tokens = list[tuple[int, ...]]
 
 
+class Lane:
+    """A thread, and the line for it. No more than PLACES jobs of one client are in line, so that clients take turns."""
+
+    def __init__(self, name: str, max_waiting: int) -> None:
+        self.thread = ThreadPoolExecutor(1, name)
+        self._max_waiting = max_waiting  # of a client
+        self._places = dict[str, asyncio.Semaphore]()  # by tenant
+        self._unfinished = Counter[str]()  # jobs, by tenant
+
+    async def run(self, tenant: str, job: Callable[[], T]) -> T:
+        if self._unfinished[tenant] >= self._max_waiting:
+            message = "too many texts wait for the tokenizer; try again later"
+            raise RequestError(503, message, code="tokenizer_busy", headers={"retry-after": "10"})
+        self._unfinished[tenant] += 1
+        try:
+            async with self._places.setdefault(tenant, asyncio.Semaphore(PLACES)):
+                return await asyncio.get_running_loop().run_in_executor(self.thread, job)
+        finally:
+            self._unfinished -= Counter((tenant,))  # drops those with none
+            if tenant not in self._unfinished:
+                del self._places[tenant]
+
+
 class TokenizerPool:
-    """The engine's tokenizer for routes, with the chat template of the server. No more than THREADS texts of one client
-    wait in line for a thread, so that clients take turns."""
+    """The engine's tokenizer for routes, with the chat template of the server. Short texts have a lane, and long ones
+    another: no text of megabytes delays a short one, even of the same client."""
 
     def __init__(self, engine: AsyncEngine, settings: ServerSettings) -> None:
         self._tokenizer = engine.tokenizer
         if self._tokenizer is not None and settings.chat_template is not None:
             self._tokenizer = self._tokenizer.with_chat_template(settings.chat_template)
         longest = 0 if self._tokenizer is None else self._tokenizer.longest
-        self._max_chars = max(settings.max_body_bytes, engine.max_model_len * longest)  # of a rendered conversation
-        self._max_waiting = engine.options.queued_per_client
-        self._threads = ThreadPoolExecutor(THREADS, "tokenizer")
-        self._places = dict[str, asyncio.Semaphore]()  # in the line for a thread, by tenant
-        self._unfinished = Counter[str]()  # jobs, by tenant
+        self.most_chars = engine.max_model_len * longest  # of a prompt that fits into the context
+        self._max_chars = max(settings.max_body_bytes, self.most_chars)  # of any rendered conversation
+        self._short, self._long = (Lane(name, engine.options.queued_per_client) for name in ("short", "long"))
 
     def start(self) -> None:
         """Load what a chat needs now, since that takes a second."""
         if self._tokenizer is not None:
-            self._threads.submit(self._tokenizer.chat, [{"role": "user", "content": "Hello"}])
+            self._short.thread.submit(self._tokenizer.chat, [{"role": "user", "content": "Hello"}])
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -60,21 +83,24 @@ class TokenizerPool:
     async def encode(self, texts: Sequence[str], tenant: str, add_special_tokens: bool = True) -> Tokens:
         """The tokens of each text."""
         tokenizer = self.tokenizer
-        return await self._run(tenant, "prompt", lambda: tokenizer.encode_batch(texts, add_special_tokens))
+        return await self._run(texts, tenant, "prompt", lambda _: tokenizer.encode_batch(texts, add_special_tokens))
 
     async def chat(
-        self, conversation: Mapping[str, Any], tenant: str, add_special_tokens: bool = False
+        self, conversation: Mapping[str, Any], tenant: str, add_special_tokens: bool = False, fits: bool = False
     ) -> tuple[int, ...]:
-        """The tokens of a conversation, given as the arguments of Tokenizer.chat, rendered by the chat template."""
+        """The tokens of a conversation, given as the arguments of Tokenizer.chat, rendered by the chat template. With
+        `fits` it is refused before it is encoded if the rendered text is too long for the context."""
         tokenizer = self.tokenizer
         assert self.template
+        most = self.most_chars if fits else self._max_chars
 
-        def encode() -> list[list[int]]:
-            given = _with_known_roles(tokenizer, conversation, self._max_chars)
-            tokens = tokenizer.chat(**given, max_chars=self._max_chars)
+        def encode(most_here: int) -> list[list[int]]:
+            max_chars = min(most, most_here)
+            given = _with_known_roles(tokenizer, conversation, max_chars)
+            tokens = tokenizer.chat(**given, max_chars=max_chars)
             return [tokenizer.wrap(tokens) if add_special_tokens else tokens]
 
-        (tokens,) = await self._run(tenant, "messages", encode)
+        (tokens,) = await self._run(conversation, tenant, "messages", encode)
         return tokens
 
     async def decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -86,11 +112,12 @@ class TokenizerPool:
         """The result of `call`, which runs in a thread unless its input is short."""
         return call() if size < LONG else await asyncio.to_thread(call)
 
-    async def _run(self, tenant: str, param: str, job: Callable[[], list[list[int]]]) -> Tokens:
-        """The tokens that a job finds in a thread. A RequestError says what is wrong with `param`."""
+    async def _run(self, given: Any, tenant: str, param: str, job: Callable[[int], list[list[int]]]) -> Tokens:
+        """The tokens that a job finds in a thread for what is `given`. It gets the most characters that it may encode
+        there: what a template makes longer goes to the other lane. A RequestError says what is wrong with `param`."""
 
-        def encode() -> Tokens:
-            tokens = list(map(tuple, job()))
+        def encode(most: int) -> Tokens:
+            tokens = list(map(tuple, job(most)))
             total = sum(map(len, tokens))
             if total > MANY:
                 give_back_freed_memory()
@@ -98,19 +125,27 @@ class TokenizerPool:
                 raise ValueError(f"these are more than {MAX_TOKENS} tokens")
             return tokens
 
-        if self._unfinished[tenant] >= self._max_waiting:
-            message = "too many texts wait for the tokenizer; try again later"
-            raise RequestError(503, message, code="tokenizer_busy", headers={"retry-after": "10"})
-        self._unfinished[tenant] += 1
         try:
-            async with self._places.setdefault(tenant, asyncio.Semaphore(THREADS)):
-                return await asyncio.get_running_loop().run_in_executor(self._threads, encode)
+            if not is_long(given):
+                with suppress(TooLongError):
+                    return await self._short.run(tenant, lambda: encode(2 * SHORT))
+            return await self._long.run(tenant, lambda: encode(self._max_chars))
         except ValueError as error:
-            raise unservable(param, f"{param}: {str(error)[:300]}") from None
-        finally:
-            self._unfinished -= Counter((tenant,))  # drops those with none
-            if tenant not in self._unfinished:
-                del self._places[tenant]
+            code = "context_length_exceeded" if isinstance(error, TooLongError) else "conflicting_values"
+            raise unservable(param, f"{param}: {str(error)[:300]}", code) from None
+
+
+def is_long(given: Any) -> bool:
+    """Whether the texts in a structure of JSON have more than SHORT characters together. An item counts as one, so that
+    the walk ends soon too."""
+    left, rest = SHORT, [given]
+    while rest and left >= 0:
+        one = rest.pop()
+        sized = one if isinstance(one, str | Sequence | Mapping) else str(one)
+        left -= len(sized)
+        if left >= 0 and not isinstance(sized, str):
+            rest += [*sized.keys(), *sized.values()] if isinstance(sized, Mapping) else sized
+    return left < 0
 
 
 def _with_known_roles(tokenizer: Tokenizer, conversation: Mapping[str, Any], max_chars: int) -> Mapping[str, Any]:

@@ -135,9 +135,12 @@ def test_a_stream_that_is_slow_is_not_cut(through: Through) -> None:
 
 
 def test_figures_are_not_for_the_public(through: Through) -> None:
+    """Nor under a path of `--root-path`. Paths that only begin like one of theirs are the server's."""
     client, _ = through
-    paths = ("/metrics", "/%6Detrics", "/stats", "/record", "/v1/models")
-    assert [client.get(path).status_code for path in paths] == [403, 403, 403, 403, 200]
+    hidden = ["/metrics", "/%6Detrics", "/stats", "/record", "/llm/metrics", "/llm/stats", "/llm/record"]
+    hidden += ["/llm%2fmetrics", "/a/b%2Fst%61ts", "/llm/record?x=1", "/llm//record", "/record/"]
+    assert {path: client.get(path).status_code for path in hidden} == dict.fromkeys(hidden, 403)
+    assert [client.get(path).status_code for path in ("/v1/models", "/llm/records", "/llm")] == [200, 404, 404]
 
 
 @pytest.mark.parametrize("name", PROXIES)

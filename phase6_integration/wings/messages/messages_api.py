@@ -56,7 +56,7 @@ async def count_tokens(
     with own_names(MessagesFormatter.own_fields):
         chat = ChatRequest.model_validate(_given(prompt_of(body)))
         arguments = conversation(chat, reasoning_effort=chat.reasoning_effort)
-        return {"input_tokens": len(await server.tokenizers.chat(arguments, request.state.tenant))}
+        return {"input_tokens": len(await server.tokenizers.chat(arguments, request.state.tenant, fits=True))}
 
 
 def prompt_of(body: PromptFields) -> Json:

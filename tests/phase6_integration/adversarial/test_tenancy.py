@@ -6,6 +6,7 @@ CVE-2025-46570), and uncontrolled consumption of a shared resource (CWE-400, CWE
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from phase0_request.request import FinishReason
 from phase0_request.tokenizer import Tokenizer
 from phase6_integration.api.formatter import KEEP_ALIVE
 from phase6_integration.api.settings import ServerSettings
-from phase6_integration.api.tokenization import THREADS, TokenizerPool
+from phase6_integration.api.tokenization import PLACES, SHORT, TokenizerPool
 from phase6_integration.app import create_app
 from phase6_integration.process.async_engine import AsyncEngine, Observer
 from phase6_integration.process.messages import EngineRequest, Update
@@ -204,4 +205,49 @@ async def test_clients_take_turns_at_the_tokenizer(monkeypatch: pytest.MonkeyPat
     texts = [("many", f"many {number}") for number in range(10)] + [("one", "one")]
     await asyncio.gather(*(pool.encode([text], tenant) for tenant, text in texts))
     assert len(encoded) == 11
-    assert encoded.index("one") <= THREADS
+    assert encoded.index("one") <= PLACES
+
+
+HELLO = {"role": "user", "content": "Hello"}
+LONG_TEXT = "a page of the cache " * (SHORT // 20 + 1)
+CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": {"x": LONG_TEXT}}}
+LONG: list[dict[str, Any]] = [
+    {"messages": [{"role": "user", "content": LONG_TEXT}]},
+    {"messages": [HELLO, {"role": "assistant", "content": "", "tool_calls": [CALL]}]},
+    {"messages": [HELLO], "variables": {"tools": [{"type": "function", "function": {"description": LONG_TEXT}}]}},
+    {"messages": [HELLO], "variables": {"tools": [{LONG_TEXT: 1}]}},
+    {"messages": [{"role": "user", "content": "a page of the cache"}] * (SHORT // 20)},
+    {"messages": [HELLO], "variables": {"tools": [{"x": [1] * SHORT}]}},
+    {"messages": [HELLO], "variables": {"tools": [{"x": [10**4000] * 10}]}},
+    {"messages": [{"role": "user", "content": "abc " * (SHORT // 5)}]},  # the template writes it four times
+]
+REPEATING = "{% for m in messages %}{{ m.content * 3 }}{{ m | tojson }}{% endfor %}{{ tools | tojson }}"
+
+
+@pytest.mark.parametrize("long", [LONG_TEXT, *LONG])
+@awaited
+async def test_long_texts_do_not_delay_short_ones_of_the_same_client(
+    long: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: two texts of 4 MB held both threads, and the chats of all others waited for 16 seconds."""
+    answered, found, encode = threading.Event(), list[str](), Tokenizer.encode_batch
+
+    def held(tokenizer: Tokenizer, texts: Sequence[str], *rest: Any) -> Any:
+        if len(texts[0]) > SHORT:
+            assert answered.wait(10.0)
+            found.append("long")
+        return encode(tokenizer, texts, *rest)
+
+    async def send(pool: TokenizerPool, given: Any) -> None:
+        await (pool.encode([given], "one") if isinstance(given, str) else pool.chat(given, "one"))
+
+    async def send_short(pool: TokenizerPool) -> None:
+        await asyncio.gather(send(pool, "Hello"), send(pool, {"messages": [HELLO]}))
+        found.append("short")
+        answered.set()
+
+    monkeypatch.setattr(Tokenizer, "encode_batch", held)
+    pool = TokenizerPool(FakeEngine(), ServerSettings(chat_template=REPEATING))
+    await asyncio.gather(*(send(pool, long) for _ in range(PLACES + 1)), send_short(pool))
+    assert found[0] == "short"
+    assert "long" in found

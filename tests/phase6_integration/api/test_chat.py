@@ -97,6 +97,42 @@ def test_a_conversation_of_millions_of_characters_is_refused_before_it_is_render
     assert "got 1000000" in error["message"]
 
 
+WORDS = "word " * 100_000
+CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": f'{{"x": "{WORDS}"}}'}}
+TOOLS = {"tools": [{"type": "function", "function": {"name": "f", "description": WORDS}}]}
+
+
+@pytest.mark.parametrize(
+    ("path", "given"),
+    [
+        (CHAT, TOOLS),
+        (CHAT, {"messages": [*HELLO, {"role": "assistant", "tool_calls": [CALL]}]}),
+        ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": WORDS}]}),
+    ],
+)
+def test_a_rendered_conversation_that_cannot_fit_is_refused_before_it_is_encoded(
+    path: str, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, encode = FakeEngine(max_model_len=64), Tokenizer.encode
+
+    def short(tokenizer: Tokenizer, text: str, *rest: Any, **more: Any) -> Any:
+        assert len(text) < 64 * tokenizer.longest
+        return encode(tokenizer, text, *rest, **more)
+
+    monkeypatch.setattr(Tokenizer, "encode", short)
+    response = post(engine, path, **{"messages": HELLO, **given})
+    error = response.json()["error"]
+    assert response.status_code == 400
+    assert f"characters; at most {64 * TOKENIZER.longest} fit" in error["message"]
+    assert path != CHAT or (error["param"], error["code"]) == ("messages", "context_length_exceeded")
+
+
+def test_a_conversation_that_is_truncated_may_be_longer_than_the_context() -> None:
+    engine = FakeEngine(max_model_len=64)
+    answer(engine, **TOOLS, tool_choice="none", truncate_prompt_tokens=10, max_tokens=3)
+    assert len(engine.submitted[0].prompt_tokens) == 10
+
+
 @pytest.mark.parametrize("n", [1, 3])
 def test_each_choice_begins_with_its_role_right_before_its_first_text(n: int) -> None:
     events = [one.choices[0] for one in chunks(FakeEngine(says("yes")), n=n)]
