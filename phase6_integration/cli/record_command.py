@@ -1,4 +1,4 @@
-"""`nanoserve record`: write what a running server does into a file, until Ctrl-C or for some seconds."""
+"""`nanoserve record`: write what a running server does into a file, until Ctrl-C, SIGTERM or for some seconds."""
 
 import argparse
 import signal
@@ -6,12 +6,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TextIO
 
 import httpx
 
 from phase0_request.checks import check_number
-from phase5_continuous.record_file import MAX_LINE, open_record
+from phase5_continuous.record_file import MAX_LINE, Lines, open_record
 from phase6_integration.cli.common import (
     add_server,
     body_of,
@@ -25,7 +24,8 @@ from phase6_integration.engine.flags import Parser
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 PREFIX = "data:"
-INTERRUPTS = {signal.SIGINT, signal.SIGALRM}
+COMMENT = ":"
+INTERRUPTS = {signal.SIGINT, signal.SIGTERM, signal.SIGALRM}
 
 
 def add_flags(parser: Parser) -> None:
@@ -48,8 +48,9 @@ def run(given: argparse.Namespace, parser: Parser) -> int:
             if response.status_code != 200:
                 raise ValueError(f"the server answers {response.status_code}: {error_message(body_of(response))}")
             with open_record(given.file) as file, suppress(KeyboardInterrupt):
-                for count, line in enumerate(lines(response, seconds), 1):
+                for line in lines(response, seconds):
                     write(file, line)
+                    count += bool(line)
                     if sys.stderr.isatty():
                         print(f"\r{count} lines; Ctrl-C ends the record ", end="", file=sys.stderr, flush=True)
     except httpx.RequestError as error:
@@ -62,23 +63,28 @@ def run(given: argparse.Namespace, parser: Parser) -> int:
     return 0
 
 
-def write(file: TextIO, line: str) -> None:
-    """Write a line, and be interrupted behind it: in the middle, a compressed file would be damaged."""
+def write(file: Lines, line: str) -> None:
+    """Write a line, and be interrupted behind it: in the middle, a compressed file would be damaged. What came before
+    a silence does not wait for the line after it."""
     try:
         signal.pthread_sigmask(signal.SIG_BLOCK, INTERRUPTS)
-        file.write(line + "\n")
+        if line:
+            file.write(line)
+        else:
+            file.flush()
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, INTERRUPTS)
 
 
 def lines(response: httpx.Response, seconds: float | None) -> Iterator[str]:
-    """The lines of a server's record, as they come. The time is up by a signal, as if by Ctrl-C: a server that does
-    nothing sends nothing."""
-    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    """The lines of a server's record, as they come, and an empty one for a comment, which it sends in a silence. The
+    time is up by a signal, as if by Ctrl-C: a server that does nothing sends nothing. SIGTERM is a Ctrl-C too."""
+    for number in (signal.SIGALRM, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     signal.setitimer(signal.ITIMER_REAL, seconds or 0)
     try:
         for event in lines_of(response, MAX_LINE):
-            if event.startswith(PREFIX):
-                yield event.removeprefix(PREFIX).strip()
+            if event.startswith((PREFIX, COMMENT)):
+                yield event.removeprefix(PREFIX).strip() if event.startswith(PREFIX) else ""
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)

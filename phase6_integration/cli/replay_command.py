@@ -1,11 +1,14 @@
 """`nanoserve replay`: make one HTML file of a record, or of several side by side, that opens from disk."""
 
 import argparse
+import gzip
 import sys
+from collections.abc import Iterable, Iterator
+from io import BytesIO
 from pathlib import Path
 
 from phase0_request.checks import check_int, check_number
-from phase5_continuous.record_file import read
+from phase5_continuous.record_file import encoded, read
 from phase5_continuous.recorder import Line
 from phase5_continuous.replay import Replay
 from phase6_integration.engine.flags import Parser
@@ -20,9 +23,7 @@ def add_flags(parser: Parser) -> None:
 
 def run(given: argparse.Namespace, parser: Parser) -> int:
     try:
-        for file in given.files:
-            check(file)
-        page = replay([(file.name.split(".")[0], file.read_bytes()) for file in given.files])
+        page = replay([(file.name.split(".")[0], packed(checked(file, parser.prog))) for file in given.files])
         given.output.write_text(page, "utf-8")
     except (ValueError, OSError) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
@@ -31,15 +32,24 @@ def run(given: argparse.Namespace, parser: Parser) -> int:
     return 0
 
 
-def check(file: Path) -> None:
-    """ValueError if a file is not a record that can be replayed to its end."""
+def checked(file: Path, prog: str) -> Iterator[Line]:
+    """The lines of a record. ValueError if it cannot be replayed to its end; a warning if that is cut off."""
     state = Replay()
-    for number, line in enumerate(read(file)):
+    for number, line in enumerate(read(file, lambda words: print(f"{prog}: {words}", file=sys.stderr)), 1):
         try:
             check_times(line)
             state.apply(line)
         except (LookupError, TypeError, AttributeError, ValueError) as error:
-            raise ValueError(f"{file}: line {number + 1} does not follow from those before it: {error!r}") from None
+            raise ValueError(f"{file}: line {number} does not follow from those before it: {error!r}") from None
+        yield line
+
+
+def packed(lines: Iterable[Line]) -> bytes:
+    """Lines in a compressed file that is whole, as browsers require."""
+    with gzip.GzipFile("", "wb", fileobj=(content := BytesIO()), mtime=0) as file:
+        for line in lines:
+            file.write(f"{encoded(line)}\n".encode("utf-8", "replace"))
+    return content.getvalue()
 
 
 def check_times(line: Line) -> None:

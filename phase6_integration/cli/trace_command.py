@@ -9,10 +9,9 @@ from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any
 
-from phase5_continuous.record_file import read
 from phase5_continuous.recorder import Line
 from phase5_continuous.replay import Replay
-from phase6_integration.cli.replay_command import check
+from phase6_integration.cli.replay_command import checked
 from phase6_integration.engine.flags import Parser
 
 ENGINE, REQUESTS = 1, 2  # processes of the trace
@@ -30,8 +29,7 @@ def add_flags(parser: Parser) -> None:
 
 def run(given: argparse.Namespace, parser: Parser) -> int:
     try:
-        check(given.file)
-        events = [*Trace().events(read(given.file))]
+        events = [*Trace().events(checked(given.file, parser.prog))]
         given.output.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), "utf-8")
     except (ValueError, OSError) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)

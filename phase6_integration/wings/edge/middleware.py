@@ -80,7 +80,7 @@ class Edge(HttpMiddleware):
             try:
                 check_host(scope["headers"], self.settings.allowed_hosts)
                 scope["state"]["tenant"] = self._tenant(scope)
-                if self._has_body(scope):
+                if not _is_public(scope["path"]) and self._has_body(scope):
                     receive = _replay(await self._read(Request(scope, receive), hold), receive)
             except RequestError as error:
                 response = await respond(Request(scope), error)
@@ -91,8 +91,7 @@ class Edge(HttpMiddleware):
         """The name of the client. A RequestError without a valid API key, unless there are no keys or the route is
         public."""
         key = self.keys.find(scope["headers"])
-        public = scope["path"] in PUBLIC or scope["path"].startswith(PAGE)
-        if key is None and self.keys.digests and not public:
+        if key is None and self.keys.digests and not _is_public(scope["path"]):
             message = "a valid API key is needed: send it as `Authorization: Bearer <key>`"
             raise RequestError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
         kind, client = (BY_ADDRESS, _network(scope)) if key is None else (BY_KEY, key)
@@ -147,6 +146,11 @@ def check_headers(headers: Sequence[tuple[bytes, bytes]], limits: ServerSettings
 def headers_too_large(limits: ServerSettings) -> RequestError:
     message = f"the headers are too large: at most {limits.max_headers} of {limits.max_header_bytes} bytes are read"
     return RequestError(431, message, code="headers_too_large", headers=_CLOSE)
+
+
+def _is_public(path: str) -> bool:
+    """Whether a route needs no API key. No such route has a body: one is not read, and takes no memory from others."""
+    return path in PUBLIC or path.startswith(PAGE)
 
 
 def _network(scope: Scope) -> bytes:

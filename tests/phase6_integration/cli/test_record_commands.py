@@ -1,25 +1,33 @@
 """`nanoserve record`, `replay` and `trace`, and `generate --record`."""
 
+import base64
 import gzip
 import itertools
 import json
+import os
+import re
 import signal
+import subprocess
+import sys
 import threading
 import zlib
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
+from subprocess import DEVNULL
 
 import httpx
 import pytest
 
 from phase5_continuous import record_file
-from phase5_continuous.record_file import read
+from phase5_continuous.record_file import encoded, open_record, read
 from phase5_continuous.replay import Replay
 from phase6_integration.cli.common import body_of, lines_of
 from phase6_integration.cli.main import main
+from phase6_integration.cli.record_command import write
+from tests.phase6_integration.life import ROOT
 
 HEAD = b'{"record": 1, "page_size": 4}\n'
 SAMPLE = Path(__file__).parents[2] / "data" / "record.jsonl.gz"
@@ -83,6 +91,83 @@ def test_an_interrupt_in_the_middle_of_a_line_does_not_damage_the_file(
     assert written == whole[: len(written)]
 
 
+@pytest.mark.parametrize("name", ["run.jsonl.gz", "run.jsonl"])
+@pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGKILL])
+def test_a_record_can_be_replayed_whatever_has_ended_the_command(
+    ending: signal.Signals, name: str, server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """SIGTERM left the half of a compressed file, or an empty one."""
+    file, whole = tmp_path / name, [*read(SAMPLE)]
+    command = ["record", str(file), "--url", server, "--api-key", "key"]
+    screen, terminal = os.openpty()
+    with (
+        open(screen, "rb", buffering=0) as shown,
+        subprocess.Popen(
+            [sys.executable, "-m", "phase6_integration.cli", *command], cwd=ROOT, stdout=DEVNULL, stderr=terminal
+        ) as recording,
+    ):
+        os.close(terminal)
+        said = b""
+        while b"%d lines" % len(whole) not in said:  # it shows a line once that is written
+            said += shown.read(1 << 16)
+        recording.send_signal(ending)
+        recording.wait()
+    written = [*read(file)]
+    assert written == whole[: len(written)]
+    assert len(written) >= (len(whole) if ending == signal.SIGTERM else 1)
+    assert main(["replay", str(file), "-o", str(tmp_path / "made")]) == 0
+    assert ("is cut off" in capsys.readouterr().err) <= (ending == signal.SIGKILL)
+
+
+def test_what_came_before_a_silence_is_in_the_file(tmp_path: Path) -> None:
+    """Even if it came within a second after a flush."""
+    file = tmp_path / "run.jsonl.gz"
+    with open_record(file) as lines:
+        for number in range(3):
+            write(lines, encoded({"record": number}))
+        write(lines, "")
+        assert len([*read(file)]) == 3
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_record_that_is_cut_off_anywhere_has_the_lines_that_are_whole(packed: bool, tmp_path: Path) -> None:
+    """It never has one that is not, and a warning names the last one."""
+    file = tmp_path / ("run.jsonl.gz" if packed else "run.jsonl")
+    content, whole = SAMPLE.read_bytes(), [*read(SAMPLE)]
+    content = content if packed else gzip.decompress(content)
+    for length in range(len(content) // 4, len(content), 997):
+        file.write_bytes(content[:length])
+        warned: list[str] = []
+        kept = [*read(file, warned.append)]
+        assert kept == whole[: len(kept)] != whole
+        assert all(words.endswith(f"up to line {len(kept)}") for words in warned)
+        assert warned or not packed
+
+
+@pytest.mark.parametrize("command", ["replay", "trace"])
+def test_a_record_that_is_cut_off_is_shown_with_a_warning(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Browsers refuse a compressed file without its end: the page has one that is whole, of the lines that are."""
+    file, made = tmp_path / "run.jsonl.gz", tmp_path / "made"
+    file.write_bytes(SAMPLE.read_bytes()[:9000])
+    assert main([command, str(file), "-o", str(made)]) == 0
+    assert capsys.readouterr().err.startswith(f"nanoserve {command}: {file} is cut off")
+    if command == "replay":
+        (content,) = re.findall('<script type="application/gzip"[^>]*>([^<]*)', made.read_text("utf-8"))
+        shown = [json.loads(line) for line in gzip.decompress(base64.b64decode(content)).splitlines()]
+        assert shown == [*read(file)]
+
+
+def test_a_record_with_a_wrong_byte_is_refused(tmp_path: Path) -> None:
+    """It is not taken for one that is cut off."""
+    file, content = tmp_path / "run.jsonl.gz", SAMPLE.read_bytes()
+    for place in range(100, len(content), 499):
+        file.write_bytes(content[:place] + bytes([content[place] ^ 0x40]) + content[place + 1 :])
+        with pytest.raises((ValueError, OSError)):
+            deque(read(file), maxlen=0)
+
+
 def test_an_error_of_the_server_is_shown_and_leaves_no_file(
     server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -116,9 +201,9 @@ def test_generate_records_what_it_prints(tmp_path: Path, capsys: pytest.CaptureF
         ("run.jsonl", HEAD + b'{"step": 1, "t": 0, "ms": [1]}\n', "line 2 does not follow"),
         ("run.jsonl", HEAD + b'{"step": 1, "t": 0, "ms": [1, 1, NaN, 1]}\n', "ms must be a number from 0, got nan"),
         ("run.jsonl", HEAD + b'{"step": {}, "t": 0, "ms": [1, 1, 1, 1]}\n', "step must be an integer from 0, got {}"),
-        ("run.jsonl", HEAD + b'{"new": ' + b"[" * 200_000 + b"\n", "is damaged, or not a record, after 2 lines"),
+        ("run.jsonl", HEAD + b'{"new": ' + b"[" * 200_000 + b"\n", "is damaged, or not a record, in line 2"),
         ("run.jsonl", b"a poem\n", "Expecting value"),
-        ("run.jsonl.gz", SAMPLE.read_bytes()[:9000], "Compressed file ended"),
+        ("run.jsonl.gz", SAMPLE.read_bytes()[:100], "or cut off in its first line"),
         ("run.jsonl.gz", SAMPLE.read_bytes()[:5000] + b"\xff" * 99, "while decompressing"),
     ],
 )
@@ -138,7 +223,7 @@ def test_a_line_without_end_is_not_read_into_memory(
     monkeypatch.setattr(record_file, "MAX_LINE", 1000)
     (file := tmp_path / "run.jsonl.gz").write_bytes(gzip.compress(HEAD + b" " * 5000 + b"{}\n"))
     assert main(["replay", str(file), "-o", str(tmp_path / "made")]) == 1
-    assert "line 2 has more than 1000 characters" in capsys.readouterr().err
+    assert "line 2 has more than 1000 bytes" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("status", [200, 500])

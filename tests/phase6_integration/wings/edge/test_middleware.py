@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from phase6_integration.api.settings import ServerSettings
+from phase6_integration.wings.edge import middleware
 from tests.phase6_integration.middleware_app import JSON, KEYS, App, access_lines, call
 
 # Names.
@@ -122,6 +123,24 @@ def test_a_body_arrives_in_one_piece() -> None:
     assert call(App(), headers=CHUNKED, pieces=[b"12345", b"67890"], max_body_bytes=10).status == 200
     for headers in ([], [(b"content-length", b"0")]):
         assert call(App(), headers=headers, pieces=[b""]).status == 200, "no body needs no content type"
+
+
+class Deaf(App):
+    """Answers at once, whatever comes."""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.seen.append(scope)
+        await send({"type": "http.response.start", "status": 405, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+
+@pytest.mark.parametrize("path", [*sorted(middleware.PUBLIC), "/static/main.js"])
+@pytest.mark.parametrize("framing", [(b"content-length", b"4000000"), (b"transfer-encoding", b"chunked")])
+def test_a_route_that_needs_no_key_reads_no_body(path: str, framing: tuple[bytes, bytes]) -> None:
+    """Bodies that held back their last byte took the memory for those of clients with keys."""
+    sent: dict[str, Any] = {"headers": [JSON, framing], "pieces": [b"x" * 9999], "arrives": False}
+    assert call(app := Deaf(), path, api_keys=KEYS, receive_timeout=0.01, **sent).status == 405
+    assert len(app.seen) == 1
 
 
 def assert_refused(status: int, code: str, **sent: Any) -> None:
