@@ -7,7 +7,7 @@ from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import FastAPI, Request, Response
-from pydantic import Field, Tag, create_model
+from pydantic import Field, Tag
 
 from phase6_integration.api import schemas
 from phase6_integration.api.chat import ChatFormatter, continue_chat
@@ -18,7 +18,6 @@ from phase6_integration.api.state import Server, ServerState, json_body
 from phase6_integration.wings.ollama.ollama_models import OPTIONS, Json, router, served
 
 CHAT, GENERATE = "/api/chat", "/api/generate"
-LOADING = {"num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "num_keep", "numa", "use_mmap", "use_mlock"}
 OPENED = {"role": "assistant", "content": ""}
 
 
@@ -39,9 +38,28 @@ class OllamaMessage(FromClient):
     images: Annotated[Any, Unsupported([])] = None
 
 
-Options: type[RequestModel] = create_model(
-    "Options", __base__=RequestModel, **dict.fromkeys(OPTIONS, (Any, None)), **dict.fromkeys(LOADING, (Hint, None))
-)
+class Options(RequestModel):
+    """Those of `OPTIONS`, which the chat request checks, and those that say how a model is loaded."""
+
+    num_predict: Any = None
+    repeat_penalty: Any = None
+    temperature: Any = None
+    top_k: Any = None
+    top_p: Any = None
+    min_p: Any = None
+    seed: Any = None
+    stop: Any = None
+    presence_penalty: Any = None
+    frequency_penalty: Any = None
+    num_ctx: Hint = None
+    num_batch: Hint = None
+    num_gpu: Hint = None
+    main_gpu: Hint = None
+    num_thread: Hint = None
+    num_keep: Hint = None
+    numa: Hint = None
+    use_mmap: Hint = None
+    use_mlock: Hint = None
 
 
 class Fields(RequestModel):
@@ -99,7 +117,7 @@ async def _answer(
     name = served(server, body.model)
     if not messages:  # a client has the model loaded
         return Response(_line(name, field, {}, done=True, done_reason="load"), media_type="application/json")
-    given = {} if body.options is None else body.options.model_dump(include={*OPTIONS})
+    given: Json = {} if body.options is None else body.options.model_dump(include={*OPTIONS})
     schema = {"type": "json_schema", "json_schema": {"schema": body.format}}
     format = {"type": "json_object"} if body.format == "json" else schema if body.format else None
     fields = {
