@@ -27,7 +27,7 @@ def encoded(line: Line) -> str:
 class Lines:
     """Writes lines into a file. What a second has brought can be read in it, whatever ends the process."""
 
-    to: BinaryIO
+    to: BinaryIO | gzip.GzipFile
     flushed: float = -inf
 
     def write(self, line: str) -> None:
