@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter
 from pydantic import create_model
 
-from phase6_integration.api.errors import RequestError, bad_value
+from phase6_integration.api.errors import RequestError
 from phase6_integration.api.field_types import Hint, Name, RequestModel
 from phase6_integration.api.model_routes import STARTED
 from phase6_integration.api.schemas import ChatRequest
@@ -59,9 +59,8 @@ async def running(server: Server) -> Json:
 @router.post(SHOW)
 async def show(body: Annotated[ShowRequest, json_body(ShowRequest)], server: Server) -> Json:
     """The shape of the model, its sampling defaults and what it can do."""
-    if (name := body.model or body.name) is None:
-        raise bad_value("model", "'model' is required", "missing_field")
-    served(server, name)
+    if (name := body.model or body.name) is not None:
+        served(server, name)
     config, defaults = server.engine.config, server.settings.sampling_defaults
     shape = {
         "context_length": server.engine.max_model_len,

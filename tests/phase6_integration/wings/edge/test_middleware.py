@@ -30,7 +30,7 @@ def test_any_other_is_replaced_by_a_new_one(names: list[bytes]) -> None:
 
 # Keys.
 
-CLOSED = ["/v1/completions", "/v1/models", "/metrics", "/load", "/stats", "/openapi.json", "/nothing", "/health/"]
+CLOSED = ["/v1/completions", "/v1/models", "/metrics", "/load", "/stats", "/openapi.json", "/nothing", "/health/other"]
 
 
 @pytest.mark.parametrize("path", [*CLOSED, "//health", "/HEALTH"])
