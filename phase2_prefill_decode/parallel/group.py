@@ -6,6 +6,7 @@ kernel drops what comes to it.
 """
 
 import ctypes
+import logging
 import os
 import socket
 import stat
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from phase2_prefill_decode.parallel.ranks import LostError
 
+log = logging.getLogger(__name__)
 LOOPBACK = "127.0.0.1"
 SO_ATTACH_FILTER = 26  # of Linux
 KEEP_NOTHING = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0), 8)  # a packet filter: return 0 bytes
@@ -53,7 +55,10 @@ class Group:
         for descriptor in listening:  # that sum has had a part of every rank: all are connected
             with socket.socket(fileno=os.dup(descriptor)) as listener:
                 program = struct.pack("HP", 1, ctypes.addressof(KEEP_NOTHING))
-                listener.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)
+                try:
+                    listener.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)
+                except OSError as error:
+                    log.warning("other users of this machine can connect to rank %d: %s", self.rank, error)
 
     def all_reduce(self, part: Tensor) -> Tensor:
         """The sum over all ranks, in place: each has the same bits."""

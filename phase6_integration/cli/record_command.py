@@ -49,8 +49,8 @@ def run(given: argparse.Namespace, parser: Parser) -> int:
                 raise ValueError(f"the server answers {response.status_code}: {error_message(body_of(response))}")
             with open_record(given.file) as file, suppress(KeyboardInterrupt):
                 for line in lines(response, seconds):
-                    write(file, line)
                     count += bool(line)
+                    write(file, line)
                     if sys.stderr.isatty():
                         print(f"\r{count} lines; Ctrl-C ends the record ", end="", file=sys.stderr, flush=True)
     except httpx.RequestError as error:

@@ -156,7 +156,8 @@ def command(engine: str, isa: str, *arguments: object) -> list[str]:
 
 def environment(isa: str, threads: int, tree: str = entry.INSTALLATION) -> dict[str, str]:
     """Of any engine. One with an environment of its own finds its script here, and none of our packages."""
-    return {**os.environ, "PYTHONPATH": tree, "OMP_NUM_THREADS": str(threads), **HELD_TO[isa]}
+    path = {"PYTHONPATH": tree, "PYTHONSAFEPATH": "1"}  # not the working directory
+    return {**os.environ, **path, "OMP_NUM_THREADS": str(threads), **HELD_TO[isa]}
 
 
 def add_before(commit: str) -> None:
@@ -167,9 +168,11 @@ def add_before(commit: str) -> None:
         raise ValueError(f"--against {commit}: {found.stderr.strip()}")
     tree = BUILD / f"at-{found.stdout.strip()}"
     if not tree.exists():
-        tree.mkdir(parents=True)
+        part = tree.with_suffix(".part")
+        part.mkdir(parents=True, exist_ok=True)
         source = subprocess.run([*git, "archive", commit], check=True, stdout=subprocess.PIPE).stdout
-        subprocess.run(["tar", "-x", "-C", str(tree)], check=True, input=source)
+        subprocess.run(["tar", "-x", "-C", str(part)], check=True, input=source)
+        part.rename(tree)
     for name, peer in [(name, peer) for name, peer in PEERS.items() if peer.engine == "ours"]:
         before = name.replace("ours", "before")
         PEERS[before] = peer._replace(tree=str(tree.resolve()))
@@ -206,7 +209,7 @@ class Process(subprocess.Popen[str]):
         with self._errors.open("w") as errors:
             super().__init__(
                 command(peer.engine, isa, model, threads, tokens, *peer.options),
-                env=environment(isa, threads, peer.tree), start_new_session=True,
+                env=environment(isa, threads, peer.tree), process_group=0,
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
             )  # fmt: skip
 

@@ -39,6 +39,8 @@ def layer(settings: ServerSettings) -> list[Middleware]:
             response = super().request(*given, **{**named, "stream": True, "allow_redirects": False})
             response.close()
             response.raw = io.BytesIO()
+            if response.is_redirect:  # the exporter would take it for a success
+                raise requests.exceptions.TooManyRedirects(f"the collector is at {response.headers['location']}")
             return response
 
     os.environ.setdefault("OTEL_SERVICE_NAME", "nanoserve")

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -149,3 +150,26 @@ def test_an_answer_of_the_collector_that_is_long_is_not_read() -> None:
         assert len(one.spans()) == 1
         one.shutdown()
     assert sent < long
+
+
+def test_a_collector_that_sends_elsewhere_is_named_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """The exporter takes any status below 400 for a success."""
+
+    class Elsewhere(Receiver):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(308)
+            self.send_header("location", "https://collector/v1/traces")
+            self.end_headers()
+            asked.set()
+
+    asked = threading.Event()
+    with Collector() as one, ThreadPoolExecutor(1) as pool:
+        one.RequestHandlerClass = Elsewhere
+        pool.submit(one.serve_forever, 0.01)
+        (layer,) = spans.layer(ServerSettings(otlp_traces_endpoint=one.endpoint))
+        layer.kwargs["tracer"].start_span("a request").end()
+        spans._providers[-1].force_flush()
+        assert asked.is_set()
+        one.shutdown()
+    assert "https://collector/v1/traces" in caplog.text
