@@ -42,15 +42,15 @@ export class Timeline {
 
   /** The lanes that the view shows, and under them the next requests in the queue. */
   #arrange(history, state, at) {
-    const { first, last } = this.axis;
-    const list = history.lanes.all.filter((lane) => lane.until >= first && (lane.spans[0]?.[1] ?? 0) <= last).map((lane) => ({ lane, row: lane.row }));
-    const used = new Set(list.filter(({ lane }) => lane.until >= at - 2 && lane.spans[0][1] <= at).map(({ row }) => row));
+    const { first, last } = this.axis, begin = (lane) => lane.spans[0]?.[1] ?? 0; // a lane may have no span yet
+    const list = history.lanes.all.filter((lane) => lane.until >= first && begin(lane) <= last).map((lane) => ({ lane, row: lane.row }));
+    const used = new Set(list.filter(({ lane }) => lane.until >= at - 2 && begin(lane) <= at).map(({ row }) => row));
     const placed = new Set(list.map(({ lane }) => lane.r));
     let row = 0;
     for (const { r } of state.all("waiting").filter((request) => !placed.has(request.r)).slice(0, SHOWN_WAITING)) {
       while (used.has(row)) row++;
       used.add(row);
-      const before = list.filter((other) => other.row === row).map(({ lane }) => (lane.spans[0][1] <= at ? lane.until + 3 : 0));
+      const before = list.filter((other) => other.row === row).map(({ lane }) => (begin(lane) <= at ? lane.until + 3 : 0));
       const lane = history.lanes.of.get(r);
       if (lane) list.push({ lane, row, since: Math.max(0, ...before), queued: true });
     }
