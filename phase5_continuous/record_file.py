@@ -25,7 +25,7 @@ def encoded(line: Line) -> str:
 
 @dataclass(slots=True)
 class Lines:
-    """Writes lines into a file. While lines come, it holds those of a second ago, whatever ends the process."""
+    """Writes lines into a file. While lines come, each is there within about a second, whatever ends the process."""
 
     to: BinaryIO | gzip.GzipFile
     flushed: float = -inf

@@ -26,7 +26,7 @@ T = TypeVar("T")
 Tokens = list[tuple[int, ...]]
 
 
-class Lane:
+class TokenizerLane:
     """A thread, and the line for it. No more than PLACES jobs of one client are in line, so that clients take turns."""
 
     def __init__(self, name: str, max_waiting: int) -> None:
@@ -60,7 +60,7 @@ class TokenizerPool:
         longest = 0 if self._tokenizer is None else self._tokenizer.longest
         self.most_chars = engine.max_model_len * longest  # of a prompt that fits into the context
         self._max_chars = max(settings.max_body_bytes, self.most_chars)  # of any rendered conversation
-        self._short, self._long = (Lane(name, engine.options.queued_per_client) for name in ("short", "long"))
+        self._short, self._long = (TokenizerLane(name, engine.options.queued_per_client) for name in ("short", "long"))
 
     def start(self) -> None:
         """Load what a chat needs now, since that takes a second."""

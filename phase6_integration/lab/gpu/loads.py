@@ -91,7 +91,7 @@ class GPULoad:
 
     def requests(self, count: int, prompt: int, answer: int, least: int | None = None, **params: Any) -> list[Asked]:
         """Random prompts, each with the parameters of an answer of this length. With `least`, prompts and answers are
-        from so many tokens to these, uniformly at random."""
+        from this many tokens up to these, uniformly at random."""
         draw = Random(self.submitted)
         prompts = random_prompts(self.engine.parts.model.config, count, prompt, self.submitted)
         self.submitted += count
@@ -108,7 +108,7 @@ class GPULoad:
             self.engine.add_request(*asked)
 
     def run(self, steps: int | None = None, behind: Iterable[Asked] = ()) -> list[Step]:
-        """Run so many steps, or until no request is left. For each request that ends, one of those `behind` comes."""
+        """Run this many steps, or until no request is left. Each request that ends is followed by one of `behind`."""
         ran: list[Step] = []
         waiting = iter(behind)
         while self.engine.has_work and len(ran) != steps:

@@ -32,7 +32,7 @@ def layer(settings: ServerSettings) -> list[Middleware]:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    class Session(requests.Session):
+    class StatusOnly(requests.Session):
         """The status alone counts of what a collector answers: its text may never end."""
 
         def request(self, *given: Any, **named: Any) -> requests.Response:
@@ -45,7 +45,9 @@ def layer(settings: ServerSettings) -> list[Middleware]:
 
     os.environ.setdefault("OTEL_SERVICE_NAME", "nanoserve")
     _providers.append(provider := TracerProvider())
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(settings.otlp_traces_endpoint, session=Session())))
+    provider.add_span_processor(
+        BatchSpanProcessor(OTLPSpanExporter(settings.otlp_traces_endpoint, session=StatusOnly()))
+    )
     return [Middleware(Spans, tracer=provider.get_tracer("nanoserve"), model=settings.model_name)]
 
 
