@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 SERVE = "phase6_integration.cli.serve_command"
 COMMANDS = "phase6_integration.cli"  # the package, which names every command: it is not followed
 MOST_FILES = 16  # of a folder of phase 6
-LAYERS = ("engine", "process", "api", "wings", "load", "cli")  # of phase 6
+LAYERS = ("engine", "process", "api", "extras", "load", "cli")  # of phase 6
 
 
 def modules() -> dict[str, Path]:

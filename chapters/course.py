@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 # Compiled kernels, in folders named by a hash of their sources: a copy of the checkout uses those of the checkout.
-COMPILED = "phase2_prefill_decode/kernels/cpu/__pycache__"
+COMPILED = "phase2_prefill_decode/extras/cpu/__pycache__"
 
 
 class CourseError(Exception):

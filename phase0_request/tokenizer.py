@@ -19,10 +19,11 @@ from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
-from phase0_request import gguf_tokenizer, model_files
+from phase0_request import model_files
 from phase0_request.chat_template import ChatTemplate, Messages
 from phase0_request.checks import ConfigError
-from phase0_request.gguf_file import GGUFHeader, is_gguf, read_header
+from phase0_request.extras import gguf_tokenizer
+from phase0_request.extras.gguf_file import GGUFHeader, is_gguf, read_header
 
 BUNDLED = Path(__file__).parent / "tiny_chat"
 

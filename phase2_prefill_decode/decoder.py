@@ -19,18 +19,18 @@ from phase1_kv_pool.layer import KVLayer, torch_dtype
 from phase1_kv_pool.layout import KVLayout
 from phase1_kv_pool.memory import free_bytes
 from phase1_kv_pool.pool import KVPool
+from phase2_prefill_decode.extras.parallel.ranks import Ranks
+from phase2_prefill_decode.extras.quantized.weight import Stream
 from phase2_prefill_decode.kernels.attention import ATTEND, Attend, AttentionMetadata
 from phase2_prefill_decode.kernels.pointwise import ADD_NORM, ROTATE_STORE, SWIGLU
 from phase2_prefill_decode.linear import Linear
 from phase2_prefill_decode.loading.config import ModelConfig
-from phase2_prefill_decode.loading.quantized.weight import Stream
 from phase2_prefill_decode.loading.weights import LayerWeights, Weights
-from phase2_prefill_decode.parallel.ranks import Ranks
 from phase2_prefill_decode.rope import tables
 from phase2_prefill_decode.step.packed import StepTensors
 
 if TYPE_CHECKING:
-    from phase2_prefill_decode.kernels.cpu.forward import Forward
+    from phase2_prefill_decode.extras.cpu.forward import Forward
 
 Record = Callable[[Callable[[], Any]], Callable[[], Any]]  # makes of a step what computes it again
 
@@ -176,7 +176,7 @@ class Decoder:
             for product in linear.on_gpu:
                 product.compile()
         if self._on_cpu:
-            from phase2_prefill_decode.kernels.cpu.compilation import compile_kernels, kernels_of
+            from phase2_prefill_decode.extras.cpu.compilation import compile_kernels, kernels_of
 
             linears = (*chain(*self._linears()), self.lm_head)
             stored = {weight.dtype for linear in linears for weight in linear.packed}
@@ -223,7 +223,7 @@ class Decoder:
 
     def _one_call(self, attend: Attend) -> "Forward | None":
         """All layers and lm_head as one kernel, for the CPU and its attention."""
-        from phase2_prefill_decode.kernels.cpu.forward import Forward  # here: a GPU does not need numba
+        from phase2_prefill_decode.extras.cpu.forward import Forward  # here: a GPU does not need numba
 
         linears = self._linears()
         serves = attend is ATTEND.load("cpu") and Forward.serves(self.config, linears, self.lm_head)

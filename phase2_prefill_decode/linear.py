@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from phase1_kv_pool.kernels import prepare_triton
-from phase2_prefill_decode.loading.quantized.weight import MIDDLE, Matrix, QuantizedWeight, Stream
+from phase2_prefill_decode.extras.quantized.weight import MIDDLE, Matrix, QuantizedWeight, Stream
 
 if TYPE_CHECKING:
-    from phase2_prefill_decode.kernels.cpu.product import PackedWeight
-    from phase2_prefill_decode.kernels.triton.product import TritonProduct
+    from phase2_prefill_decode.extras.cpu.product import PackedWeight
+    from phase2_prefill_decode.extras.quantized.triton_product import TritonProduct
 
 
 class Product(Protocol):
@@ -47,14 +47,14 @@ class Linear:
             self.on_gpu = [product for each in linears for product in each.on_gpu]
             self._product = lambda rows, out=None: torch.cat([each(rows) for each in linears], -1, out=out)
         elif isinstance(weight, Stream) or weight.device.type == "cpu":
-            from phase2_prefill_decode.kernels.cpu.microkernel import SET  # here: a GPU does not need numba
+            from phase2_prefill_decode.extras.cpu.microkernel import SET  # here: a GPU does not need numba
 
             packed = _packed(weight, bias)
             self.packed, self._product = [packed], packed
             self.kernel = f"{packed.format}, packed for {SET}"
         elif isinstance(weight, QuantizedWeight):
             prepare_triton()
-            from phase2_prefill_decode.kernels.triton.product import product_of
+            from phase2_prefill_decode.extras.quantized.triton_product import product_of
 
             self.on_gpu = [product_of(weight, bias)]
             self.kernel, self._product = self.on_gpu[0].kernel, self.on_gpu[0]
@@ -89,7 +89,7 @@ def plain(weight: Tensor, bias: Tensor | None) -> Product:
 
 def _packed(weight: Tensor | QuantizedWeight | Stream, bias: Tensor | None) -> "PackedWeight":
     """A weight in the layout of the CPU's product."""
-    from phase2_prefill_decode.kernels.cpu.product import PackedWeight
+    from phase2_prefill_decode.extras.cpu.product import PackedWeight
 
     packed: PackedWeight | None = None
     for part in weight if isinstance(weight, Stream) else [weight]:

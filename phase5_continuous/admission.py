@@ -11,7 +11,7 @@ from phase0_request.queue import RequestQueue, SequenceState
 from phase0_request.request import Request, RequestState
 from phase1_kv_pool.cache import PagedCache
 from phase3_chunked_prefill.budget import StepPlan
-from phase5_continuous.fairness import FairQueue, FairShare
+from phase5_continuous.extras.fairness import FairQueue, FairShare
 from phase5_continuous.policies import Policy
 from phase5_continuous.running import RunningSet
 

@@ -10,10 +10,10 @@ from phase2_prefill_decode.loading.model import Model
 from phase2_prefill_decode.step.runner import ModelRunner
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
-from phase5_continuous.draft_loading import connect, load_draft_model
+from phase5_continuous.extras.speculation.draft_loading import connect, load_draft_model
+from phase5_continuous.extras.speculation.speculation import speculation_of
 from phase5_continuous.policies import Policy
 from phase5_continuous.scheduler import Scheduler
-from phase5_continuous.speculation.speculation import speculation_of
 
 
 def continuous(

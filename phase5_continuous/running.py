@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from phase0_request.queue import RequestQueue, SequenceState
 from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
-from phase5_continuous.fairness import FairQueue
+from phase5_continuous.extras.fairness import FairQueue
 
 
 @dataclass(slots=True)

@@ -13,10 +13,10 @@ from phase2_prefill_decode.scheduler import PagedScheduler
 from phase3_chunked_prefill.budget import StepPlan, TokenBudget
 from phase3_chunked_prefill.chunker import Chunker
 from phase5_continuous.admission import Admission
-from phase5_continuous.fairness import FairQueue
+from phase5_continuous.extras.fairness import FairQueue
+from phase5_continuous.extras.speculation.speculation import Speculation
 from phase5_continuous.policies import FirstComeFirstServed, Policy
 from phase5_continuous.running import RunningSet
-from phase5_continuous.speculation.speculation import Speculation
 
 
 class Scheduler(PagedScheduler):

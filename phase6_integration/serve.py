@@ -29,13 +29,13 @@ from phase6_integration.api.settings import ServerSettings
 from phase6_integration.engine.gc_freeze import gc_freeze
 from phase6_integration.engine.generation_config import sampling_defaults
 from phase6_integration.engine.options import EngineOptions
+from phase6_integration.extras.edge import tls
+from phase6_integration.extras.edge.listener import listen, url_of
+from phase6_integration.extras.observe import logs, spans
 from phase6_integration.process.async_engine import AsyncEngine
 from phase6_integration.process.health import UnavailableError
-from phase6_integration.wings.edge import tls
-from phase6_integration.wings.edge.listener import listen, url_of
-from phase6_integration.wings.observe import logs, spans
 
-ENGINE = "phase6_integration.wings.structured.isolated_grammars:isolating_engine"
+ENGINE = "phase6_integration.extras.structured.isolated_grammars:isolating_engine"
 ENGINE_FAILED = 70  # exit status: EX_SOFTWARE of sysexits.h
 LINGER = 5  # seconds for responses to reach their clients, once all requests have ended
 SPARE_FILES = 64  # kept for the engine, files and responses: without them the kernel closes connections silently
@@ -167,7 +167,7 @@ class _Lifecycle:
         import uvicorn
 
         from phase6_integration.app import create_app
-        from phase6_integration.wings.edge.transport import transport_config
+        from phase6_integration.extras.edge.transport import transport_config
 
         class Server(uvicorn.Server):
             """Without uvicorn's signal handlers, which would close the port first."""

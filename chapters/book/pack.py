@@ -36,7 +36,7 @@ from chapters.course import Course
 from chapters.exercises import blanked, load
 from chapters.quiz import load as quiz
 from chapters.workspace import by_file
-from phase6_integration.wings.page.sources import sources
+from phase6_integration.extras.page.sources import sources
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 BOOK = Path(__file__).parent
@@ -62,7 +62,7 @@ COURSE = [
     "chapters/book/tab/*.py",
 ]
 TESTS = ["tests/*.py", *(f"tests/{PHASES}{each}*.py" for each in ("", "lab/"))]
-VIEWER = ROOT / "phase6_integration/wings/page/static/viewer"
+VIEWER = ROOT / "phase6_integration/extras/page/static/viewer"
 MODEL = Path("phase0_request", "tiny_chat")
 
 

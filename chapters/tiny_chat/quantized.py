@@ -28,9 +28,9 @@ from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.layout import KV_DTYPES
 from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.decoder import Decoder
+from phase2_prefill_decode.extras.quantized.quantize import quantize
+from phase2_prefill_decode.extras.quantized.weight import QuantizedWeight
 from phase2_prefill_decode.loading.model import Model
-from phase2_prefill_decode.loading.quantized.quantize import quantize
-from phase2_prefill_decode.loading.quantized.weight import QuantizedWeight
 from phase2_prefill_decode.loading.weights import load_weights
 from phase2_prefill_decode.step.device_state import DeviceState
 from phase2_prefill_decode.step.packed import pack

@@ -29,5 +29,5 @@ def reference(kv: KVLayer, slots: Tensor, k: Tensor, v: Tensor) -> None:
 
 
 STORE: Backends[Store] = Backends(
-    reference, "phase1_kv_pool.kernels.cpu.store:store", "phase1_kv_pool.kernels.triton.store:store"
+    reference, "phase1_kv_pool.extras.cpu.store:store", "phase1_kv_pool.kernels.triton.store:store"
 )

@@ -94,6 +94,6 @@ def check_shapes(query: Tensor, kv: KVLayer) -> None:
 
 ATTEND: Backends[Attend] = Backends(
     reference,
-    "phase2_prefill_decode.kernels.cpu.attention:attend",
+    "phase2_prefill_decode.extras.cpu.attention:attend",
     "phase2_prefill_decode.kernels.triton.attention:attend",
 )

@@ -120,5 +120,5 @@ def shift(number: Tensor, places: int) -> Tensor:
 
 
 DRAW: Backends[Draw] = Backends(
-    reference, "phase2_prefill_decode.kernels.cpu.draw:draw", "phase2_prefill_decode.kernels.triton.draw:draw"
+    reference, "phase2_prefill_decode.extras.cpu.draw:draw", "phase2_prefill_decode.kernels.triton.draw:draw"
 )

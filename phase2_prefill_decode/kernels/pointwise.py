@@ -68,7 +68,7 @@ def swiglu_reference(gate_up: Tensor) -> Tensor:
 
 # endregion
 
-_CPU = "phase2_prefill_decode.kernels.cpu.pointwise"
+_CPU = "phase2_prefill_decode.extras.cpu.pointwise"
 _TRITON = "phase2_prefill_decode.kernels.triton.pointwise"
 ADD_NORM: Backends[AddNorm] = Backends(add_norm_reference, f"{_CPU}:add_norm", f"{_TRITON}:add_norm")
 ROTATE_STORE: Backends[RotateStore] = Backends(

@@ -13,13 +13,14 @@ import torch
 
 from phase1_kv_pool.lab.ahead import ARCHITECTURES, Expect, Variant, launched
 from phase1_kv_pool.lab.catalog import DTYPES, HEAD_DIMS, KV_DTYPES, KV_HEADS, layer, on
+from phase2_prefill_decode.extras.grammar import triton_mask
+from phase2_prefill_decode.extras.quantized import triton_product as products
+from phase2_prefill_decode.extras.quantized.weight import QuantizedWeight
 from phase2_prefill_decode.kernels.attention import AttentionMetadata
-from phase2_prefill_decode.kernels.triton import attention, decode, draw, mask, pointwise
-from phase2_prefill_decode.kernels.triton import product as products
+from phase2_prefill_decode.kernels.triton import attention, decode, draw, pointwise
 from phase2_prefill_decode.kernels.triton.plan import FEW, ROWS
 from phase2_prefill_decode.kernels.triton.tuning import Tuning
 from phase2_prefill_decode.lab import tune
-from phase2_prefill_decode.loading.quantized.weight import QuantizedWeight
 from phase2_prefill_decode.sampling.inputs import SamplingInputs
 
 GROUPS = (1, 2, 4, 8)
@@ -119,7 +120,7 @@ def sample(dtype: str, architectures: Architectures = ARCHITECTURES) -> list[Var
     inputs = SamplingInputs(numbers, numbers, numbers.int(), floats, floats, floats)
 
     def launch() -> None:
-        mask.apply_mask(logits, words, numbers)
+        triton_mask.apply_mask(logits, words, numbers)
         draw.draw(logits, inputs, VOCABULARY - 267)
 
     return variants(dtype, launch, architectures)

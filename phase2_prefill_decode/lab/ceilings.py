@@ -23,14 +23,14 @@ from torch.nn.functional import linear
 from phase0_request.lab.report import finish, parser, table
 from phase1_kv_pool.lab.timing import Calls, clock_seconds, replay_seconds
 from phase1_kv_pool.layer import KVLayer
+from phase2_prefill_decode.extras.cpu.microkernel import SET
+from phase2_prefill_decode.extras.cpu.threads import cores
 from phase2_prefill_decode.kernels.attention import ATTEND, AttentionMetadata
-from phase2_prefill_decode.kernels.cpu.microkernel import SET
 from phase2_prefill_decode.kernels.pointwise import SWIGLU
 from phase2_prefill_decode.lab import rows
 from phase2_prefill_decode.lab.peaks import peaks
 from phase2_prefill_decode.lab.roofline import measured
 from phase2_prefill_decode.linear import Linear
-from phase2_prefill_decode.threads import cores
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 SIZES = {"cpu": (1024, 2048, 3072), "cuda": (2048, 4096, 8192)}  # of square matrices

@@ -8,9 +8,9 @@ from typing import Any
 from rich.console import Console
 
 from phase0_request.lab.report import finish, parser, table
+from phase2_prefill_decode.extras.quantized.quantize import GROUP
 from phase2_prefill_decode.lab.shapes import SHAPES
 from phase2_prefill_decode.loading.config import ModelConfig
-from phase2_prefill_decode.loading.quantized.quantize import GROUP
 
 MODELS = {
     "Qwen3-0.6B": SHAPES["596m"],

@@ -15,9 +15,9 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numba.np.unsafe.ndarray import to_fixed_tuple
 
-from phase2_prefill_decode.kernels.cpu.intrinsics import array
-from phase2_prefill_decode.kernels.cpu.microkernel import BFLOATS, DOTS, INT, LANES, NUMBERS, WIDE, call
-from phase2_prefill_decode.kernels.cpu.openmp import OPENMP, address_of, launch
+from phase2_prefill_decode.extras.cpu.intrinsics import array
+from phase2_prefill_decode.extras.cpu.microkernel import BFLOATS, DOTS, INT, LANES, NUMBERS, WIDE, call
+from phase2_prefill_decode.extras.cpu.openmp import OPENMP, address_of, launch
 
 CHAINS = 24 if WIDE else 6  # vectors of sums: enough to hide the latency. With AVX2 each takes two of 16 registers
 STEPS = 1 << 20

@@ -17,9 +17,9 @@ from torch import Tensor
 from phase0_request.lab.report import finish, parser, table
 from phase1_kv_pool.lab.timing import clock_seconds
 from phase1_kv_pool.memory import allocate
+from phase2_prefill_decode.extras.quantized.quantize import GROUP
+from phase2_prefill_decode.extras.quantized.weight import QuantizedWeight
 from phase2_prefill_decode.linear import Linear
-from phase2_prefill_decode.loading.quantized.quantize import GROUP
-from phase2_prefill_decode.loading.quantized.weight import QuantizedWeight
 
 OUTPUTS, INPUTS = 49_152, 2048
 ROWS = 1, 2, 4, 8, 16, 32, 64, 128

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from phase0_request.checks import ConfigError, check_bool, check_choice, check_int, check_number
-from phase0_request.gguf_file import is_gguf, read_header
+from phase0_request.extras.gguf_file import is_gguf, read_header
 from phase0_request.model_files import model_eos_ids, naming, read_object
 from phase1_kv_pool.layout import DTYPE_BYTES, KVLayout
-from phase2_prefill_decode.loading import gguf_config
+from phase2_prefill_decode.extras.gguf import gguf_config
+from phase2_prefill_decode.extras.quantized.layout import SCHEMES, Format
 from phase2_prefill_decode.loading.families import FAMILIES, MAX_LENGTH, read
-from phase2_prefill_decode.loading.quantized.layout import SCHEMES, Format
 
 MAX_VOCABULARY = 1 << 31  # token ids are int32
 MAX_SIZE = 1 << 24  # of any other dimension

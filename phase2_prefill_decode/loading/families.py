@@ -9,7 +9,7 @@ from typing import Any
 
 from phase0_request.checks import ConfigError, check_bool, check_choice, check_int
 from phase0_request.model_files import eos_ids_in
-from phase2_prefill_decode.loading.quantized.formats import format_of
+from phase2_prefill_decode.extras.quantized.formats import format_of
 
 MAX_LENGTH = 1 << 24  # tokens; longer than any context in use
 

@@ -7,16 +7,16 @@ from typing import Any
 import torch
 
 from phase0_request.checks import ConfigError, check_choice, check_int
-from phase0_request.gguf_file import is_gguf
+from phase0_request.extras.gguf_file import is_gguf
 from phase0_request.tokenizer import BUNDLED, Tokenizer
 from phase1_kv_pool.layout import DTYPE_BYTES
 from phase1_kv_pool.memory import free_bytes
 from phase2_prefill_decode.decoder import Decoder
+from phase2_prefill_decode.extras.parallel.leader import lead
+from phase2_prefill_decode.extras.quantized.layout import SCHEMES
 from phase2_prefill_decode.kernels.attention import Attend
 from phase2_prefill_decode.loading.config import ModelConfig
-from phase2_prefill_decode.loading.quantized.layout import SCHEMES
 from phase2_prefill_decode.loading.weights import load_weights, random_weights
-from phase2_prefill_decode.parallel.leader import lead
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,14 +18,14 @@ from torch import Tensor
 from tqdm import tqdm
 
 from phase0_request.checks import ConfigError
-from phase0_request.gguf_file import is_gguf, read_header
+from phase0_request.extras.gguf_file import is_gguf, read_header
+from phase2_prefill_decode.extras.gguf.gguf import GGUFCheckpoint
+from phase2_prefill_decode.extras.parallel.shard import Shard, ShardedCheckpoint
+from phase2_prefill_decode.extras.quantized.checkpoint import QuantizedCheckpoint
+from phase2_prefill_decode.extras.quantized.quantize import quantize
+from phase2_prefill_decode.extras.quantized.weight import Matrix, QuantizedWeight, Stream, joins
 from phase2_prefill_decode.loading.checkpoint import QUANTIZED, Checkpoint
 from phase2_prefill_decode.loading.config import ModelConfig
-from phase2_prefill_decode.loading.gguf import GGUFCheckpoint
-from phase2_prefill_decode.loading.quantized.checkpoint import QuantizedCheckpoint
-from phase2_prefill_decode.loading.quantized.quantize import quantize
-from phase2_prefill_decode.loading.quantized.weight import Matrix, QuantizedWeight, Stream, joins
-from phase2_prefill_decode.parallel.shard import Shard, ShardedCheckpoint
 
 READABLE = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")  # plain numbers; other formats need a scale
 HARMLESS = ("rotary_emb.inv_freq",)  # saved by earlier versions of transformers, and not needed

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from phase0_request.params import SamplingParams
-from phase2_prefill_decode.sampling.constraints import Rows, in_flight, is_constrained
-from phase2_prefill_decode.sampling.edits import RequestEdits, wants_edits
+from phase2_prefill_decode.extras.grammar.constraints import Rows, in_flight, is_constrained
+from phase2_prefill_decode.extras.penalties import RequestEdits, wants_edits
 from phase2_prefill_decode.sampling.inputs import Columns
 
 

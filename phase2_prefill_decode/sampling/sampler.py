@@ -21,14 +21,14 @@ import torch
 from torch import Tensor
 
 from phase0_request.request import Request
+from phase2_prefill_decode.extras.grammar.constraints import Constraints, Follower, is_constrained
+from phase2_prefill_decode.extras.grammar.grammar import Grammars
+from phase2_prefill_decode.extras.grammar.mask import APPLY_MASK
+from phase2_prefill_decode.extras.logprobs import Logprobs, logprobs_of
+from phase2_prefill_decode.extras.penalties import RequestEdits, edit, pack_edits, wants_edits
 from phase2_prefill_decode.kernels.draw import DRAW
-from phase2_prefill_decode.kernels.mask import APPLY_MASK
 from phase2_prefill_decode.loading.model import Model
-from phase2_prefill_decode.sampling.constraints import Constraints, Follower, is_constrained
-from phase2_prefill_decode.sampling.edits import RequestEdits, edit, pack_edits, wants_edits
-from phase2_prefill_decode.sampling.grammar import Grammars
 from phase2_prefill_decode.sampling.inputs import Columns, SamplingInputs, key_of, pack_columns
-from phase2_prefill_decode.sampling.logprobs import Logprobs, logprobs_of
 from phase2_prefill_decode.sampling.metadata import SamplingMetadata, asks_for_more
 from phase2_prefill_decode.transfer import moved, to_device, to_host
 

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from phase0_request.batch import Batch, Slice
 from phase1_kv_pool.cache import PagedCache
+from phase2_prefill_decode.extras.logprobs import PromptTargets
 from phase2_prefill_decode.kernels.attention import AttentionMetadata
 from phase2_prefill_decode.sampling.inputs import SamplingInputs, pack_columns
-from phase2_prefill_decode.sampling.logprobs import PromptTargets
 from phase2_prefill_decode.sampling.metadata import SamplingMetadata
 from phase2_prefill_decode.transfer import moved
 

@@ -11,13 +11,13 @@ from phase0_request.batch import Batch, StepOutput
 from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.decoder import Decoder
-from phase2_prefill_decode.sampling.logprobs import pack_prompt_targets, prompt_logprobs_of
+from phase2_prefill_decode.extras.logprobs import pack_prompt_targets, prompt_logprobs_of
+from phase2_prefill_decode.extras.piecewise import PiecewiseGraphs
 from phase2_prefill_decode.sampling.sampler import Sampled, Sampler
 from phase2_prefill_decode.step.device_state import DeviceState
 from phase2_prefill_decode.step.graphs import Computed, DecodeGraphs, Record, cuda_recorder
 from phase2_prefill_decode.step.launched import LaunchedStep
 from phase2_prefill_decode.step.packed import PackedStep, pack
-from phase2_prefill_decode.step.piecewise import PiecewiseGraphs
 from phase2_prefill_decode.transfer import to_device
 
 

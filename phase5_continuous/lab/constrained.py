@@ -25,9 +25,9 @@ from phase0_request.lab.report import finish, parser, section, table
 from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason, Request
 from phase0_request.tokenizer import Tokenizer
+from phase2_prefill_decode.extras.grammar.constraints import Constraint, fill_masks
+from phase2_prefill_decode.extras.grammar.grammar import KEPT, Grammars
 from phase2_prefill_decode.loading.model import Model
-from phase2_prefill_decode.sampling.constraints import Constraint, fill_masks
-from phase2_prefill_decode.sampling.grammar import KEPT, Grammars
 from phase5_continuous.engine import continuous
 
 SCHEMA = {

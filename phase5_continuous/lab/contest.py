@@ -15,8 +15,8 @@ from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
-from phase5_continuous.fairness import FairShare
-from phase5_continuous.invariants import check
+from phase5_continuous.extras.fairness import FairShare
+from phase5_continuous.extras.invariants import check
 from phase5_continuous.lab import fairness
 from phase5_continuous.lab.simulator import Setting, Simulation
 from phase5_continuous.lab.stats import SLO

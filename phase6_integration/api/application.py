@@ -31,7 +31,7 @@ def application(
     inside: Sequence[Middleware] = (),
 ) -> FastAPI:
     """An app that answers chats and completions, and says which models it serves. The engine may still be loading.
-    Middleware of wings stands outside, where it sees all responses, or inside, before the routes."""
+    Middleware of extras stands outside, where it sees all responses, or inside, before the routes."""
     app = FastAPI(
         title="nano-serving",
         version=version("nano-serving"),
@@ -69,7 +69,7 @@ class HttpMiddleware:
 
 class Exchanges(HttpMiddleware):
     """Gives each request an id, which every response repeats in its headers, and an account for the log. They are in
-    `request.state`, with `tenant`, the name of the client: without a wing that knows clients, all are one.
+    `request.state`, with `tenant`, the name of the client: without an extra that knows clients, all are one.
 
     What fails by a fault of the server is logged, and answered by a 500 with the id and no details. A request that is
     cancelled because the server ends gets a 503. A response that has begun stays unfinished: the server closes the

@@ -1,4 +1,4 @@
-"""ServerState: what the routes of one server share, with the hooks that wings fill, and the body of a request."""
+"""ServerState: what the routes of one server share, with the hooks that extras fill, and the body of a request."""
 
 import logging
 from collections import Counter
@@ -30,7 +30,7 @@ Lease = Callable[[EngineRequest, str], AbstractContextManager[object]]
 log = logging.getLogger("nanoserve")
 
 
-# Hooks. Each of these is what a server without wings does; a wing replaces it.
+# Hooks. Each of these is what a server without extras does; an extra replaces it.
 
 
 class Grammar(NamedTuple):

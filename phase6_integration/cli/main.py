@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import version
 
-from phase2_prefill_decode.parallel.ranks import RankError
+from phase2_prefill_decode.extras.parallel.ranks import RankError
 from phase6_integration.engine.flags import Parser, did_you_mean
 
 # Each module has add_flags(parser) and run(given, parser) -> exit code. Only the chosen one is imported.

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 
 from phase0_request.checks import check_number
-from phase5_continuous.record_file import MAX_LINE, Lines, open_record
+from phase5_continuous.extras.record.record_file import MAX_LINE, Lines, open_record
 from phase6_integration.cli.common import (
     add_server,
     body_of,

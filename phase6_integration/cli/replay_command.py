@@ -8,11 +8,11 @@ from io import BytesIO
 from pathlib import Path
 
 from phase0_request.checks import check_int, check_number
-from phase5_continuous.record_file import encoded, read
-from phase5_continuous.recorder import Line
-from phase5_continuous.replay import Replay
+from phase5_continuous.extras.record.record_file import encoded, read
+from phase5_continuous.extras.record.recorder import Line
+from phase5_continuous.extras.record.replay import Replay
 from phase6_integration.engine.flags import Parser
-from phase6_integration.wings.page.replay import replay
+from phase6_integration.extras.page.replay import replay
 
 
 def add_flags(parser: Parser) -> None:

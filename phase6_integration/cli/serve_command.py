@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from phase0_request.gguf_file import is_gguf
+from phase0_request.extras.gguf_file import is_gguf
 from phase6_integration.api.settings import ServerSettings, default_hosts
 from phase6_integration.cli.common import API_KEYS, engine_options
 from phase6_integration.engine.flags import Parser, add_fields, values_of
 from phase6_integration.engine.options import EngineOptions
-from phase6_integration.wings.edge.api_keys import read_keys
+from phase6_integration.extras.edge.api_keys import read_keys
 
 VISIBLE = f"every user of this machine can see --api-key in ps; use --api-key-file or {API_KEYS[0]}"
 

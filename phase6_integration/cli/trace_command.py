@@ -9,8 +9,8 @@ from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any
 
-from phase5_continuous.recorder import Line
-from phase5_continuous.replay import Replay
+from phase5_continuous.extras.record.recorder import Line
+from phase5_continuous.extras.record.replay import Replay
 from phase6_integration.cli.replay_command import checked
 from phase6_integration.engine.flags import Parser
 

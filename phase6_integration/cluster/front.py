@@ -21,7 +21,7 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from phase0_request.request import FinishReason
-from phase4_radix.block_hashes import block_hashes
+from phase4_radix.extras.block_hashes import block_hashes
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.app import create_app
 from phase6_integration.cluster.routing import tables, total

@@ -23,14 +23,14 @@ from ray.exceptions import ActorUnavailableError, RayActorError
 from phase0_request.request import FinishReason
 from phase6_integration.cluster.digest import Digest
 from phase6_integration.engine.hub import located
-from phase6_integration.engine.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch
 from phase6_integration.engine.options import EngineOptions
 from phase6_integration.engine.stats import Gauges
+from phase6_integration.extras.kv_events.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch
 from phase6_integration.process.engine_client import EngineClient
 from phase6_integration.process.health import Health
 from phase6_integration.process.messages import EngineRequest, Finish, Logged, Progress, Ready, Recorded, Update
 
-ENGINE = "phase6_integration.wings.structured.isolated_grammars:isolating_engine"
+ENGINE = "phase6_integration.extras.structured.isolated_grammars:isolating_engine"
 ENGINE_FAILED = 70  # exit status of the actor
 NAMESPACE = "serve"  # of the actors of Ray Serve
 WATCH = 2.0  # seconds between two looks at whether a front lives

@@ -19,19 +19,19 @@ from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.layout import KVLayout
 from phase1_kv_pool.pool import KVPool
+from phase2_prefill_decode.extras.logprobs import BLOCK
+from phase2_prefill_decode.extras.piecewise import token_counts
 from phase2_prefill_decode.loading.model import Model, load_tokenizer
-from phase2_prefill_decode.sampling.logprobs import BLOCK
 from phase2_prefill_decode.sampling.sampler import Sampler
 from phase2_prefill_decode.step.device_state import DeviceState
 from phase2_prefill_decode.step.graphs import batch_sizes
 from phase2_prefill_decode.step.packed import PackedStep
-from phase2_prefill_decode.step.piecewise import token_counts
 from phase2_prefill_decode.step.runner import ModelRunner
 from phase4_radix.prefix_cache import PrefixCache
-from phase5_continuous.draft_loading import connect, load_draft_model
+from phase5_continuous.extras.speculation.draft_loading import connect, load_draft_model
+from phase5_continuous.extras.speculation.speculation import speculation_of
 from phase5_continuous.policies import policy
 from phase5_continuous.scheduler import Scheduler
-from phase5_continuous.speculation.speculation import speculation_of
 from phase6_integration.engine.hub import directory_of
 from phase6_integration.engine.isolation import IsolatedStep, IsolatingRunner, LoadShedding
 from phase6_integration.engine.options import EngineOptions, KVEventsConfig
@@ -39,7 +39,7 @@ from phase6_integration.engine.stats import ObservedCore
 from phase6_integration.engine.warmup import attention_batches, long_step, sampling_batches, warmup_pages
 
 if TYPE_CHECKING:
-    from phase6_integration.engine.kv_events import KVEventPublisher
+    from phase6_integration.extras.kv_events.kv_events import KVEventPublisher
 
 log = logging.getLogger(__name__)
 LARGEST = SamplingParams(logprobs=MAX_LOGPROBS, logit_bias={0: 1.0}, allowed_token_ids=(0,))  # copies of its logits
@@ -133,7 +133,7 @@ def publish_events(cache: PagedCache, config: KVEventsConfig | None) -> "KVEvent
     """Publish what the cache holds from now on, if that is wanted. It needs packages that an engine does not."""
     if config is None or not isinstance(cache, PrefixCache):
         return None
-    from phase6_integration.engine.kv_events import KVEventPublisher
+    from phase6_integration.extras.kv_events.kv_events import KVEventPublisher
 
     return KVEventPublisher(cache, config)
 

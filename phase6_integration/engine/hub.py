@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from phase0_request.checks import ConfigError
-from phase0_request.gguf_file import is_gguf
+from phase0_request.extras.gguf_file import is_gguf
+from phase2_prefill_decode.extras.cpu.threads import threads_for
 from phase2_prefill_decode.loading.config import ModelConfig
-from phase2_prefill_decode.threads import threads_for
 from phase6_integration.engine.options import EngineOptions
 
 log = logging.getLogger(__name__)

@@ -158,8 +158,8 @@ def check_kernels() -> str:
     """How a model is computed unless a flag says otherwise, and whether its kernels are kept for the next start."""
     import torch
 
-    from phase2_prefill_decode.kernels.cpu.cache import PLACE, is_writable
-    from phase2_prefill_decode.kernels.cpu.microkernel import SET
+    from phase2_prefill_decode.extras.cpu.cache import PLACE, is_writable
+    from phase2_prefill_decode.extras.cpu.microkernel import SET
     from phase2_prefill_decode.loading.model import Model
 
     if torch.cuda.is_available():

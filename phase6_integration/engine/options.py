@@ -13,10 +13,10 @@ from typing import Any
 from phase0_request.checks import ConfigError, check_bool, check_choice, check_int, check_number, invalid
 from phase0_request.tokenizer import BUNDLED
 from phase1_kv_pool.layout import DTYPE_BYTES, KV_DTYPES
-from phase2_prefill_decode.loading.quantized.layout import SCHEMES
+from phase2_prefill_decode.extras.quantized.layout import SCHEMES
 from phase3_chunked_prefill.budget import TokenBudget
+from phase5_continuous.extras.speculation.speculation import speculation_of
 from phase5_continuous.policies import POLICIES
-from phase5_continuous.speculation.speculation import speculation_of
 
 MAX_INT = 1 << 30
 MAX_CONTEXT = 1 << 17  # tokens, unless max_model_len is set: a few bytes of a config.json can claim any length

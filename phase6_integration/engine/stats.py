@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 from phase0_request.core import EngineCore, Runner, Step
 from phase4_radix.prefix_cache import Counts, PrefixCache
-from phase5_continuous import invariants
+from phase5_continuous.extras import invariants
 from phase5_continuous.scheduler import Scheduler
 from phase6_integration.engine.isolation import StepFailedError
 
 if TYPE_CHECKING:
-    from phase6_integration.engine.kv_events import KVEventPublisher
+    from phase6_integration.extras.kv_events.kv_events import KVEventPublisher
 
 P = TypeVar("P")
 

@@ -15,11 +15,11 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from rich.console import Console
 
 from phase0_request.lab.report import finish, parser
+from phase5_continuous.extras.record.record_file import encoded
+from phase5_continuous.extras.record.recorder import Line, Recorder
 from phase5_continuous.lab.simulator import Setting, Simulation
 from phase5_continuous.lab.traces import Trace
-from phase5_continuous.record_file import encoded
-from phase5_continuous.recorder import Line, Recorder
-from phase6_integration.wings.page.replay import replay
+from phase6_integration.extras.page.replay import replay
 
 PAGES, REQUESTS, STEPS = 10_000, 4000, 900
 NAMES = "chromium", "chromium-browser", "google-chrome"

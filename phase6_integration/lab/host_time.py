@@ -31,6 +31,7 @@ from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.lab.no_device import LAUNCHES, use_no_device
 from phase1_kv_pool.pool import KVPool
+from phase2_prefill_decode.extras.piecewise import PiecewiseGraphs
 from phase2_prefill_decode.kernels.attention import ATTEND
 from phase2_prefill_decode.lab.cost import CostModel
 from phase2_prefill_decode.lab.roofline import named
@@ -38,7 +39,6 @@ from phase2_prefill_decode.loading.model import Model
 from phase2_prefill_decode.sampling.sampler import Sampler
 from phase2_prefill_decode.step.graphs import Computed, Replay
 from phase2_prefill_decode.step.packed import PackedStep, join, split
-from phase2_prefill_decode.step.piecewise import PiecewiseGraphs
 from phase2_prefill_decode.step.runner import ModelRunner
 from phase5_continuous.lab.simulator import MODELS
 from phase5_continuous.lab.virtual import StepTimes

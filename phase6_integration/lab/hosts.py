@@ -28,11 +28,11 @@ from phase6_integration.api.settings import ServerSettings
 from phase6_integration.app import create_app
 from phase6_integration.engine.gc_freeze import freeze
 from phase6_integration.engine.options import EngineOptions
+from phase6_integration.extras.edge.transport import transport_config
 from phase6_integration.process.async_engine import AsyncEngine
 from phase6_integration.process.engine_client import EngineClient
 from phase6_integration.process.engine_process import serve
 from phase6_integration.process.messages import Channel
-from phase6_integration.wings.edge.transport import transport_config
 
 TICK = 0.002  # seconds
 

@@ -12,7 +12,7 @@ from phase0_request.lab.questions import QUESTIONS
 from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason, Request
 from phase4_radix.prefix_cache import PrefixCache
-from phase5_continuous.record_file import recording
+from phase5_continuous.extras.record.record_file import recording
 from phase6_integration.engine.engine import NanoServingEngine
 from phase6_integration.lab.demo import INSTRUCTIONS
 

@@ -17,8 +17,8 @@ from phase0_request.request import FinishReason
 from phase2_prefill_decode.generation import Completion
 from phase2_prefill_decode.loading.model import default_device
 from phase6_integration.engine.engine import NanoServingEngine
+from phase6_integration.extras.structured.output_grammar import json_grammar
 from phase6_integration.lab.random_schemas import Generator, Schema
-from phase6_integration.wings.structured.output_grammar import json_grammar
 
 PROMPT = "Describe it as JSON: "
 TOGETHER = 32  # requests at a time

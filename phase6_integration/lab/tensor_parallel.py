@@ -22,9 +22,9 @@ from phase0_request.machine import give_back_freed_memory
 from phase0_request.request import Request
 from phase0_request.tokenizer import BUNDLED
 from phase1_kv_pool.cache import PagedCache
+from phase2_prefill_decode.extras.parallel.leader import Leader
 from phase2_prefill_decode.lab.random_weights import save_random
 from phase2_prefill_decode.loading.model import Model
-from phase2_prefill_decode.parallel.leader import Leader
 from phase2_prefill_decode.sampling.sampler import Sampler
 from phase2_prefill_decode.step.runner import ModelRunner
 

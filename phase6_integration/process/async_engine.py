@@ -17,7 +17,7 @@ from phase0_request.checks import check_number
 from phase0_request.queue import QueueFullError
 from phase0_request.request import FinishReason
 from phase0_request.tokenizer import Tokenizer
-from phase5_continuous.recorder import Line
+from phase5_continuous.extras.record.recorder import Line
 from phase6_integration.engine.hub import located
 from phase6_integration.engine.options import EngineOptions
 from phase6_integration.engine.stats import Gauges

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 
 from phase0_request.core import EngineCore, Step
 from phase0_request.request import FinishReason, Request
-from phase2_prefill_decode.parallel.ranks import RankError, Ranks, die_with
+from phase2_prefill_decode.extras.parallel.ranks import RankError, Ranks, die_with
 from phase5_continuous.scheduler import Scheduler
 from phase6_integration.engine.gc_freeze import gc_freeze
 from phase6_integration.engine.isolation import BrokenError

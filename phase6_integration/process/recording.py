@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from phase0_request.core import EngineCore
-from phase5_continuous.recorder import Line, Recorder
+from phase5_continuous.extras.record.recorder import Line, Recorder
 from phase5_continuous.scheduler import Scheduler
 from phase6_integration.process.messages import Watch
 

@@ -6,7 +6,7 @@ from collections import deque
 from enum import Enum, auto
 
 from phase0_request.tokenizer import Tokenizer
-from phase5_continuous.recorder import Line, Vocabulary
+from phase5_continuous.extras.record.recorder import Line, Vocabulary
 
 MOST_LINES = 4096  # that wait for a reader; it misses what comes after them
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from phase5_continuous.record_file import read
-from phase5_continuous.replay import Replay
-from phase6_integration.wings.page.replay import replay
+from phase5_continuous.extras.record.record_file import read
+from phase5_continuous.extras.record.replay import Replay
+from phase6_integration.extras.page.replay import replay
 
 RECORD = Path(__file__).parents[1] / "data" / "record.jsonl.gz"
 LINES = list(read(RECORD))[1:]

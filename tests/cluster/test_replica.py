@@ -18,8 +18,8 @@ from phase0_request.params import SamplingParams
 from phase6_integration.cluster import replica as module
 from phase6_integration.cluster.digest import Digest, ReplicaReport
 from phase6_integration.cluster.replica import Replica
-from phase6_integration.engine.kv_events import BlockStored, EventBatch
 from phase6_integration.engine.options import EngineOptions
+from phase6_integration.extras.kv_events.kv_events import BlockStored, EventBatch
 from phase6_integration.process.messages import EngineRequest, Update
 
 OPTIONS = EngineOptions(kv_cache_pages=64, threads=1, enable_prefix_caching=False)

@@ -19,13 +19,13 @@ from phase0_request.request import Request
 from phase1_kv_pool.kernels.backends import Backends
 from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.decoder import Decoder
+from phase2_prefill_decode.extras.quantized.quantize import quantize
+from phase2_prefill_decode.extras.quantized.triton_product import TritonProduct
+from phase2_prefill_decode.extras.quantized.weight import QuantizedWeight
 from phase2_prefill_decode.kernels.attention import ATTEND
-from phase2_prefill_decode.kernels.triton.product import TritonProduct
 from phase2_prefill_decode.linear import Linear, plain
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.model import Model
-from phase2_prefill_decode.loading.quantized.quantize import quantize
-from phase2_prefill_decode.loading.quantized.weight import QuantizedWeight
 from phase2_prefill_decode.loading.weights import random_weights
 from phase2_prefill_decode.sampling.sampler import Sampled, Sampler
 from phase2_prefill_decode.step.device_state import DeviceState
@@ -35,7 +35,7 @@ from phase2_prefill_decode.step.packed import PackedStep
 from phase2_prefill_decode.step.runner import ModelRunner
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
-from phase5_continuous import invariants
+from phase5_continuous.extras import invariants
 from phase5_continuous.scheduler import Scheduler
 from tests.gpu.captured import NotCapturedError, Recorder
 

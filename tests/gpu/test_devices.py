@@ -28,7 +28,7 @@ def test_a_tensor_of_the_cpu_or_another_current_device_is_refused(tmp_path: Path
     """This is what a test shows that would fail on a GPU alone."""
     (tmp_path / "test_wrong.py").write_text(
         "import pytest, torch\n"
-        "from phase2_prefill_decode.kernels.triton.mask import TILE, apply_mask, apply_mask_kernel\n"
+        "from phase2_prefill_decode.extras.grammar.triton_mask import TILE, apply_mask, apply_mask_kernel\n"
         "from tests.gpu.pretend import GPU\n"
         "def test_it():\n"
         "    logits, rows = torch.ones(2, 40), torch.zeros(2, dtype=torch.int64)\n"

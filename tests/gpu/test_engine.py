@@ -15,7 +15,7 @@ from chapters.tiny_chat.corpus import read
 from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason, Request
 from phase0_request.tokenizer import BUNDLED
-from phase2_prefill_decode.loading.quantized.layout import SCHEMES
+from phase2_prefill_decode.extras.quantized.layout import SCHEMES
 from phase6_integration.engine.engine import NanoServingEngine
 from tests.phase1_kv_pool.support import needs_gpu
 from tests.phase2_prefill_decode.models import FAMILIES, saved, variant

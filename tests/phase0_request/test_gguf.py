@@ -12,8 +12,8 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer
 
 from phase0_request.checks import ConfigError
-from phase0_request.gguf_file import read_header
-from phase0_request.gguf_tokenizer import backend_of
+from phase0_request.extras.gguf_file import read_header
+from phase0_request.extras.gguf_tokenizer import backend_of
 from phase0_request.tokenizer import Tokenizer
 from tests import gguf_files
 

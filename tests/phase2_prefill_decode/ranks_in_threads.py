@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from phase2_prefill_decode.extras.parallel import leader, worker
+from phase2_prefill_decode.extras.parallel.ranks import Ranks
 from phase2_prefill_decode.loading.model import Model
-from phase2_prefill_decode.parallel import leader, worker
-from phase2_prefill_decode.parallel.ranks import Ranks
 
 
 class RanksInThreads(Ranks):

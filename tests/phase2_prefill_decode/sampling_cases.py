@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from phase0_request import Request, SamplingParams, StepOutput
-from phase2_prefill_decode.sampling.edits import edit, pack_edits
+from phase2_prefill_decode.extras.penalties import edit, pack_edits
 from phase2_prefill_decode.sampling.metadata import SamplingMetadata
 from phase2_prefill_decode.sampling.sampler import Sampler
 from tests.phase2_prefill_decode.steps import output_of

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from phase2_prefill_decode.extras.cpu.attention import ROWS
+from phase2_prefill_decode.extras.cpu.intrinsics import kernel
+from phase2_prefill_decode.extras.cpu.matmul import KEYS, LANES, transpose
+from phase2_prefill_decode.extras.cpu.tiles import SPLIT
 from phase2_prefill_decode.kernels.attention import ATTEND, AttentionMetadata
-from phase2_prefill_decode.kernels.cpu.attention import ROWS
-from phase2_prefill_decode.kernels.cpu.intrinsics import kernel
-from phase2_prefill_decode.kernels.cpu.matmul import KEYS, LANES, transpose
-from phase2_prefill_decode.kernels.cpu.tiles import SPLIT
 from tests.phase1_kv_pool.support import bits
 from tests.phase2_prefill_decode.attention_cases import TOLERANCE, Case, Inputs, prompts
 

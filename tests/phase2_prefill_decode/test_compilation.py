@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from phase2_prefill_decode.kernels.cpu import compilation
-from phase2_prefill_decode.kernels.cpu.compilation import KERNELS, Kernel, kernels_of
+from phase2_prefill_decode.extras.cpu import compilation
+from phase2_prefill_decode.extras.cpu.compilation import KERNELS, Kernel, kernels_of
 
 
 def test_only_the_kernels_of_a_model_are_compiled() -> None:

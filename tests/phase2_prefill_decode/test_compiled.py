@@ -15,11 +15,11 @@ import pytest
 import torch
 from numba.np.unsafe.ndarray import to_fixed_tuple
 
-from phase2_prefill_decode.kernels.cpu import openmp
-from phase2_prefill_decode.kernels.cpu.cache import PLACE, Files, not_kept, place
-from phase2_prefill_decode.kernels.cpu.intrinsics import FEATURES, array, compiled, kernel
-from phase2_prefill_decode.kernels.cpu.microkernel import SET, WIDE
-from phase2_prefill_decode.kernels.cpu.openmp import take
+from phase2_prefill_decode.extras.cpu import openmp
+from phase2_prefill_decode.extras.cpu.cache import PLACE, Files, not_kept, place
+from phase2_prefill_decode.extras.cpu.intrinsics import FEATURES, array, compiled, kernel
+from phase2_prefill_decode.extras.cpu.microkernel import SET, WIDE
+from phase2_prefill_decode.extras.cpu.openmp import take
 
 ROOT = Path(__file__).parents[2]
 INT64 = np.dtype(np.int64)
@@ -111,7 +111,7 @@ def test_a_full_disk_ends_no_start(
 AT_ONCE = """
 import sys
 import numba
-from phase2_prefill_decode.kernels.cpu.cache import keeping
+from phase2_prefill_decode.extras.cpu.cache import keeping
 
 def kernel(name, more):
     def body(x):

@@ -11,8 +11,8 @@ from llguidance import LLMatcher
 from phase0_request import Request, SamplingParams
 from phase0_request.batch import Forced
 from phase0_request.tokenizer import Tokenizer
-from phase2_prefill_decode.sampling.constraints import Constraint, fill_masks, in_flight
-from phase2_prefill_decode.sampling.grammar import KEPT, Grammars
+from phase2_prefill_decode.extras.grammar.constraints import Constraint, fill_masks, in_flight
+from phase2_prefill_decode.extras.grammar.grammar import KEPT, Grammars
 from phase2_prefill_decode.sampling.sampler import Sampler
 from tests.phase2_prefill_decode.steps import output_of
 

@@ -10,10 +10,10 @@ from phase0_request.batch import Batch, Slice
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
+from phase2_prefill_decode.extras.piecewise import token_counts
 from phase2_prefill_decode.step.device_state import DeviceState
 from phase2_prefill_decode.step.graphs import DecodeGraphs, batch_sizes
 from phase2_prefill_decode.step.packed import PackedStep, StepTensors, join, pack
-from phase2_prefill_decode.step.piecewise import token_counts
 from phase4_radix.prefix_cache import PrefixCache
 from tests.phase2_prefill_decode.steps import NothingWaits
 

@@ -261,7 +261,7 @@ def scores_of(backend: str, logits: Tensor, temperature: float, key: int, positi
         return weights, arrivals(numbers(*seeds, len(logits)))[0]
     DRAW.load(backend)
     if backend == "cpu":
-        from phase2_prefill_decode.kernels.cpu import draw as cpu
+        from phase2_prefill_decode.extras.cpu import draw as cpu
 
         scale = cpu.LOG2_E / heat.numpy()[0]
         weigh_one, arrival, start_of, random_bits = cpu.weigh, cpu.arrival, cpu.start_of, cpu.random_bits

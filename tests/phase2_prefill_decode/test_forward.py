@@ -11,12 +11,12 @@ from torch import Tensor
 
 from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.decoder import Decoder
+from phase2_prefill_decode.extras.cpu import forward
+from phase2_prefill_decode.extras.cpu.forward import Forward
+from phase2_prefill_decode.extras.quantized.quantize import quantize
 from phase2_prefill_decode.kernels.attention import ATTEND, AttentionMetadata
-from phase2_prefill_decode.kernels.cpu import forward
-from phase2_prefill_decode.kernels.cpu.forward import Forward
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.model import Model
-from phase2_prefill_decode.loading.quantized.quantize import quantize
 from phase2_prefill_decode.loading.weights import Weights, random_weights
 from phase2_prefill_decode.sampling.inputs import SamplingInputs, pack_columns
 from phase2_prefill_decode.step.packed import StepTensors

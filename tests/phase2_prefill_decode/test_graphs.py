@@ -12,13 +12,13 @@ from phase0_request.batch import Batch, Slice
 from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.pool import KVPool
+from phase2_prefill_decode.extras.piecewise import PiecewiseGraphs
 from phase2_prefill_decode.kernels.attention import reference
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.model import Model
 from phase2_prefill_decode.sampling.sampler import Sampler
 from phase2_prefill_decode.step.device_state import DeviceState
 from phase2_prefill_decode.step.graphs import Computed, Replay
-from phase2_prefill_decode.step.piecewise import PiecewiseGraphs
 from phase2_prefill_decode.step.runner import ModelRunner
 from tests.phase2_prefill_decode.steps import loaded
 

@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import linear
 
-from phase2_prefill_decode.kernels.cpu import openmp
-from phase2_prefill_decode.kernels.cpu.blocks import Blocks, put_rows
-from phase2_prefill_decode.kernels.cpu.microkernel import SET
-from phase2_prefill_decode.kernels.cpu.product import ROWS, PackedWeight
-from phase2_prefill_decode.kernels.cpu.rows import quantize
+from phase2_prefill_decode.extras.cpu import openmp
+from phase2_prefill_decode.extras.cpu.blocks import Blocks, put_rows
+from phase2_prefill_decode.extras.cpu.microkernel import SET
+from phase2_prefill_decode.extras.cpu.product import ROWS, PackedWeight
+from phase2_prefill_decode.extras.cpu.rows import quantize
+from phase2_prefill_decode.extras.quantized.weight import QuantizedWeight
 from phase2_prefill_decode.linear import Linear
-from phase2_prefill_decode.loading.quantized.weight import QuantizedWeight
 from tests.phase2_prefill_decode.quantized.checkpoints import in_8_bits
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -304,7 +304,7 @@ ROOT = Path(__file__).parents[2]
 ELSEWHERE = """
 import sys, torch
 from pathlib import Path
-from phase2_prefill_decode.kernels.cpu.microkernel import SET
+from phase2_prefill_decode.extras.cpu.microkernel import SET
 from phase2_prefill_decode.linear import Linear
 folder = Path(sys.argv[1])
 given = torch.load(folder / "given.pt", weights_only=False)
@@ -328,7 +328,7 @@ FOR_ARM = """
 import re
 import llvmlite.binding as llvm
 import torch
-from phase2_prefill_decode.kernels.cpu.product import add_rows
+from phase2_prefill_decode.extras.cpu.product import add_rows
 from tests.phase2_prefill_decode.test_linear import DTYPES, STORED, Linear, quantized
 
 plain = [torch.zeros(64, 64, dtype=dtype) for dtype in DTYPES]

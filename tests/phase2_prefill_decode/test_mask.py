@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from phase2_prefill_decode.kernels.mask import APPLY_MASK
-from phase2_prefill_decode.sampling.constraints import words
+from phase2_prefill_decode.extras.grammar.constraints import words
+from phase2_prefill_decode.extras.grammar.mask import APPLY_MASK
 from tests.phase1_kv_pool.support import bits, device_of, every_backend_and_dtype
 
 

@@ -20,15 +20,15 @@ from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.decoder import Decoder
 from phase2_prefill_decode.engine import Engine, static
+from phase2_prefill_decode.extras.parallel import worker
+from phase2_prefill_decode.extras.parallel.layers import ParallelDecoder
+from phase2_prefill_decode.extras.parallel.ranks import RankError, Ranks
+from phase2_prefill_decode.extras.parallel.shard import Shard, ShardedCheckpoint
+from phase2_prefill_decode.extras.quantized.layout import SCHEMES
+from phase2_prefill_decode.extras.quantized.quantize import quantize
 from phase2_prefill_decode.loading.checkpoint import Checkpoint
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.model import Model
-from phase2_prefill_decode.loading.quantized.layout import SCHEMES
-from phase2_prefill_decode.loading.quantized.quantize import quantize
-from phase2_prefill_decode.parallel import worker
-from phase2_prefill_decode.parallel.layers import ParallelDecoder
-from phase2_prefill_decode.parallel.ranks import RankError, Ranks
-from phase2_prefill_decode.parallel.shard import Shard, ShardedCheckpoint
 from phase2_prefill_decode.sampling.sampler import Sampler
 from phase2_prefill_decode.scheduler import StaticScheduler
 from phase2_prefill_decode.step.device_state import DeviceState

@@ -17,7 +17,7 @@ from transformers.generation.logits_process import (
 )
 
 from phase0_request import reason_to_finish
-from phase2_prefill_decode.sampling.edits import edit, pack_edits
+from phase2_prefill_decode.extras.penalties import edit, pack_edits
 from phase2_prefill_decode.sampling.sampler import Sampler
 from tests.phase2_prefill_decode.sampling_cases import VOCAB, edited, edited_by, request_of, run, some_logits
 from tests.phase2_prefill_decode.steps import NothingWaits

@@ -2,7 +2,7 @@
 
 import pytest
 
-from phase4_radix.block_hashes import block_hashes
+from phase4_radix.extras.block_hashes import block_hashes
 from tests.phase4_radix.steps import named
 
 TOKENS = [3, 1, 4, 1, 5, 9, 2]

@@ -17,7 +17,7 @@ from hypothesis.stateful import (
 
 from phase0_request import FinishReason, Request, Slice
 from phase1_kv_pool import OutOfPagesError, PageUsage
-from phase4_radix.block_hashes import BlockHashes, block_hashes
+from phase4_radix.extras.block_hashes import BlockHashes, block_hashes
 from phase4_radix.prefix_cache import Counts, PrefixCache
 from tests.phase4_radix.steps import named, resume
 

@@ -11,9 +11,9 @@ from phase0_request import Batch, Event, FinishReason, Request, SamplingParams, 
 from phase0_request.batch import Forced, Verified
 from phase0_request.core import EngineCore
 from phase1_kv_pool import PagedCache
-from phase5_continuous.invariants import check
+from phase5_continuous.extras.invariants import check
+from phase5_continuous.extras.speculation.draft_model import CATCH_UP, DraftModel
 from phase5_continuous.scheduler import Scheduler
-from phase5_continuous.speculation.draft_model import CATCH_UP, DraftModel
 
 EOS = (0, 1, 2, 3, 4)
 VOCABULARY = 40

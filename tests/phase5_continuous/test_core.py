@@ -27,7 +27,7 @@ from phase2_prefill_decode.step.runner import ModelRunner
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.engine import continuous
-from phase5_continuous.invariants import check
+from phase5_continuous.extras.invariants import check
 from phase5_continuous.policies import LongestPrefixFirst
 from phase5_continuous.scheduler import Scheduler
 from tests.phase2_prefill_decode.models import saved, tiny_model

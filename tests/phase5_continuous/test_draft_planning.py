@@ -7,8 +7,8 @@ import pytest
 from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
 from phase4_radix.prefix_cache import PrefixCache
+from phase5_continuous.extras.speculation.speculation import Chance, Speculation, speculation_of
 from phase5_continuous.scheduler import Scheduler
-from phase5_continuous.speculation.speculation import Chance, Speculation, speculation_of
 from tests.phase5_continuous.support import DraftRunner, Engine, Oracle, draft_model, request
 
 

@@ -18,7 +18,7 @@ from phase3_chunked_prefill.budget import TokenBudget
 from phase3_chunked_prefill.chunker import Chunker
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.admission import Admission
-from phase5_continuous.invariants import check
+from phase5_continuous.extras.invariants import check
 from phase5_continuous.running import RunningSet
 from phase5_continuous.scheduler import Scheduler
 from tests.phase5_continuous.support import EOS, Device, PackedBatch, alone, request

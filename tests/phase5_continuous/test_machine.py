@@ -20,9 +20,9 @@ from phase0_request import FinishReason, QueueFullError, Request, SamplingParams
 from phase1_kv_pool import PagedCache
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
+from phase5_continuous.extras.speculation.speculation import Proposer, Speculation
 from phase5_continuous.policies import ByPriority, FirstComeFirstServed, LongestPrefixFirst
 from phase5_continuous.scheduler import Scheduler
-from phase5_continuous.speculation.speculation import Proposer, Speculation
 from tests.phase5_continuous.recorded import Recorded
 from tests.phase5_continuous.support import EOS, Engine, Oracle, draft_model
 

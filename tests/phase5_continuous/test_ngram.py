@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phase5_continuous.speculation.ngram import NgramIndex
+from phase5_continuous.extras.speculation.ngram import NgramIndex
 
 
 @given(st.lists(st.integers(0, 3), max_size=40), st.integers(1, 3), st.integers(0, 3), st.integers(1, 8))

@@ -11,7 +11,7 @@ from phase0_request.queue import SequenceState
 from phase1_kv_pool import PagedCache
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
-from phase5_continuous.invariants import SchedulerError, check
+from phase5_continuous.extras.invariants import SchedulerError, check
 from phase5_continuous.scheduler import Scheduler
 from tests.phase5_continuous.moments import engine, lengths, names
 from tests.phase5_continuous.support import EOS, alone, request

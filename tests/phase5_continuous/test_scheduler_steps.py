@@ -3,7 +3,7 @@
 import pytest
 
 from phase0_request import FinishReason, Request, SamplingParams, StepOutput, TokenLogprobs
-from phase5_continuous.invariants import check
+from phase5_continuous.extras.invariants import check
 from tests.phase5_continuous.moments import engine
 from tests.phase5_continuous.support import EOS, alone, request
 

@@ -22,12 +22,12 @@ from phase2_prefill_decode.loading.model import Model
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.engine import continuous
-from phase5_continuous.invariants import check
+from phase5_continuous.extras.invariants import check
+from phase5_continuous.extras.speculation import suffix
+from phase5_continuous.extras.speculation.speculation import Speculation, speculation_of
+from phase5_continuous.extras.speculation.suffix import SuffixProposer
 from phase5_continuous.lab.constrained import SCHEMA, fits, json_grammar
 from phase5_continuous.scheduler import Scheduler
-from phase5_continuous.speculation import suffix
-from phase5_continuous.speculation.speculation import Speculation, speculation_of
-from phase5_continuous.speculation.suffix import SuffixProposer
 from tests.phase2_prefill_decode.models import saved, tiny_model
 from tests.phase2_prefill_decode.test_draw import exact, misfit
 from tests.phase5_continuous.support import request

@@ -1,11 +1,11 @@
-"""The application that tests put an engine behind: with all wings, or the core alone where they have been taken off."""
+"""The application that tests put an engine behind: with all extras, or the core alone where they are absent."""
 
 from importlib.util import find_spec
 
-if find_spec("phase6_integration.wings") is not None:
+if find_spec("phase6_integration.extras") is not None:
     from phase6_integration.app import create_app
+    from phase6_integration.extras.edge.transport import transport_config
     from phase6_integration.serve import ENGINE
-    from phase6_integration.wings.edge.transport import transport_config
 else:
     import uvicorn
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from phase0_request.batch import GRAMMAR_REFUSED
 from phase0_request.tokenizer import Tokenizer
-from phase6_integration.wings.structured.client_grammars import ClientGrammars
+from phase6_integration.extras.structured.client_grammars import ClientGrammars
 
 TOKENIZER = Tokenizer.from_pretrained()
 CITY = {"type": "object", "properties": {"name": {"type": "string", "pattern": r"^\w+$"}}, "required": ["name"]}

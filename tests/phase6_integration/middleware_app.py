@@ -14,8 +14,8 @@ from starlette.middleware.exceptions import ExceptionMiddleware
 from phase6_integration.api.application import Exchanges
 from phase6_integration.api.errors import RequestError, respond
 from phase6_integration.api.settings import ServerSettings
-from phase6_integration.wings.edge import middleware
-from phase6_integration.wings.observe import access_log
+from phase6_integration.extras.edge import middleware
+from phase6_integration.extras.observe import access_log
 
 KEYS = ("one", "two")
 NO_WINGS = SimpleNamespace(state=SimpleNamespace(server=SimpleNamespace(error_bodies={})))  # of an application

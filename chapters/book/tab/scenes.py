@@ -15,8 +15,8 @@ from phase1_kv_pool.cache import PagedCache
 from phase2_prefill_decode.scheduler import PagedScheduler, StaticScheduler
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
+from phase5_continuous.extras.record.recorder import Line, Recorder
 from phase5_continuous.policies import POLICIES
-from phase5_continuous.recorder import Line, Recorder
 from phase5_continuous.scheduler import Scheduler
 
 STEP, TOKEN = 0.008, 0.0001  # seconds: a step, and what each token adds to it

@@ -23,12 +23,12 @@ from phase0_request.request import Request
 from phase1_kv_pool.layer import KVLayer
 from phase1_kv_pool.layer import quantize as quantize_heads
 from phase1_kv_pool.layout import SCALE_BYTES
+from phase2_prefill_decode.extras.quantized.layout import SCHEMES
+from phase2_prefill_decode.extras.quantized.quantize import quantize
+from phase2_prefill_decode.extras.quantized.weight import QuantizedWeight
 from phase2_prefill_decode.kernels.attention import ATTEND, AttentionMetadata
 from phase2_prefill_decode.lab import ceilings
 from phase2_prefill_decode.linear import Linear
-from phase2_prefill_decode.loading.quantized.layout import SCHEMES
-from phase2_prefill_decode.loading.quantized.quantize import quantize
-from phase2_prefill_decode.loading.quantized.weight import QuantizedWeight
 from phase2_prefill_decode.sampling.inputs import SamplingInputs
 from phase2_prefill_decode.sampling.sampler import Sampler
 from phase2_prefill_decode.transfer import moved

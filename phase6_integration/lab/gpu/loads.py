@@ -21,10 +21,10 @@ import torch
 from phase0_request.batch import Batch
 from phase0_request.core import Launched, Runner, Step
 from phase0_request.params import SamplingParams
+from phase2_prefill_decode.extras.quantized.quantize import quantize
 from phase2_prefill_decode.lab.cost import CostModel
 from phase2_prefill_decode.lab.roofline import Device, predict
 from phase2_prefill_decode.loading.config import ModelConfig
-from phase2_prefill_decode.loading.quantized.quantize import quantize
 from phase2_prefill_decode.loading.weights import LayerWeights, Weights, random_weights
 from phase6_integration.engine.engine import NanoServingEngine
 from phase6_integration.engine.stats import Gauges

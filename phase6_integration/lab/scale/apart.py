@@ -25,12 +25,12 @@ from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.layer import KVLayer
 from phase1_kv_pool.pool import KVPool
+from phase2_prefill_decode.extras.cpu.threads import cores
 from phase2_prefill_decode.lab.shapes import SHAPES
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.model import Model
 from phase2_prefill_decode.sampling.sampler import Sampler
 from phase2_prefill_decode.step.runner import ModelRunner
-from phase2_prefill_decode.threads import cores
 from phase3_chunked_prefill.budget import TokenBudget
 from phase5_continuous.scheduler import Scheduler
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from phase2_prefill_decode.kernels.cpu.intrinsics import compiled, kernel
+from phase2_prefill_decode.extras.cpu.intrinsics import compiled, kernel
 from phase6_integration.lab.scale.traces import LONGEST_ANSWER, NONE, row
 
 PAGE, CHUNK, BUDGET, MOST_RUNNING = 16, 512, 1024, 256

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from phase2_prefill_decode.kernels.cpu.intrinsics import kernel
+from phase2_prefill_decode.extras.cpu.intrinsics import kernel
 from phase5_continuous.lab.traces import EOS, PAUSE, WORD, Arrival
 
 LONGEST_PROMPT, LONGEST_ANSWER = 4096, 512

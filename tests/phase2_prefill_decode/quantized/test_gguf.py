@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from phase0_request.checks import ConfigError
-from phase0_request.gguf_file import GGUFHeader, GGUFTensor, read_header
+from phase0_request.extras.gguf_file import GGUFHeader, GGUFTensor, read_header
 from phase0_request.params import SamplingParams
 from phase2_prefill_decode.engine import static
+from phase2_prefill_decode.extras.gguf.gguf_config import config_of
+from phase2_prefill_decode.extras.quantized.ggml import BLOCKS
 from phase2_prefill_decode.loading.config import ModelConfig
-from phase2_prefill_decode.loading.gguf_config import config_of
 from phase2_prefill_decode.loading.model import Model
-from phase2_prefill_decode.loading.quantized.ggml import BLOCKS
 from tests import gguf_files
 from tests.gguf_files import KindOf, saved_gguf
 from tests.phase2_prefill_decode.models import ROPES, saved, tiny_model

@@ -8,17 +8,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from phase2_prefill_decode.extras.quantized.formats import format_of
+from phase2_prefill_decode.extras.quantized.ggml import BLOCKS
+from phase2_prefill_decode.extras.quantized.weight import QuantizedWeight
 from phase2_prefill_decode.linear import Linear
-from phase2_prefill_decode.loading.quantized.formats import format_of
-from phase2_prefill_decode.loading.quantized.ggml import BLOCKS
-from phase2_prefill_decode.loading.quantized.weight import QuantizedWeight
 from tests import gguf_files
 from tests.gpu.captured import Recorder
 from tests.phase1_kv_pool.support import device_of, every_backend_and_dtype, needs_gpu  # before Triton
 from tests.phase2_prefill_decode.quantized.test_formats import FORMATS
 
-from phase2_prefill_decode.kernels.triton import product  # isort: skip
-from phase2_prefill_decode.kernels.triton.product import Float8Product, TritonProduct  # isort: skip
+from phase2_prefill_decode.extras.quantized import triton_product as product  # isort: skip
+from phase2_prefill_decode.extras.quantized.triton_product import Float8Product, TritonProduct  # isort: skip
 
 # Half a last place of the dtype, with what the sums in float32 and the scaled 256 of a widened integer may be off.
 ERROR = {torch.float32: 2.0**-17, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}

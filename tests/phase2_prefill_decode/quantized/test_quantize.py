@@ -9,11 +9,11 @@ from torch import Tensor
 from phase0_request.checks import ConfigError
 from phase0_request.params import SamplingParams
 from phase2_prefill_decode.engine import static
+from phase2_prefill_decode.extras.quantized.layout import SCHEMES
+from phase2_prefill_decode.extras.quantized.quantize import quantize
+from phase2_prefill_decode.extras.quantized.weight import QuantizedWeight
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.model import Model
-from phase2_prefill_decode.loading.quantized.layout import SCHEMES
-from phase2_prefill_decode.loading.quantized.quantize import quantize
-from phase2_prefill_decode.loading.quantized.weight import QuantizedWeight
 from phase2_prefill_decode.loading.weights import load_weights
 from tests.phase2_prefill_decode.models import saved, tiny_model
 from tests.phase2_prefill_decode.quantized import checkpoints as made

@@ -19,11 +19,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save
 
-from phase0_request.gguf_file import read_header
+from phase0_request.extras.gguf_file import read_header
 from phase0_request.tokenizer import BUNDLED, Tokenizer
+from phase2_prefill_decode.extras.gguf.gguf import GGUFCheckpoint
 from phase2_prefill_decode.loading.checkpoint import INDEX, SINGLE, Checkpoint
 from phase2_prefill_decode.loading.config import ModelConfig
-from phase2_prefill_decode.loading.gguf import GGUFCheckpoint
 from tests.phase6_integration.adversarial.mutations import edits
 
 ROOM = 1 << 30  # bytes beyond what the process has mapped already

@@ -20,7 +20,7 @@ import uvloop
 
 from phase0_request.request import Request
 from phase6_integration.api.settings import ServerSettings
-from phase6_integration.wings.edge.transport import NO_LINGER
+from phase6_integration.extras.edge.transport import NO_LINGER
 from tests.phase6_integration.adversarial.raw import (
     PATIENCE,
     POST,

@@ -10,7 +10,7 @@ import pytest
 import phase6_integration.serve
 from phase6_integration.cli.main import main
 from phase6_integration.cli.serve_command import server_settings
-from phase6_integration.wings.edge.middleware import PUBLIC
+from phase6_integration.extras.edge.middleware import PUBLIC
 from tests.phase6_integration.life import ROOT
 
 

@@ -22,10 +22,10 @@ from phase0_request.request import Request
 from phase6_integration.api.application import Exchanges
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.app import create_app
+from phase6_integration.extras.edge.memory_budget import SMALL_BODY, MemoryBudget
+from phase6_integration.extras.edge.middleware import Edge
+from phase6_integration.extras.observe.access_log import AccessLog
 from phase6_integration.process.messages import frame
-from phase6_integration.wings.edge.memory_budget import SMALL_BODY, MemoryBudget
-from phase6_integration.wings.edge.middleware import Edge
-from phase6_integration.wings.observe.access_log import AccessLog
 from tests.phase6_integration.asgi import Call, awaited
 from tests.phase6_integration.fake_engine import FakeEngine
 from tests.phase6_integration.middleware_app import NO_WINGS

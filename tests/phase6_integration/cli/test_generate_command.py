@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from chapters.tiny_chat.corpus import read
-from phase2_prefill_decode.parallel.ranks import RankError
+from phase2_prefill_decode.extras.parallel.ranks import RankError
 from phase6_integration.cli import generate_command
 from phase6_integration.cli.main import main
 

@@ -21,9 +21,9 @@ from subprocess import DEVNULL
 import httpx
 import pytest
 
-from phase5_continuous import record_file
-from phase5_continuous.record_file import encoded, open_record, read
-from phase5_continuous.replay import Replay
+from phase5_continuous.extras.record import record_file
+from phase5_continuous.extras.record.record_file import encoded, open_record, read
+from phase5_continuous.extras.record.replay import Replay
 from phase6_integration.cli.common import body_of, lines_of
 from phase6_integration.cli.main import main
 from phase6_integration.cli.record_command import write

@@ -11,11 +11,11 @@ import pytest
 
 from phase0_request import SamplingParams
 from phase0_request.checks import ConfigError
-from phase4_radix.block_hashes import block_hashes
+from phase4_radix.extras.block_hashes import block_hashes
 from phase4_radix.prefix_cache import PrefixCache
 from phase6_integration.engine.engine import NanoServingEngine
-from phase6_integration.engine.kv_events import KVEventPublisher
 from phase6_integration.engine.options import EngineOptions, KVEventsConfig
+from phase6_integration.extras.kv_events.kv_events import KVEventPublisher
 from phase6_integration.process.health import Health
 from tests.phase4_radix.steps import SIZE, admit, compute, finish, named
 from tests.phase6_integration.real_engine import GREEDY, answer, engine, process

@@ -13,9 +13,9 @@ from phase0_request.batch import Batch, Slice
 from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.pool import KVPool
+from phase2_prefill_decode.extras.logprobs import BLOCK
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.model import Model
-from phase2_prefill_decode.sampling.logprobs import BLOCK
 from phase2_prefill_decode.sampling.sampler import Sampler
 from phase2_prefill_decode.step.runner import ModelRunner
 from phase6_integration.engine.assemble import LARGEST, peak_bytes, profile

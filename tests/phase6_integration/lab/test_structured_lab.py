@@ -6,9 +6,9 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from phase6_integration.extras.structured.output_grammar import json_grammar
 from phase6_integration.lab import structured
 from phase6_integration.lab.random_schemas import Generator
-from phase6_integration.wings.structured.output_grammar import json_grammar
 from tests.phase6_integration.cities import TOKENIZER, grammars
 
 

@@ -10,7 +10,7 @@ from phase0_request import Batch, FinishReason, Request, SamplingParams, StepOut
 from phase0_request.core import EngineCore
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
-from phase5_continuous.recorder import Recorder
+from phase5_continuous.extras.record.recorder import Recorder
 from phase5_continuous.scheduler import Scheduler
 from phase6_integration.engine.options import EngineOptions
 from phase6_integration.process.engine_process import Loop

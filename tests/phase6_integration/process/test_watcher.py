@@ -7,8 +7,8 @@ import pytest
 
 from phase0_request.tokenizer import Tokenizer
 from phase1_kv_pool import PagedCache
-from phase5_continuous.recorder import Line, Recorder
-from phase5_continuous.replay import Replay
+from phase5_continuous.extras.record.recorder import Line, Recorder
+from phase5_continuous.extras.record.replay import Replay
 from phase5_continuous.scheduler import Scheduler
 from phase6_integration.process import watcher as module
 from phase6_integration.process.messages import Recorded, Watch

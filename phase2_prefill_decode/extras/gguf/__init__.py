@@ -1,0 +1,1 @@
+"""GGUF files: their configuration, and their tensors by name."""

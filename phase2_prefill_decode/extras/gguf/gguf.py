@@ -1,0 +1,94 @@
+"""GGUFCheckpoint: the tensors of a GGUF file, by the names that transformers gives them."""
+
+import re
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from phase0_request.extras.gguf_file import GGUFHeader, GGUFTensor
+from phase2_prefill_decode.extras.gguf.gguf_config import ROPE_FACTORS
+from phase2_prefill_decode.extras.quantized.ggml import BLOCKS, FLOATS, OTHERS, READABLE
+from phase2_prefill_decode.extras.quantized.weight import QuantizedWeight
+from phase2_prefill_decode.loading.checkpoint import QUANTIZED, Stored, mapped
+
+NAMES = {
+    "token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head",
+    "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm", "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm", "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
+}  # fmt: skip
+_NAME = re.compile(r"(?:(blk)\.(\d+)\.)?(\w+)\.(weight|bias)")
+_TURNED = re.compile(r".*\.(q|k)_proj\.(weight|bias)")
+
+
+class GGUFCheckpoint:
+    """Like a Checkpoint. Quantized tensors are read as such."""
+
+    def __init__(self, header: GGUFHeader) -> None:
+        self.directory = header.file
+        self.faults: list[str] = []
+        self.stored: dict[str, Stored] = {}
+        self._header = header
+        self._tensors: dict[str, GGUFTensor] = {}
+        size = header.file.stat().st_size
+        for name, tensor in header.tensors.items():
+            known = _transformers_name(name)
+            if fault := _fault(tensor, size):
+                self.faults.append(f"{name} {list(tensor.shape)} {fault}")
+            self._tensors[known] = tensor
+            if name != ROPE_FACTORS:
+                dtype = FLOATS[tensor.kind][0] if tensor.kind in FLOATS else QUANTIZED
+                self.stored[known] = Stored(header.file, tensor.shape, dtype, tensor.start)
+
+    def chunks(self, name: str) -> Iterator[Tensor | QuantizedWeight]:
+        """The rows of a tensor, some at a time; those of q and k at once, if they are to be reordered."""
+        tensor, heads = self._tensors[name], self._reordered_heads(name)
+        count, row = tensor.shape[0], _nbytes(tensor) // tensor.shape[0]
+        step = count if heads else self.stored[name].chunk
+        for first in range(0, count, step):
+            rows = mapped(self.directory, tensor.start + first * row, min(step, count - first) * row).view(-1, row)
+            if heads:
+                rows = rows.view(heads, -1, 2, row).transpose(1, 2).reshape(rows.shape)
+            if tensor.kind in FLOATS:
+                yield rows.view(FLOATS[tensor.kind][1]).view(-1, *tensor.shape[1:])
+            else:
+                block = BLOCKS[tensor.kind]
+                yield block.read(rows.view(len(rows), -1, block.bytes))
+
+    def _reordered_heads(self, name: str) -> int | None:
+        """llama.cpp rotates neighbours of a head where transformers rotates its halves, so its converter has reordered
+        the rows of each head of q and k. Qwen's are as transformers has them."""
+        found = _TURNED.fullmatch(name)
+        if found is None or self._header.metadata["general.architecture"] != "llama":
+            return None
+        heads: int = self._header.metadata["llama.attention.head_count"]
+        return heads if found[1] == "q" else self._header.metadata.get("llama.attention.head_count_kv", heads)
+
+
+def _transformers_name(name: str) -> str:
+    found = _NAME.fullmatch(name)
+    if found is None or found[3] not in NAMES:
+        return name
+    layer = f"model.layers.{found[2]}." if found[1] else ""
+    return f"{layer}{NAMES[found[3]]}.{found[4]}"
+
+
+def _nbytes(tensor: GGUFTensor) -> int:
+    if tensor.kind in FLOATS:
+        return tensor.numel * FLOATS[tensor.kind][1].itemsize
+    block = BLOCKS[tensor.kind]
+    return tensor.numel // block.numbers * block.bytes
+
+
+def _fault(tensor: GGUFTensor, size: int) -> str | None:
+    """Why a tensor cannot be read from a file of this size."""
+    if tensor.kind not in FLOATS and tensor.kind not in BLOCKS:
+        return f"is of type {OTHERS.get(tensor.kind, tensor.kind)}: readable are {READABLE}"
+    if not tensor.shape or tensor.numel < 1:
+        return "is empty"
+    if tensor.kind in BLOCKS and (len(tensor.shape) != 2 or tensor.shape[1] % BLOCKS[tensor.kind].numbers):
+        return f"is no matrix of whole blocks of {BLOCKS[tensor.kind].numbers}"
+    if tensor.start + _nbytes(tensor) > size:
+        return "reaches beyond the end of the file, which was not copied whole"
+    return None

@@ -1,0 +1,101 @@
+"""The metadata of a GGUF file as a config.json."""
+
+import math
+import struct
+from typing import Any
+
+from phase0_request.checks import ConfigError, check_choice, check_int, check_number
+from phase0_request.extras.gguf_file import GGUFHeader
+
+ARCHITECTURES = "llama", "qwen2", "qwen3"  # Mistral's models are llama
+ROPE_FACTORS = "rope_freqs.weight"
+MAX_SIZE = 1 << 24  # of anything that is counted here before ModelConfig checks it
+NEUTRAL = {"attn_factor": 1.0, "yarn_log_multiplier": 0.0, "scale_linear": 1.0}  # of what rope is not computed with
+
+
+def config_of(header: GGUFHeader) -> dict[str, Any]:
+    """What a config.json of this model says."""
+    tensors, kind = header.tensors, str(header.metadata.get("general.architecture"))
+    check_choice(f"{header.file}: general.architecture", kind, ARCHITECTURES)
+
+    def get(name: str, default: float | None = None) -> Any:
+        return header.get(f"{kind}.{name}", (int, float), default)
+
+    def count(name: str, default: int | None = None) -> int:
+        return check_int(f"{header.file}: {kind}.{name}", get(name, default), 1, MAX_SIZE)
+
+    embedding = tensors.get("token_embd.weight")
+    if embedding is None or len(embedding.shape) != 2:
+        raise ConfigError(f"{header.file} must hold a matrix token_embd.weight")
+    heads, size, context = count("attention.head_count"), count("embedding_length"), count("context_length")
+    head_dim = count("attention.key_length", size // heads)
+    unlike = {"attention.value_length": head_dim, "rope.dimension_count": head_dim, "expert_count": 0}
+    for name, only in unlike.items():
+        if get(name, only) != only:
+            raise ConfigError(f"{header.file}: {kind}.{name} is {get(name)}; supported is {only}")
+    if 0 < get("attention.sliding_window", 0) < context:
+        raise ConfigError(f"{header.file}: {kind}.attention.sliding_window is not supported")
+    return {
+        "model_type": kind,
+        "vocab_size": embedding.shape[0],
+        "hidden_size": size,
+        "intermediate_size": get("feed_forward_length"),
+        "num_hidden_layers": get("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": get("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "max_position_embeddings": context,
+        "rms_norm_eps": get("attention.layer_norm_rms_epsilon"),
+        "rope_parameters": _rope(header, kind, head_dim),
+        "attention_bias": "blk.0.attn_q.bias" in tensors,
+        "mlp_bias": "blk.0.ffn_gate.bias" in tensors,
+        "tie_word_embeddings": "output.weight" not in tensors,
+        "eos_token_id": list(header.eos_ids),
+        "dtype": _dtype(header),
+    }
+
+
+def _rope(header: GGUFHeader, kind: str, head_dim: int) -> dict[str, Any]:
+    prefix = f"{kind}.rope.scaling"
+    theta = header.get(f"{kind}.rope.freq_base", (int, float), 10_000.0)
+    rope: dict[str, Any] = {"rope_theta": check_number(f"{header.file}: {kind}.rope.freq_base", theta, 0, above=True)}
+    for name, neutral in NEUTRAL.items():
+        for key in (f"{prefix}.{name}", f"{kind}.rope.{name}"):
+            if header.metadata.get(key, neutral) != neutral:
+                raise ConfigError(f"{header.file}: {key} is {header.metadata[key]!r}; supported is {neutral}")
+    scaling = header.metadata.get(f"{prefix}.type", "none")
+    if scaling != "none":
+        rope |= {"rope_type": scaling, "factor": header.metadata.get(f"{prefix}.factor")}
+        rope["original_max_position_embeddings"] = header.metadata.get(f"{prefix}.original_context_length")
+    if ROPE_FACTORS not in header.tensors:
+        return rope
+    # Llama 3 has a factor for each pair, computed from one. The other constants are those of all its versions.
+    factors = _floats(header, ROPE_FACTORS, head_dim // 2)
+    llama3 = {
+        "rope_type": "llama3", "factor": max(factors), "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }  # fmt: skip
+    for pair, factor in enumerate(factors):
+        turns = 8192 / (2 * math.pi * rope["rope_theta"] ** (2 * pair / head_dim))
+        kept = min(max((turns - 1) / 3, 0), 1)
+        if not math.isclose(factor, 1 / (kept + (1 - kept) / max(factors)), rel_tol=1e-4):
+            raise ConfigError(f"{header.file}: {ROPE_FACTORS} is not that of Llama 3, and no other is supported")
+    return rope | llama3
+
+
+def _floats(header: GGUFHeader, name: str, count: int) -> tuple[float, ...]:
+    tensor = header.tensors[name]
+    with header.file.open("rb") as source:
+        source.seek(tensor.start)
+        content = source.read(4 * count)
+    if tensor.kind != 0 or tensor.shape != (count,) or len(content) < 4 * count:
+        raise ConfigError(f"{header.file} must hold {count} numbers in float32 as {name}")
+    return tuple(
+        check_number(f"{header.file}: {name}", number, 0, above=True) for number in struct.unpack(f"<{count}f", content)
+    )
+
+
+def _dtype(header: GGUFHeader) -> str:
+    """The dtype to compute in: that of the matrices, if all are of one."""
+    kinds = {tensor.kind for name, tensor in header.tensors.items() if len(tensor.shape) > 1}
+    return {frozenset({0}): "float32", frozenset({1}): "float16"}.get(frozenset(kinds), "bfloat16")

@@ -1,0 +1,98 @@
+"""The decoder of a rank: the decoder of one device, with its part of the weights, and a collective in three places.
+
+    o_proj, down_proj   the product of a rank is one term of a sum: an all-reduce follows
+    embed_tokens        a token is in the table of one rank: the others add zeros, and an all-reduce follows
+    lm_head             a rank has the logits of its part of the vocabulary: rank 0 gathers them
+
+Between these a rank computes alone: its heads attend to its own keys and values.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding, pad
+
+from phase2_prefill_decode.decoder import Decoder, Table
+from phase2_prefill_decode.extras.parallel.group import Group
+from phase2_prefill_decode.extras.parallel.shard import Shard
+from phase2_prefill_decode.kernels.attention import Attend
+from phase2_prefill_decode.linear import Linear, Product
+from phase2_prefill_decode.loading.weights import LayerWeights, Weights
+
+
+class ParallelDecoder(Decoder):
+    """A decoder that computes each step together with those of the other ranks."""
+
+    # region parallel
+    def __init__(self, shard: Shard, weights: Weights, group: Group, *, attend: Attend | None = None) -> None:
+        layers = weights.layers if shard.rank == 0 else map(without_biases, weights.layers)
+        super().__init__(shard.config.split(shard.size), replace(weights, layers=layers), attend=attend)
+        self.group = group
+        self.embed_tokens = VocabParallelEmbedding(self.embed_tokens, shard.tokens, group)
+        for layer in self.layers:
+            layer.self_attn.o_proj = row_parallel(layer.self_attn.o_proj, group)
+            layer.mlp.down_proj = row_parallel(layer.mlp.down_proj, group)
+        self.lm_head = gathered(self.lm_head, shard.tokens_of_each, group)
+
+    # endregion
+
+    def _one_call(self, attend: Attend) -> None:
+        """There is none: a step in one call could not stop for the other ranks, twice a layer."""
+
+
+# region exercise 2.31
+def row_parallel(linear: Linear, group: Group) -> Linear:
+    """A linear layer of which each rank has some columns: the results are summed."""
+
+    def summed(product: Product) -> Product:
+        return lambda rows, out=None: group.all_reduce(product(rows, out))
+
+    return linear.wrapped(summed)
+
+
+def without_biases(layer: LayerWeights) -> LayerWeights:
+    """A layer without the biases of its sums. Rank 0 alone has them, so that a sum has each once."""
+    return replace(layer, o_proj_bias=None, down_proj_bias=None)
+
+
+# endregion
+
+
+class VocabParallelEmbedding:
+    """The rows of an embedding that this rank holds."""
+
+    def __init__(self, table: Tensor | Table, held: range, group: Group) -> None:
+        self.table = table
+        self.held = held
+        self.group = group
+
+    # region embedding
+    def rows(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
+        """The embeddings of tokens, of any rank's part of the vocabulary: [tokens, hidden_size]."""
+        places = tokens - self.held.start
+        elsewhere = (places < 0) | (places >= len(self.held))
+        places = places.masked_fill(elsewhere, 0)
+        x = embedding(places, self.table) if isinstance(self.table, Tensor) else self.table.rows(places, dtype)
+        return self.group.all_reduce(x.masked_fill(elsewhere[:, None], 0))
+
+    # endregion
+
+
+def gathered(lm_head: Linear, held: Sequence[range], group: Group) -> Linear:
+    """An lm_head of which each rank has some rows, `held[rank]`. On rank 0 the result has the logits of all tokens, on
+    the others those of their own."""
+    most = max(map(len, held))
+
+    def collected(product: Product) -> Product:
+        def logits(rows: Tensor, out: Tensor | None = None) -> Tensor:
+            own = product(rows)
+            parts = group.gather(pad(own, (0, most - own.shape[1])))  # of one size: a gather needs that
+            if not parts:
+                return own
+            return torch.cat([part[:, : len(tokens)] for part, tokens in zip(parts, held, strict=True)], 1, out=out)
+
+        return logits
+
+    return lm_head.wrapped(collected)

@@ -1,0 +1,1 @@
+"""What the core of this phase does without: hashes of cached blocks, for others to read."""

@@ -1,0 +1,48 @@
+"""Loading of draft models: one that fits its model is connected to a runner, and the time of its steps is measured."""
+
+import time
+from pathlib import Path
+
+from phase0_request.batch import Batch, Slice
+from phase0_request.checks import ConfigError
+from phase0_request.request import Request
+from phase2_prefill_decode.loading.model import Model
+from phase2_prefill_decode.step.runner import ModelRunner
+from phase5_continuous.extras.speculation.draft_model import DraftModel
+
+
+def load_draft_model(directory: str | Path, model: Model, kv_cache_dtype: str | None = None) -> Model:
+    """Load a draft model for a model, in its dtype and on its device. ConfigError if their tokens differ."""
+    dtype, device = model.config.dtype, model.decoder.device
+    draft = Model.load(directory, device=device, dtype=dtype, kv_cache_dtype=kv_cache_dtype)
+    sizes = draft.config.vocab_size, model.config.vocab_size
+    if sizes[0] != sizes[1]:
+        raise ConfigError(
+            f"the draft model must have the vocabulary of the model, {sizes[1]} tokens; {directory} has {sizes[0]}"
+        )
+    if draft.tokenizer is not None and model.tokenizer is not None:
+        differ = draft.tokenizer.vocabulary.items() ^ model.tokenizer.vocabulary.items()
+        if differ:
+            token, text = min((token, text) for text, token in differ)
+            own = "the draft model must have the tokenizer of the model"
+            raise ConfigError(f"{own}; token {token} of {directory} is another: {text!r}")
+    return draft
+
+
+def connect(drafter: DraftModel, runner: ModelRunner, other: ModelRunner) -> None:
+    """Let a draft model run on its runner, once it is known what its steps cost beside those of the other model's."""
+    cost, context = step_seconds(runner) / step_seconds(other), runner.decoder.config.max_position_embeddings
+    drafter.connect(runner, runner.cache, cost, context)
+
+
+def step_seconds(runner: ModelRunner) -> float:
+    """The time of a decode of one request: the fastest of a few."""
+    request, cache, seconds = Request("timed", (0, 0)), runner.cache, list[float]()
+    cache.attach(request)
+    cache.grow(request, request.total)
+    for part in (Slice(request, 0, 2), *[Slice(request, 1, 1)] * 10):
+        began = time.perf_counter()
+        runner.run(runner.pack(Batch((part,))))
+        seconds.append(time.perf_counter() - began)
+    cache.release(request)
+    return min(seconds)

@@ -1,0 +1,1 @@
+"""KV events: what the cache holds, published for routers."""

@@ -1,0 +1,273 @@
+"""ToolReader: splits an answer into reasoning, content and tool calls while it is generated.
+
+It is a generator that waits, by `yield from`, for text that has not arrived: a pattern that ends in the middle of what
+it could match is tried again with more. It never looks at where one piece of text ends and the next begins, so the
+pieces do not change what it finds.
+"""
+
+import secrets
+from collections.abc import Collection, Generator
+from enum import Enum, auto
+from typing import Any, TypeAlias, TypeVar
+
+import regex
+
+from phase6_integration.extras.tools.tool_formats import ToolFormat
+
+BEGIN, END = "<think>", "</think>"  # of reasoning, as Qwen3 and DeepSeek-R1 write it
+STRING = r'"([^"\\]{0,64})"'  # a key, a name, an id or a type in a call
+_SPACE = regex.compile(r"\s*+")
+_OUTSIDE, _INSIDE = regex.compile(r'[^"{}\[\]]*+'), regex.compile(r'(?:[^"\\]++|\\.)*+', regex.DOTALL)  # of strings
+T = TypeVar("T")
+Wait: TypeAlias = Generator[None, None, T]
+
+
+class Section(Enum):
+    """What a piece of an answer is."""
+
+    REASONING = auto()
+    CONTENT = auto()
+    ARGUMENTS = auto()  # of the last call
+
+
+class MalformedError(ValueError):
+    """The text is no call."""
+
+
+class ToolReader:
+    """Reads one answer. What looks like a call and is none, or of a function that is not one of `names`, is content. A
+    call begins once its name and the beginning of its arguments are read; from then on the arguments are streamed."""
+
+    def __init__(
+        self,
+        format: ToolFormat | None = None,
+        names: Collection[str] = (),
+        *,
+        reasons: bool = False,
+        begun: bool = False,
+        parallel: bool = True,
+        must_call: bool = False,
+        include_reasoning: bool = True,
+    ) -> None:
+        """`reasons`: the answer may begin with reasoning, and has done so in the prompt if that has `begun` it.
+        `parallel`: false drops all calls but the first. `must_call`: there is no content; the beginning of a call that
+        was cut off is dropped."""
+        self._format, self._names = format, names
+        self._reasons, self._begun, self._include_reasoning = reasons, begun, include_reasoning
+        self._parallel, self._must_call = parallel, must_call
+        self._text = ""
+        self._start = 0  # of the text that has been added to no part
+        self._at = 0  # the next character to read
+        self._last = False  # whether no more text comes
+        self._streams: Section | None = None  # what the text from `start` is part of, whatever follows it
+        self._content = self._new_reasoning = ""
+        self._new_calls: list[dict[str, Any]] = []
+        self.calls = 0  # so far
+        self._running = self._answer()
+
+    def push(self, text: str, last: bool) -> str:
+        """Add text; `last` with the end of it. Returns the new content; what else is new stays here until `take`."""
+        self._text, self._last = self._text[self._start :] + text, last
+        self._at, self._start = self._at - self._start, 0
+        next(self._running, None)
+        if self._streams is not None:
+            self._emit(self._streams)
+        content, self._content = self._content, ""
+        return "" if self._must_call else content
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is something to take."""
+        return bool(self._new_reasoning or self._new_calls)
+
+    def take(self) -> dict[str, Any]:
+        """The fields of a delta beside the content. A call has its id and name where it begins."""
+        fields = {"reasoning_content": self._new_reasoning, "tool_calls": self._new_calls}
+        self._new_reasoning, self._new_calls = "", []
+        return {name: value for name, value in fields.items() if value}
+
+    # What is found.
+
+    def _emit(self, part: Section, end: int | None = None) -> None:
+        """The text from `start` is this part."""
+        end = self._at if end is None else max(end, self._start)
+        text, self._start = self._text[self._start : end], end
+        self._add(part, text)
+
+    def _add(self, part: Section, text: str) -> None:
+        match part:
+            case Section.CONTENT:
+                self._content += text
+            case Section.REASONING if self._include_reasoning:
+                self._new_reasoning += text
+            case Section.ARGUMENTS if text and (self._parallel or self.calls == 1):
+                if not self._new_calls:
+                    self._new_calls.append({"index": self.calls - 1, "function": {"arguments": ""}})
+                self._new_calls[-1]["function"]["arguments"] += text
+
+    def _skip(self) -> None:
+        """The text from `start` is no part of the answer."""
+        self._start = self._at
+
+    def _begin_call(self, name: str) -> None:
+        self.calls += 1
+        if self._parallel or self.calls == 1:
+            token, length = secrets.token_hex(12), self._format.id_length if self._format else None
+            id, function = token[:length] if length else f"call_{token}", {"name": name, "arguments": ""}
+            self._new_calls.append({"index": self.calls - 1, "id": id, "type": "function", "function": function})
+
+    # An answer.
+
+    def _answer(self) -> Wait[None]:
+        if self._reasons:
+            yield from self._reasoning()
+        if self._format is None:
+            self._streams = Section.CONTENT
+            while not self._last:
+                self._at = len(self._text)
+                yield
+            self._at = len(self._text)
+            return
+        if self._format.bare:
+            yield from self._try(self._calls(self._format))
+        while (yield from self._until(self._format.markers[0], Section.CONTENT)):
+            yield from self._try(self._calls(self._format))
+
+    def _reasoning(self) -> Wait[None]:
+        """It comes first, or not at all."""
+        if self._begun or (yield from self._next(BEGIN)):
+            yield from self._skip_space()
+            yield from self._until(END, Section.REASONING)
+            yield from self._skip_space()
+
+    def _try(self, calls: Wait[None]) -> Wait[None]:
+        """Read calls; from where they are malformed on, the text is content."""
+        try:
+            yield from calls
+            yield from self._skip_space()
+        except MalformedError:
+            self._emit(self._streams or Section.CONTENT)
+        self._streams = None
+
+    def _calls(self, format: ToolFormat) -> Wait[None]:
+        """What may follow the marker."""
+        if format.named and not (yield from self._next(r"(?=[\[{])")):
+            return (yield from self._named_call())
+        yield from self._next(format.opening)
+        yield from self._call()
+        while (yield from self._next(format.separator)):
+            yield from self._call()
+        yield from self._next(format.closing)
+        return None
+
+    def _named_call(self) -> Wait[None]:
+        """`f[ARGS]{...}`, with an id before the arguments, or without the marker."""
+        name = yield from self._name(r"([\w.-]{1,64})(?=[^\w.-])")
+        yield from self._next(r"\[CALL_ID\]\w{0,64}(?=\W)")
+        yield from self._next(r"\[ARGS\]")
+        yield from self._arguments(name)
+
+    def _call(self) -> Wait[None]:
+        """`{"name": "f", "arguments": {...}}`, in any order."""
+        name, arguments, begun = "", "", False
+        yield from self._need(r"\{")
+        while True:
+            key = (yield from self._need(STRING + r"\s{0,64}:"))[1]
+            if key == "name" and not name:
+                name = yield from self._name(STRING)
+            elif key in ("arguments", "parameters") and not arguments and not begun:
+                if name:
+                    yield from self._arguments(name)
+                    begun = True
+                else:
+                    arguments = yield from self._object()
+            elif key in ("type", "id"):
+                yield from self._need(STRING)
+            else:
+                raise MalformedError
+            if not (yield from self._next(",")):
+                break
+        if not name or not ((yield from self._next(r"\}")) or begun):
+            raise MalformedError
+        if not begun:
+            self._begin_call(name)
+            self._add(Section.ARGUMENTS, arguments or "{}")
+        self._skip()
+
+    def _arguments(self, name: str) -> Wait[None]:
+        """An object that is streamed."""
+        yield from self._need(r"(?=\{)")
+        self._skip()
+        self._begin_call(name)
+        self._streams = Section.ARGUMENTS
+        yield from self._object()
+        self._emit(Section.ARGUMENTS)
+        self._streams = None
+
+    def _object(self) -> Wait[str]:
+        """Read an object to its closing brace. Returns it, unless it is streamed."""
+        yield from self._need(r"(?=\{)")
+        begin, depth, quoted = self._at - self._start, 0, False
+        while True:
+            plain = (_INSIDE if quoted else _OUTSIDE).match(self._text, self._at)
+            self._at = plain.end() if plain else self._at
+            character = self._text[self._at : self._at + 1]
+            if character in ("", "\\"):  # of an escape the second half is missing
+                if self._last:
+                    self._at = len(self._text)
+                    raise MalformedError
+                yield
+                continue
+            self._at += 1
+            if character == '"':
+                quoted = not quoted
+            else:
+                depth += 1 if character in "{[" else -1
+                if not depth:
+                    return self._text[self._start + begin : self._at]
+
+    # Words.
+
+    def _next(self, pattern: str) -> "Wait[regex.Match[str] | None]":
+        """Read white space, and what this pattern matches if it is next. Waits for the text that decides it."""
+        while True:
+            self._at = _SPACE.match(self._text, self._at).end()
+            match = regex.compile(pattern).match(self._text, self._at, partial=True)
+            if match is None or not match.partial or self._last:
+                break
+            yield
+        if match is None or match.partial:
+            return None
+        self._at = match.end()
+        return match
+
+    def _need(self, pattern: str) -> "Wait[regex.Match[str]]":
+        match = yield from self._next(pattern)
+        if match is None:
+            raise MalformedError
+        return match
+
+    def _name(self, pattern: str) -> Wait[str]:
+        """The name of a function."""
+        name: str = (yield from self._need(pattern))[1]
+        if name not in self._names:
+            raise MalformedError
+        return name
+
+    def _skip_space(self) -> Wait[None]:
+        yield from self._next(r"(?=\S)")
+        self._skip()
+
+    def _until(self, marker: str, part: Section) -> Wait[bool]:
+        """The text up to a marker is this part, but for white space before the marker. False if there is none: then all
+        the text is."""
+        pattern = regex.compile(regex.escape(marker))
+        while not (found := pattern.search(self._text, self._at, partial=True)) or found.partial:
+            self._at = found.start() if found and not self._last else len(self._text)
+            self._emit(part, None if self._last else len(self._text[: self._at].rstrip()))
+            if self._last:
+                return False
+            yield
+        self._emit(part, len(self._text[: found.start()].rstrip()))
+        self._at = found.end()
+        return True

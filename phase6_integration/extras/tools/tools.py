@@ -1,0 +1,172 @@
+"""ToolPlan: what the tools of a request and the model's reasoning mean for the grammar and the reading of answers."""
+
+import json
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from fastapi import FastAPI
+
+from phase0_request.tokenizer import Tokenizer
+from phase6_integration.api.errors import unservable
+from phase6_integration.api.schemas import AllowedTools, ChatRequest, ChosenTool, Function
+from phase6_integration.api.state import AnswerPlan, Grammar, ServerState
+from phase6_integration.extras.tools.call_grammar import Thinking, answer_grammar, call_rules
+from phase6_integration.extras.tools.tool_formats import ToolFormat, tool_format, uses_tools
+from phase6_integration.extras.tools.tool_reader import BEGIN, END, ToolReader
+
+TAIL = 16  # tokens of a prompt that a template ends with a tag of reasoning in
+# Keywords of a schema in which an object may be closed: none of them lets another part of it need a property.
+PLAIN = {"type", "properties", "required", "title", "description", "strict", "$defs", "definitions", "$schema", "$id"}
+NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+class ToolPlan:
+    """How the answers to one chat are constrained, and read, if there are tools or reasoning."""
+
+    def __init__(self, server: ServerState, body: ChatRequest) -> None:
+        """RequestError if the tools cannot be used as requested."""
+        settings, template, choice = server.settings, server.tokenizers.template, body.tool_choice
+        mode = choice.allowed_tools.mode if isinstance(choice, AllowedTools) else choice
+        self._tokenizer, self._grammars = server.tokenizers.tokenizer, server.grammars
+        self._body = body
+        self._content_field = server.grammars.field(body)  # that constrains the content
+        self._lenient = {tool.function.name for tool in body.tools or () if tool.function.strict is False}
+        self._functions = _callable(body)  # that may be called: the schema of the arguments of each
+        self._must_call = bool(self._functions) and mode not in (None, "auto")
+        if self._must_call and self._content_field and not self._content_field.startswith("response_format"):
+            message = f"{self._content_field} is for the content, and an answer with required calls has none"
+            raise unservable(self._content_field, message)
+        self._format = _format(server, template, auto=not self._must_call) if self._functions else None
+        self._is_named = isinstance(choice, ChosenTool)  # the function is chosen by the request
+        self._several = body.parallel_tool_calls is not False and not self._is_named  # calls in one answer
+        self._reasons = END in template if settings.reasoning_parser is None else settings.reasoning_parser != "none"
+        self._include_reasoning = body.include_reasoning is not False
+
+    def grammar(self, prompt: Sequence[int], content: Grammar | None = None) -> Grammar | None:
+        """The grammar of an answer, or None if any text will do. Required calls have one. Otherwise it is that of
+        `content`, with calls as an alternative. The reasoning before them is free."""
+        content = None if self._must_call else content
+        calls, thinking, notes = None, self._thinking(prompt), [*(content.notes if content else ())]
+        if self._format is not None and (self._must_call or content is not None):
+            try:
+                self._grammars.check(json.dumps(self._functions), "tools")  # before they are rewritten
+                arguments = {name: self._arguments(name, schema) for name, schema in self._functions.items()}
+            except ValueError as error:
+                raise unservable("tools", f"tools: {error}") from None
+            texts = {name: grammar.text for name, grammar in arguments.items()}
+            calls = call_rules(self._format, texts, self._several, self._tokenizer.marker)
+            notes += [note for grammar in arguments.values() for note in grammar.notes]
+        if calls is None and (content is None or thinking is Thinking.OVER):
+            return content
+        try:
+            grammar = answer_grammar(thinking, calls, content and content.text, self._tokenizer.marker)
+        except ValueError as error:
+            raise unservable(self._content_field, f"{self._content_field}: {error}") from None
+        return Grammar(self._grammars.check(grammar, "tools"), tuple(sorted({*notes})))
+
+    def _arguments(self, name: str, schema: dict[str, Any]) -> Grammar:
+        return self._grammars.of_schema(schema, self._body, name in self._lenient)
+
+    @property
+    def grammar_fields(self) -> tuple[str, ...] | None:
+        if self._must_call:
+            return ("tools",)
+        return None if self._format is None or self._content_field is None else (self._content_field, "tools")
+
+    @property
+    def finish_reason(self) -> str:
+        """Of an answer with calls. As in OpenAI's API, a call that the request has chosen is no news."""
+        return "stop" if self._is_named else "tool_calls"
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """Fields of SamplingParams: special tokens that the answers are read by stay in their text."""
+        tokens = [token for marker in self.markers if (token := self._tokenizer.marker(marker)) is not None]
+        return {} if all(map(self._tokenizer.token_bytes, tokens)) else {"skip_special_tokens": False}
+
+    def reader(self, prompt: Sequence[int]) -> ToolReader:
+        """A reader of one answer to this prompt."""
+        return ToolReader(
+            self._format,
+            tuple(self._functions),
+            reasons=self._reasons,
+            begun=self._thinking(prompt) is Thinking.BEGUN,
+            parallel=self._several,
+            must_call=self._must_call,
+            include_reasoning=self._include_reasoning,
+        )
+
+    def _thinking(self, prompt: Sequence[int]) -> Thinking:
+        return thinking_after(prompt, self._tokenizer) if self._reasons else Thinking.OVER
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """What the answers are read by; without any, an answer is plain content."""
+        return (*((BEGIN, END) if self._reasons else ()), *(self._format.markers if self._format else ()))
+
+
+def thinking_after(prompt: Sequence[int], tokenizer: Tokenizer) -> Thinking:
+    """What the template has written at the end of a prompt: some begin the reasoning, or end it if it is not wanted."""
+    tail = b"".join(tokenizer.token_bytes(token, skip_special_tokens=False) for token in prompt[-TAIL:]).rstrip()
+    if tail.endswith(BEGIN.encode()):
+        return Thinking.BEGUN
+    return Thinking.OVER if tail.endswith(END.encode()) else Thinking.MAYBE
+
+
+def _callable(body: ChatRequest) -> dict[str, dict[str, Any]]:
+    """The functions that an answer may call, each with the schema of its arguments."""
+    functions, choice = {tool.function.name: _schema(tool.function) for tool in body.tools or ()}, body.tool_choice
+    if choice not in (None, "none") and body.tools is None:
+        raise unservable("tool_choice", "tool_choice says how tools are called, and there are none: tools is missing")
+    if isinstance(choice, ChosenTool):
+        name = choice.function.name
+        if name not in functions:
+            raise unservable("tool_choice", f"tool_choice names {name}, which is not one of the tools")
+        return {name: functions[name]}
+    if isinstance(choice, AllowedTools):
+        names = {tool.function.name for tool in choice.allowed_tools.tools}
+        if names - functions.keys():
+            raise unservable("tool_choice", "tool_choice allows a function that is not one of the tools")
+        return {name: schema for name, schema in functions.items() if name in names}
+    return {} if choice == "none" else functions
+
+
+def _format(server: ServerState, template: str, auto: bool) -> ToolFormat:
+    if not uses_tools(template):
+        message = "the chat template of this model does not use tools; only tool_choice none is possible"
+        raise unservable("tools", message)
+    if auto and not server.settings.enable_auto_tool_choice:
+        raise unservable("tool_choice", "this server was started with --no-enable-auto-tool-choice")
+    format = tool_format(template, server.settings.tool_call_parser)
+    if format is None:
+        message = "how this model writes the calls of tools is not known; start the server with --tool-call-parser"
+        raise unservable("tools", message)
+    return format
+
+
+def _schema(function: Function) -> dict[str, Any]:
+    """The schema of the arguments. They have the parameters that are listed and no others, unless the schema speaks of
+    others: a model may add some until its tokens are used up."""
+    schema = function.parameters or NO_PARAMETERS
+    if schema.get("type", "object") != "object":
+        raise unservable("tools", f"tools: the parameters of {function.name} must be a schema of type object")
+    listed, required = schema.get("properties"), schema.get("required", [])
+    closes = isinstance(listed, dict) and isinstance(required, list) and {*map(str, required)} <= listed.keys()
+    more = {"additionalProperties": False} if closes and schema.keys() <= PLAIN else {}
+    return {**schema, **more, "type": "object"}
+
+
+def answer_plan(server: ServerState, body: ChatRequest, prompt: Sequence[int], content: Grammar | None) -> AnswerPlan:
+    tools = ToolPlan(server, body)
+    return AnswerPlan(
+        grammar=tools.grammar(prompt, content),
+        grammar_fields=tools.grammar_fields,
+        sampling=tools.sampling,
+        finish_reason=tools.finish_reason,
+        reader=partial(tools.reader, prompt) if tools.markers else None,
+    )
+
+
+def attach(app: FastAPI) -> None:
+    app.state.server.plan = answer_plan
