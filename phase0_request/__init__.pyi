@@ -7,6 +7,7 @@ from phase0_request.core import EngineCore as EngineCore
 from phase0_request.core import Step as Step
 from phase0_request.detokenizer import Detokenizer as Detokenizer
 from phase0_request.params import SamplingParams as SamplingParams
+from phase0_request.params import TokenLogprobs as TokenLogprobs
 from phase0_request.queue import QueueFullError as QueueFullError
 from phase0_request.queue import RequestQueue as RequestQueue
 from phase0_request.request import FinishReason as FinishReason
@@ -14,5 +15,4 @@ from phase0_request.request import InvalidTransitionError as InvalidTransitionEr
 from phase0_request.request import Request as Request
 from phase0_request.request import RequestState as RequestState
 from phase0_request.request import RequestTimes as RequestTimes
-from phase0_request.request import TokenLogprobs as TokenLogprobs
 from phase0_request.tokenizer import Tokenizer as Tokenizer

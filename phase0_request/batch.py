@@ -1,14 +1,17 @@
 """Slice, Batch and Event: what one step computes, and what it yields. Prefill, decode and chunk are all slices."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, MutableSequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from phase0_request.request import FinishReason, Request, TokenLogprobs
+from phase0_request.request import FinishReason, Request
 
 
 class Slice(NamedTuple):
     """Compute tokens `start` to `start + length` of a request.
+
+    The slice may reach into `beyond`: tokens that follow the request's last one, and are not its own. The step then
+    computes logits for each of them, and none of them counts as computed unless an Outcome says so.
 
     `completes` compares the slice with the request's state. It holds from planning a step until its commit.
     """
@@ -16,6 +19,7 @@ class Slice(NamedTuple):
     request: Request
     start: int
     length: int
+    beyond: tuple[int, ...] = ()
 
     @property
     def stop(self) -> int:
@@ -46,58 +50,53 @@ class Batch:
 
     @property
     def tokens_by_kind(self) -> tuple[int, int]:
-        """The number of prefill tokens and of decode tokens. A slice is a decode if it is the newest output token,
-        alone or with a draft to verify. All others are prefills, also of output tokens after a preemption."""
+        """The number of prefill tokens and of decode tokens. A slice is a decode if it starts with the newest output
+        token. All others are prefills, also of output tokens after a preemption."""
         total = decode = 0
-        for request, start, length in self.slices:
+        for request, start, length, _ in self.slices:
             total += length
             if start >= len(request.prompt_tokens) and start + 1 >= request.total:
                 decode += length
         return total - decode, decode
 
 
-class Verified(NamedTuple):
-    """A token that a step drew after an accepted draft: each draft before it is the token that was drawn there."""
-
-    token: int
-    logprobs: TokenLogprobs | None = None
-
-
-class Forced(NamedTuple):
-    """What follows a token whatever the model says, because a grammar leaves no choice."""
-
-    tokens: Sequence[int] = ()
-    ends: bool = False  # the output is complete with them
-
-
-NO_TOKEN_LEFT = "no token can be drawn: all logits are -inf, so the model, logit_bias, min_tokens and masks leave none"
-"""The error of a request that can get no token: its fields or its model exclude every one."""
-
-GRAMMAR_REFUSED = "its grammar is refused"
-"""The beginning of the error for a grammar that cannot be used; what is wrong with it follows after a colon."""
-
-GRAMMAR_FAILED = "its grammar cannot be followed any further"
-"""The beginning of the error for a grammar that is too complex for what the output has become."""
+NO_TOKEN_LEFT = "no token can be drawn: all logits are -inf, so the model and the request's parameters leave none"
+"""The error of a request that can get no token: its parameters or its model exclude every one."""
 
 
 class WaitHandle(Protocol):
-    """Tells when a request that could draw no token can."""
+    """Reports when a blocked request can take part in steps again."""
 
     def done(self) -> bool: ...
 
 
+class Commit(Protocol):
+    """What an Outcome may do with its request: the parts of a scheduler's commit."""
+
+    def advance(self, request: Request, start: int, length: int) -> None: ...
+
+    def append(
+        self, request: Request, token: int, now: float, more: object = None, *, predicted: bool = True
+    ) -> None: ...
+
+    def postpone(self, part: Slice, until: WaitHandle) -> None: ...
+
+    def end(self, request: Request, reason: FinishReason, now: float, error: str | None = None) -> None: ...
+
+
+class Outcome(Protocol):
+    """The result of a slice that is more than one token. It applies itself."""
+
+    def apply(self, commit: Commit, part: Slice, now: float) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """The results of one step. The mappings are keyed by the index of the slice and are empty in most steps."""
+    """The results of one step. `failed` and `more` are keyed by the index of the slice, and empty in most steps."""
 
-    tokens: Sequence[int | None]  # of each slice: the next token if it completes its request, else None
-    failed: Mapping[int, str] = field(default_factory=dict)  # error messages of requests that cannot go on
-    logprobs: Mapping[int, TokenLogprobs] = field(default_factory=dict)  # for requests that asked for them
-    prompt_logprobs: Mapping[int, Sequence[TokenLogprobs]] = field(default_factory=dict)  # of tokens start + 1 onwards
-    forced: Mapping[int, Forced] = field(default_factory=dict)  # after the token. An engine may draw these one by one
-    late: Mapping[int, WaitHandle] = field(default_factory=dict)  # no token yet: the last token is computed again
-    verified: Mapping[int, Sequence[Verified]] = field(default_factory=dict)  # after the token, before forced ones
-    embeddings: Mapping[int, bytes] = field(default_factory=dict)  # for requests that asked for them
+    tokens: MutableSequence[int | None]  # of each slice: the next token if it completes its request, else None
+    failed: dict[int, str] = field(default_factory=dict)  # error messages of requests that cannot go on
+    more: dict[int, Outcome] = field(default_factory=dict)  # of slices that yield more than a token
 
 
 class Event(NamedTuple):
@@ -109,7 +108,7 @@ class Event(NamedTuple):
     request: Request
     token: int | None
     finish_reason: FinishReason | None = None
-    logprobs: TokenLogprobs | None = None
+    more: object = None  # what an Outcome adds to its token
 
 
 def reason_to_finish(request: Request, eos_ids: Collection[int]) -> FinishReason | None:

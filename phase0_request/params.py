@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 from phase0_request.checks import check_bool, check_int, check_number, invalid
 
@@ -16,6 +16,8 @@ MAX_STOP_TOKENS = 128
 MAX_BIASES = 1024
 MAX_LOGPROBS = 20
 MAX_GRAMMAR = 1 << 20  # characters
+GRAMMAR_REFUSED = "its grammar is refused"  # an error begins with this; what is wrong follows after a colon
+GRAMMAR_FAILED = "its grammar cannot be followed any further"  # it is too complex for what the output has become
 MAX_BAD_WORDS = 128
 MAX_BAD_WORD = 256  # tokens
 REPETITION_PENALTY = 0.01, 10.0  # logits are divided by it: those divided by 1e-45 are infinite
@@ -53,6 +55,13 @@ class TokenSet:
     def highest(self) -> int:
         """The highest id; -1 if the set is empty."""
         return int.from_bytes(self.bits, "little").bit_length() - 1
+
+
+class TokenLogprobs(NamedTuple):
+    """The log probability of one token, and the most likely tokens at its position. Natural logarithms."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]  # (token, logprob), most likely first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +141,11 @@ class SamplingParams:
             raise invalid("min_tokens", f"an integer from 0 to max_tokens ({self.max_tokens})", self.min_tokens)
         if self.seed is not None:
             check_int("seed", self.seed, -(1 << 63), (1 << 63) - 1)
+
+    @property
+    def computes_prompt(self) -> bool:
+        """Whether every token of the prompt must be computed: only that yields its log-probabilities."""
+        return self.prompt_logprobs is not None
 
     @property
     def allowed(self) -> TokenSet | None:

@@ -34,7 +34,7 @@ class SequenceState:
     num_scheduled: int = field(init=False)
     in_flight: int = field(init=False)  # slices scheduled and not committed
     capacity: int = field(init=False)  # tokens for which it has pages; 0 while it takes part in no step
-    late: WaitHandle | None = field(init=False)  # it could draw no token, and takes part in no step until this is done
+    blocked_by: WaitHandle | None = field(init=False)  # it takes part in no step until this is done
     waiting_on: "tuple[SequenceState, int] | None" = None  # which computes a prefix for both, and the prefix's length
 
     def __post_init__(self) -> None:
@@ -44,9 +44,8 @@ class SequenceState:
     def reset(self, capacity: int = 0) -> None:
         """Count again from what the request has computed: nothing is in flight."""
         request = self.request
-        request.draft.clear()
         self.num_scheduled, self.num_tokens, self.in_flight = request.computed, request.total, 0
-        self.late = None
+        self.blocked_by = None
         self.capacity = capacity
 
     def schedule(self, length: int) -> None:
@@ -56,12 +55,17 @@ class SequenceState:
         if self.num_scheduled == self.num_tokens < self.longest:
             self.num_tokens += 1
 
+    def catch_up(self) -> None:
+        """Count what an Outcome has added to the request."""
+        self.num_scheduled = max(self.num_scheduled, self.request.computed)
+        self.num_tokens = max(self.num_tokens, self.request.total)
+
 
 class QueueFullError(RuntimeError):
     """The queue is at its limit. Nothing was changed; the client may try again later."""
 
     def __init__(self, limit: int) -> None:
-        super().__init__(f"the queue is full: {limit} requests wait already; try again later")
+        super().__init__(f"the queue is full: {limit} requests are already waiting; try again later")
 
 
 class RequestQueue:

@@ -1,9 +1,9 @@
 """Request: a list of tokens and a count of how many have been computed. Serving a request means catching up."""
 
-from collections.abc import MutableSequence, Sequence
+from collections.abc import MutableSequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple
+from typing import Any
 
 from phase0_request.checks import check_int, check_number, invalid
 from phase0_request.params import SamplingParams
@@ -29,13 +29,6 @@ class FinishReason(Enum):
     ABORT = "abort"  # the client disconnected or cancelled
     ERROR = "error"  # the request could not be served; `Request.error` says why
     TIMEOUT = "timeout"  # a deadline passed
-
-
-class TokenLogprobs(NamedTuple):
-    """The log probability of one token, and the most likely tokens at its position. Natural logarithms."""
-
-    logprob: float
-    top: tuple[tuple[int, float], ...]  # (token, logprob), most likely first
 
 
 class InvalidTransitionError(RuntimeError):
@@ -92,8 +85,8 @@ class Request:
     `append` adds it, and there is work again, until `finish`.
 
             admit            preempt
-    WAITING -----> RUNNING <---------> PREEMPTED       finish(reason) leads from each of them to FINISHED;
-                              admit                    ABORT and TIMEOUT in any state.
+    WAITING -----> RUNNING <---------> PREEMPTED       `finish` leads from each of them to FINISHED,
+                              admit                    by STOP and LENGTH only once it has run.
     """
 
     id: str
@@ -104,11 +97,8 @@ class Request:
     cache_salt: str = ""  # cached prefixes are shared only between requests of the same salt
     tenant: str = ""  # the client that sent it: tenants get equal shares of the engine
     output_tokens: list[int] = field(default_factory=list, init=False)
-    draft: list[int] = field(default_factory=list, init=False)  # tokens after `total` that a step in flight verifies
-    accepted_drafts: int = field(default=0, init=False)  # tokens of drafts so far
-    rejected_drafts: int = field(default=0, init=False)
-    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list, init=False)  # of prompt tokens 1, 2, ...
-    embedding: bytes | None = field(default=None, init=False)  # float32, if `params.embed` asks for it
+    reusable: int | None = field(default=None, init=False)  # at most so many tokens come from the cache; None: all
+    more: Any = field(default=None, init=False)  # what extras keep with the request
     computed: int = field(default=0, init=False)
     state: RequestState = field(default=RequestState.WAITING, init=False)
     finish_reason: FinishReason | None = field(default=None, init=False)
@@ -128,6 +118,7 @@ class Request:
             raise invalid(
                 f"request {self.id}: cache_salt", f"a string of at most {MAX_SALT} characters", self.cache_salt
             )
+        self.reusable = 0 if self.params.computes_prompt and len(self.prompt_tokens) > 1 else None
         self.times = RequestTimes(self.arrival)
 
     def check_fits(self, vocab_size: int, context: int, has_tokenizer: bool) -> None:
@@ -144,7 +135,7 @@ class Request:
 
     @property
     def total(self) -> int:
-        """The number of known tokens: prompt and output, without drafts."""
+        """The number of known tokens: prompt and output."""
         return len(self.prompt_tokens) + len(self.output_tokens)
 
     @property
@@ -153,20 +144,15 @@ class Request:
 
     @property
     def cacheable_tokens(self) -> int:
-        """How many of the first tokens may be taken from the prefix cache: all, unless the request asks for logprobs of
-        its prompt. Those come out of computing a token, so only tokens with known logprobs may be skipped."""
-        known = len(self.prompt_logprobs)
-        missing = self.params.prompt_logprobs is not None and known < len(self.prompt_tokens) - 1
-        return known if missing else self.total
+        """How many of the first tokens may be taken from the prefix cache."""
+        return self.total if self.reusable is None else self.reusable
 
     def tokens(self, start: int, stop: int) -> list[int]:
-        """The tokens from position `start` up to `stop`, over prompt, output and draft as one sequence."""
-        total = self.total
-        if not 0 <= start <= stop <= total + len(self.draft):
-            raise IndexError(f"request {self.id} has tokens 0 to {total + len(self.draft)}, not {start} to {stop}")
+        """The tokens from position `start` up to `stop`, over prompt and output as one sequence."""
+        if not 0 <= start <= stop <= self.total:
+            raise IndexError(f"request {self.id} has tokens 0 to {self.total}, not {start} to {stop}")
         split = len(self.prompt_tokens)
-        known = [*self.prompt_tokens[start:stop], *self.output_tokens[max(start - split, 0) : max(stop - split, 0)]]
-        return known if stop <= total else [*known, *self.draft[max(start - total, 0) : stop - total]]
+        return [*self.prompt_tokens[start:stop], *self.output_tokens[max(start - split, 0) : max(stop - split, 0)]]
 
     # region exercise 0.1
     def admit(self, now: float) -> None:
@@ -187,12 +173,11 @@ class Request:
             raise InvalidTransitionError(self, f"advance from {start} to {stop}", done)
         self.computed = stop
 
-    def append(self, token: int, now: float, *, forced: bool = False) -> None:
-        """Append the output token that the model predicted: all tokens before it must be computed. One that a grammar
-        forces needs no prediction."""
+    def append(self, token: int, now: float, *, predicted: bool = True) -> None:
+        """Append an output token. If the model predicted it, all tokens before it must be computed."""
         if self.state is not RequestState.RUNNING:
             raise InvalidTransitionError(self, f"take token {token}", "it is not running")
-        if self.computed != self.total and not forced:
+        if predicted and self.computed != self.total:
             raise InvalidTransitionError(self, f"take token {token}", f"{self.computed} of {self.total} are computed")
         self.output_tokens.append(token)
         self.times.tokens.append(now)
@@ -209,7 +194,7 @@ class Request:
         PREEMPTED, for a stop string may be found in its text after it lost its pages. Other reasons are in WAITING too.
         """
         if self.state is RequestState.FINISHED:
-            raise InvalidTransitionError(self, f"finish ({reason.value})", f"it did already ({self._reason})")
+            raise InvalidTransitionError(self, f"finish ({reason.value})", f"it has already finished ({self._reason})")
         if reason in (FinishReason.STOP, FinishReason.LENGTH) and self.state is RequestState.WAITING:
             raise InvalidTransitionError(self, f"finish ({reason.value})", "it has not run")
         if (error is not None) != (reason is FinishReason.ERROR):
@@ -220,16 +205,6 @@ class Request:
         self.times.finished = now
 
     # endregion
-
-    def add_prompt_logprobs(self, start: int, logprobs: Sequence[TokenLogprobs]) -> None:
-        """Record the logprobs of the prompt tokens after position `start`. Recomputed ones, after a preemption, are
-        ignored."""
-        known = len(self.prompt_logprobs)
-        if start > known or start + len(logprobs) >= len(self.prompt_tokens):
-            given = f"prompt logprobs {start + 1} to {start + len(logprobs)}"
-            why = f"{known} are known, and its prompt has {len(self.prompt_tokens)} tokens"
-            raise InvalidTransitionError(self, f"take {given}", why)
-        self.prompt_logprobs += logprobs[known - start :]
 
     def stop_after_all(self) -> None:
         """Change the finish reason from LENGTH to STOP: the text of the last token completed a stop string."""

@@ -5,19 +5,18 @@ plan, and in the memory that these hold.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 
-from phase0_request.batch import Batch, Event, Forced, Slice, StepOutput, Verified, WaitHandle, reason_to_finish
+from phase0_request.batch import Batch, Event, Slice, StepOutput, WaitHandle, reason_to_finish
 from phase0_request.queue import SequenceState
-from phase0_request.request import FinishReason, Request, RequestState, TokenLogprobs
+from phase0_request.request import FinishReason, Request, RequestState
 
 
 class BaseScheduler(ABC):
     """Owns every live request, from `submit` to its last event.
 
     A subclass queues a request (`_enqueue`), plans (`plan`), and frees what a request holds when it has ended
-    (`_release`). The other methods that begin with an underscore are for schedulers with memory, or with steps in
-    flight.
+    (`_release`). The remaining hooks matter only to schedulers that own pages or run ahead.
     """
 
     ahead = 0  # how many steps may be in flight when another is planned
@@ -60,7 +59,7 @@ class BaseScheduler(ABC):
         sequence = self._live.get(request.id)
         if sequence is None or sequence.request is not request or request.finished:
             return False
-        self._end(request, reason, now, error)
+        self.end(request, reason, now, error)
         return True
 
     def drain(self) -> list[Event]:
@@ -68,7 +67,7 @@ class BaseScheduler(ABC):
         events, self._events = self._events, []
         return events
 
-    # A step is planned, and computed.
+    # Planning and commit.
 
     @abstractmethod
     def plan(self, now: float) -> Batch:
@@ -78,81 +77,56 @@ class BaseScheduler(ABC):
     def commit(self, batch: Batch, output: StepOutput, now: float) -> list[Event]:
         """Apply the output of a step to its requests. Returns all events since the last commit."""
         self._check(batch, output)
-        failed, prompt_logprobs, late = output.failed, output.prompt_logprobs, output.late
         for number in self._landed(batch):
-            part = batch.slices[number]
-            if number in failed:
-                self._end(part.request, FinishReason.ERROR, now, failed[number])
-                continue
-            if number in prompt_logprobs:
-                part.request.add_prompt_logprobs(part.start, prompt_logprobs[number])
-            if number in output.embeddings:
-                part.request.embedding = output.embeddings[number]
-            if number in late:
-                self._postpone(part, late[number])
+            part, token = batch.slices[number], output.tokens[number]
+            request = part.request
+            if number in output.failed:
+                self.end(request, FinishReason.ERROR, now, output.failed[number])
+            elif number in output.more:
+                sequence = self._live[request.id]
+                output.more[number].apply(self, part, now)
+                sequence.catch_up()
             else:
-                self._advance(part, number, output, now)
+                self.advance(request, part.start, part.length - len(part.beyond))
+                if token is not None and request.computed == request.total:
+                    self.append(request, token, now)
         return self.drain()
 
-    def _advance(self, part: Slice, number: int, output: StepOutput, now: float) -> None:
-        """Advance a request by a computed slice, and append its next tokens if the slice completes it. Of a draft, what
-        the step has verified counts as computed; what it rejected leaves no trace."""
-        request, start, length = part
-        length -= len(request.draft)
-        request.draft.clear()
+    def advance(self, request: Request, start: int, length: int) -> None:
+        """Count tokens as computed, and offer them to the cache."""
         request.advance(start, length)
         self._publish(request, length)
-        token = output.tokens[number]
-        if token is None or request.computed < request.total:
-            return
-        self._append(request, token, now, output.logprobs.get(number))
-        if number in output.verified and not request.finished:
-            self._append_verified(request, output.verified[number], now)
-        if number in output.forced and not request.finished:
-            self._append_forced(request, output.forced[number], now)
 
-    def _append(
-        self, request: Request, token: int, now: float, logprobs: TokenLogprobs | None = None, forced: bool = False
-    ) -> None:
+    def append(self, request: Request, token: int, now: float, more: object = None, *, predicted: bool = True) -> None:
         """Append an output token, and end the request if it is the last."""
-        request.append(token, now, forced=forced)
+        request.append(token, now, predicted=predicted)
         reason = reason_to_finish(request, self.eos_ids)
-        self._events.append(Event(request, token, reason, logprobs))
+        self._events.append(Event(request, token, reason, more))
         if reason is not None:
             self._close(request, reason, now)
 
     # endregion
 
-    def _check(self, batch: Batch, output: StepOutput) -> None:
-        """ValueError if the output is not complete. Nothing has changed then."""
-        if len(output.tokens) != len(batch):
-            raise ValueError(f"the step has {len(batch)} slices, and {len(output.tokens)} tokens came of it")
-        if None in output.tokens:
-            for number, (part, token) in enumerate(zip(batch, output.tokens, strict=True)):
-                known = number in output.failed or number in output.late or part.request.finished
-                if token is None and part.completes and not known:
-                    raise ValueError(f"the step gave no token for request {part.request.id}, which it completed")
+    def postpone(self, part: Slice, until: WaitHandle) -> None:
+        """Have the last token of a slice computed again when `until` is done: no token can be drawn after it yet."""
+        length = part.length - len(part.beyond) - 1
+        if part.start == part.request.computed and length:
+            self.advance(part.request, part.start, length)
 
-    def _append_verified(self, request: Request, verified: Sequence[Verified], now: float) -> None:
-        """Append the tokens that were drawn after accepted drafts. The drafts themselves have been computed."""
-        for token, logprobs in verified:
-            if not request.finished:
-                request.advance(request.computed, 1)
-                self._publish(request, 1)
-                self._append(request, token, now, logprobs)
-
-    def _append_forced(self, request: Request, forced: Forced, now: float) -> None:
-        """Append the tokens that a grammar forces. They are one slice: prefilled together, not decoded one by one."""
-        for token in forced.tokens:
-            if not request.finished:
-                self._append(request, token, now, forced=True)
-        if forced.ends and not request.finished:
-            self._end(request, FinishReason.STOP, now)
-
-    def _end(self, request: Request, reason: FinishReason, now: float, error: str | None = None) -> None:
+    def end(self, request: Request, reason: FinishReason, now: float, error: str | None = None) -> None:
         """End a request between two of its tokens, in whichever state it is."""
         self._events.append(Event(request, None, reason))
         self._close(request, reason, now, error)
+
+    def _check(self, batch: Batch, output: StepOutput) -> None:
+        """ValueError if the output is not complete. Nothing has changed then."""
+        if len(output.tokens) != len(batch):
+            raise ValueError(f"the step has {len(batch)} slices, but the output holds {len(output.tokens)} tokens")
+        if None in output.tokens:
+            for number, (part, token) in enumerate(zip(batch, output.tokens, strict=True)):
+                known = number in output.failed or number in output.more or part.request.finished
+                if token is None and part.completes and not known:
+                    raise ValueError(f"the step gave no token for request {part.request.id}, which it completed")
 
     def _close(self, request: Request, reason: FinishReason, now: float, error: str | None = None) -> None:
         sequence = self._live[request.id]
@@ -182,14 +156,6 @@ class BaseScheduler(ABC):
 
     def _publish(self, request: Request, length: int) -> None:  # noqa: B027 not abstract: there may be no cache
         """Offer computed tokens to the cache: a request has just computed `length` more."""
-
-    def _postpone(self, part: Slice, late: WaitHandle) -> None:
-        """Have the last token of a slice computed again, because no token could be drawn after it yet."""
-        request, start, length = part.request, part.start, part.length - len(part.request.draft) - 1
-        request.draft.clear()
-        if start == request.computed and length:
-            request.advance(start, length)
-            self._publish(request, length)
 
     def discard_in_flight(self) -> None:
         """Forget the steps in flight, because one of them raised: they are planned again. What is committed stands."""

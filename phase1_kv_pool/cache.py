@@ -104,7 +104,7 @@ class PagedCache:
 
     def slots(self, part: Slice) -> list[int]:
         """The slot of each token of a slice: page * page_size + offset."""
-        request, start, length = part
+        request, start, length, _ = part
         table, size, stop = self.table(request), self.page_size, start + length
         if stop > len(table) * size:
             room = f"{len(table) * size} tokens, not for {start} to {stop}"

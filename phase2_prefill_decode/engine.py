@@ -17,9 +17,9 @@ from phase0_request.detokenizer import Transcript
 from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason, Request
 from phase1_kv_pool.cache import PagedCache
+from phase2_prefill_decode.connect import sampler_for
 from phase2_prefill_decode.generation import Completion, Delta, Prompt, make_requests
 from phase2_prefill_decode.loading.model import Model
-from phase2_prefill_decode.sampling.sampler import Sampler
 from phase2_prefill_decode.scheduler import PagedScheduler, StaticScheduler
 from phase2_prefill_decode.step.runner import ModelRunner
 
@@ -48,7 +48,7 @@ class Engine(Generic[S]):
         decoder, cache = model.decoder, scheduler.cache
         layout = model.config.kv_layout(cache.page_size, kv_cache_dtype or str(decoder.dtype).removeprefix("torch."))
         pool = decoder.kv_pool(layout, cache.max_tokens // cache.page_size)
-        runner = ModelRunner(decoder, pool, cache, Sampler.of(model, seed), ahead=scheduler.ahead > 0)
+        runner = ModelRunner(decoder, pool, cache, sampler_for(model, seed), ahead=scheduler.ahead > 0)
         return cls(model, EngineCore(scheduler, runner, clock))
 
     def generate(self, prompts: Sequence[Prompt], params: Params = None, *, progress: bool = False) -> list[Completion]:

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from phase0_request.params import SamplingParams
-from phase0_request.request import FinishReason, Request, TokenLogprobs
+from phase0_request.request import FinishReason, Request
 from phase0_request.tokenizer import Tokenizer
 from phase2_prefill_decode.loading.model import Model
 
@@ -19,7 +19,7 @@ class Delta(NamedTuple):
     token: int | None
     text: str
     finish_reason: FinishReason | None = None
-    logprobs: TokenLogprobs | None = None
+    logprobs: Any = None  # TokenLogprobs, if requested
 
 
 @dataclass(slots=True)
@@ -29,7 +29,7 @@ class Completion:
     request: Request
     output_tokens: list[int] = field(default_factory=list)
     text: str = ""
-    logprobs: list[TokenLogprobs] = field(default_factory=list)  # one per output token, if requested
+    logprobs: list[Any] = field(default_factory=list)  # one per output token, if requested
 
     def add(self, delta: Delta) -> None:
         self.text += delta.text

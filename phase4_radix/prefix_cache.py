@@ -100,7 +100,7 @@ class PrefixCache(PagedCache):
             self.counts.hit_tokens += handle.cached
 
     def slots(self, part: Slice) -> list[int]:
-        request, start, _ = part
+        request, start, *_ = part
         handle = self._handles.get(request.id)
         if handle is not None and start < handle.published * self.page_size:
             page = self.table(request)[start // self.page_size]

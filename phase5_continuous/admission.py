@@ -108,10 +108,10 @@ class Admission:
         if self.is_open or running_set.leaving or not self._queues:
             return
         victim = running_set.victim
-        for sequence in self._candidates(long=True)[:1] if victim.late is None else self._first_of_each():
+        for sequence in self._candidates(long=True)[:1] if victim.blocked_by is None else self._first_of_each():
             tenant, other = sequence.request.tenant, victim.request.tenant
             fewer = running_set.places[tenant] + 1 < running_set.places[other]
-            if fewer and (victim.late is not None or self.share.served[tenant] < self.share.served[other]):
+            if fewer and (victim.blocked_by is not None or self.share.served[tenant] < self.share.served[other]):
                 running_set.preempted_for = None
                 running_set.remove(victim)
                 return
@@ -245,4 +245,4 @@ class PrefixesInProgress:
 
 def _will_compute(sequence: SequenceState, until: int) -> bool:
     """Whether a request runs, and has not computed its first `until` tokens yet."""
-    return bool(sequence.capacity) and sequence.late is None and sequence.request.computed < until
+    return bool(sequence.capacity) and sequence.blocked_by is None and sequence.request.computed < until

@@ -79,9 +79,9 @@ class RunningSet:
             self.preempted_for = sequence.request
             self.remove(self.victim)
 
-    def allocate_draft(self, sequence: SequenceState, tokens: int) -> int:
+    def allocate_more(self, sequence: SequenceState, tokens: int) -> int:
         """Give a request slots for up to `tokens` tokens more than it has, as far as the pool has room beside the
-        watermark. Returns how many got one. What a rejected draft leaves empty, the next tokens of the request fill."""
+        watermark. Returns how many got one. What stays empty, the next tokens of the request fill."""
         total = sequence.request.total
         if total + tokens > sequence.capacity:
             if self.cache.can_grow(sequence.request, total + tokens + self.watermark):
@@ -98,7 +98,7 @@ class RunningSet:
         """The request that is preempted next: the last in rank of the tenant that runs the most, of those that wait to
         draw a token if there are any."""
         places = self.places
-        return max(self.running, key=lambda each: (places[each.request.tenant], each.late is not None, each.key))
+        return max(self.running, key=lambda each: (places[each.request.tenant], each.blocked_by is not None, each.key))
 
     def remove(self, sequence: SequenceState) -> None:
         """Remove a request because it has ended, or else to preempt it. Its pages are freed now, or once nothing of it

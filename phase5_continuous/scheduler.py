@@ -3,8 +3,9 @@
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import chain
+from typing import Protocol
 
-from phase0_request.batch import Batch, Event, Forced, Slice, StepOutput, Verified, WaitHandle
+from phase0_request.batch import Batch, Event, Slice, StepOutput, WaitHandle
 from phase0_request.checks import check_int, check_number
 from phase0_request.queue import RequestQueue, SequenceState
 from phase0_request.request import FinishReason, Request, RequestState
@@ -14,9 +15,17 @@ from phase3_chunked_prefill.budget import StepPlan, TokenBudget
 from phase3_chunked_prefill.chunker import Chunker
 from phase5_continuous.admission import Admission
 from phase5_continuous.extras.fairness import FairQueue
-from phase5_continuous.extras.speculation.speculation import Speculation
 from phase5_continuous.policies import FirstComeFirstServed, Policy
 from phase5_continuous.running import RunningSet
+
+
+class Extender(Protocol):
+    """Makes slices of a planned step longer, by tokens beyond those of the requests."""
+
+    def extend(self, step: StepPlan, running_set: RunningSet) -> Sequence[Slice]: ...
+
+    def committed(self, batch: Batch, output: StepOutput) -> None:
+        """The output of a step is about to be committed."""
 
 
 class Scheduler(PagedScheduler):
@@ -33,8 +42,7 @@ class Scheduler(PagedScheduler):
     - `watermark` of the pool, 1 % as in vLLM and rounded down, stays free when a request is admitted, so that those
       that run can grow before one of them must be preempted.
 
-    With `speculation`, decodes are longer by drafts. The step computes these after the newest token, and draws after
-    each of them: a draft is accepted if it is the token that was drawn in its place.
+    An `extender` may make slices longer, by tokens beyond those of the requests.
 
     With `ahead=1`, as the server runs on a GPU, a step may be planned while another is in flight, so that the
     device need not wait for the host. The tokens of that other step are known only to the device. If one of them ends
@@ -52,16 +60,16 @@ class Scheduler(PagedScheduler):
         watermark: float = 0.01,
         queue_limit: int | None = None,
         ahead: int = 0,
-        speculation: Speculation | None = None,
+        extender: Extender | None = None,
     ) -> None:
         check_int("max_running", max_running, 1)
         check_int("queue_limit", 1 if queue_limit is None else queue_limit, 1)
         check_number("watermark", watermark, 0, 1, below=True)
-        check_int("ahead", ahead, 0, 0 if speculation else 1)  # a draft follows the newest token, so it must be known
+        check_int("ahead", ahead, 0, 0 if extender else 1)  # what is beyond the newest token must follow it
         super().__init__(cache, eos_ids)
         self.chunker = Chunker(budget or TokenBudget(), cache.page_size)
         self.ahead = ahead
-        self.speculation = speculation
+        self.extender = extender
         self.running_set = RunningSet(cache, watermark=int(watermark * cache.usage.total) * cache.page_size)
         self.admission = Admission(
             policy or FirstComeFirstServed(),
@@ -85,8 +93,8 @@ class Scheduler(PagedScheduler):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a running request can take part in no step yet, because it could draw no token."""
-        return any(sequence.late is not None for sequence in self.running_set.running)
+        """Whether a running request is blocked, and can take part in no step yet."""
+        return any(sequence.blocked_by is not None for sequence in self.running_set.running)
 
     def _enqueue(self, request: Request, number: int) -> SequenceState:
         total = request.total
@@ -110,8 +118,8 @@ class Scheduler(PagedScheduler):
         if len(self._in_flight) > self.ahead:
             raise RuntimeError(f"{len(self._in_flight)} steps are in flight; commit the oldest before planning another")
         for sequence in self.running_set.running:
-            if sequence.late is not None and not sequence.in_flight and sequence.late.done():
-                sequence.late = None
+            if sequence.blocked_by is not None and not sequence.in_flight and sequence.blocked_by.done():
+                sequence.blocked_by = None
         preemptions = self.running_set.num_preemptions
         batch = self._schedule(now)
         while self._live and not self._in_flight and not self.is_waiting:  # nothing could be scheduled
@@ -126,11 +134,11 @@ class Scheduler(PagedScheduler):
         running_set, admission = self.running_set, self.admission
         admission.make_room()
         waiting = admission.pending_lengths()
-        ready = [sequence for sequence in running_set.running if sequence.late is None]
+        ready = [sequence for sequence in running_set.running if sequence.blocked_by is None]
         step = self.chunker.schedule(ready, waiting, running_set.allocate_slots)
         admission.admit(step, now)
         self.last_plan = step
-        slices = step.slices if self.speculation is None else self.speculation.add_drafts(step, running_set)
+        slices = step.slices if self.extender is None else self.extender.extend(step, running_set)
         batch = Batch(tuple(slices))
         if step.slices:
             for sequence, part in zip(step.sequences, step.slices, strict=True):
@@ -144,7 +152,7 @@ class Scheduler(PagedScheduler):
         sequence = next(chain(running_set.running, self.admission.in_turn()))
         room = f"the whole cache has room for {self.cache.max_tokens}"
         error = f"out of memory: it needs {sequence.num_tokens} tokens, and {room}"
-        self._end(sequence.request, FinishReason.ERROR, now, error)
+        self.end(sequence.request, FinishReason.ERROR, now, error)
 
     # endregion
 
@@ -152,6 +160,8 @@ class Scheduler(PagedScheduler):
 
     def commit(self, batch: Batch, output: StepOutput, now: float) -> list[Event]:
         """Apply the output of the oldest step in flight. Returns all events since the last commit."""
+        if self.extender is not None:
+            self.extender.committed(batch, output)
         events = super().commit(batch, output, now)
         for sequence in self.running_set.flush():
             if sequence.request.finished:
@@ -175,30 +185,12 @@ class Scheduler(PagedScheduler):
             if sequence.request.state is not RequestState.FINISHED:  # else its result is discarded
                 yield number
 
-    def _postpone(self, part: Slice, late: WaitHandle) -> None:
+    def postpone(self, part: Slice, until: WaitHandle) -> None:
         """A slice behind it that is in flight too is postponed as well: it has no token to compute."""
-        super()._postpone(part, late)
+        super().postpone(part, until)
         request, sequence = part.request, self._live[part.request.id]
-        sequence.late = late
+        sequence.blocked_by = until
         sequence.num_scheduled, sequence.num_tokens = request.computed, request.total
-
-    def _advance(self, part: Slice, number: int, output: StepOutput, now: float) -> None:
-        drafted = len(part.request.draft)
-        super()._advance(part, number, output, now)
-        token = output.tokens[number]
-        if self.speculation is not None and token is not None and part.request in self.speculation.proposals:
-            drawn = [token, *(verified.token for verified in output.verified.get(number, ()))]
-            self.speculation.learn(part.request, drafted, drawn)
-
-    def _append_verified(self, request: Request, verified: Sequence[Verified], now: float) -> None:
-        sequence = self._live[request.id]
-        super()._append_verified(request, verified, now)
-        sequence.num_scheduled, sequence.num_tokens = request.computed, request.total
-
-    def _append_forced(self, request: Request, forced: Forced, now: float) -> None:
-        sequence = self._live[request.id]
-        super()._append_forced(request, forced, now)
-        sequence.num_tokens = max(sequence.num_tokens, request.total)
 
     def _release(self, sequence: SequenceState) -> None:
         if self.cache.has_table(sequence.request):

@@ -55,10 +55,10 @@ def frames() -> list[Frame]:
         step = simulation.step()
         if step is None or not step.batch:
             continue
-        for request, _, _ in step.batch:
+        for request, *_ in step.batch:
             requests[list(COLORS)[int(request.id[1:])]] = request
         names = {request.id: name for name, request in requests.items()}
-        computed = tuple(names[request.id] for request, _, length in step.batch for _ in range(length))
+        computed = tuple(names[request.id] for request, _, length, _ in step.batch for _ in range(length))
         lanes = tuple(lane(requests.get(name), name in computed) for name in COLORS)
         recorded.append(Frame(lanes, computed, pages(cache, requests)))
     return recorded

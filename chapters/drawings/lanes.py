@@ -45,7 +45,7 @@ def cells(lengths: Lengths, setting: Setting) -> list[Cell]:
         if step is None or not step.batch:
             continue
         took_part = {}
-        for request, at, _ in step.batch:
+        for request, at, *_ in step.batch:
             seen[request.id] = request
             took_part[request.id] = "prefill" if at < len(request.prompt_tokens) else "decode"
         for number, (arrival, *_) in enumerate(lengths):

@@ -32,8 +32,9 @@ from phase2_prefill_decode.extras.quantized.quantize import quantize
 from phase2_prefill_decode.extras.quantized.weight import QuantizedWeight
 from phase2_prefill_decode.loading.model import Model
 from phase2_prefill_decode.loading.weights import load_weights
+from phase2_prefill_decode.sampling.processors import Work
 from phase2_prefill_decode.step.device_state import DeviceState
-from phase2_prefill_decode.step.packed import pack
+from phase2_prefill_decode.step.packed import NO_SAMPLING, pack
 
 PAGE_SIZE, PAGES = 16, 32
 SHOWN = ("bits", "weights", "logits", "millinats", "same", "right", "asked")
@@ -118,7 +119,10 @@ def logits_of(model: Model, texts: Sequence[tuple[list[int], list[int]]], kv: st
         cache.attach(request)
         cache.grow(request, request.total)
         state.reserve(cache)
-        step = pack(Batch((Slice(request, 0, request.total),)), cache, state.width, [request.total - 1])
+        wanted = Work()
+        wanted.rows = range(request.total - 1)
+        batch = Batch((Slice(request, 0, request.total),))
+        step = pack(batch, cache, state.width, replace(NO_SAMPLING, works=[wanted]))
         tensors = state.load(step, step.to(pool.device), PAGE_SIZE)
         hidden = model.decoder.hidden(tensors, pool.layers)  # of the last token, then of all before it
         rows.append(model.decoder.lm_head(hidden[len(prompt) :]))

@@ -83,7 +83,7 @@ class RunningStep:
                 self.tokenizer.token_bytes(0 if token is None else token)
             except ValueError as error:
                 failed[number] = f"the model returned an invalid token: {error}"
-        return StepOutput(tokens, failed)
+        return StepOutput([*tokens], failed)
 
 
 class MockRunner:

@@ -65,7 +65,7 @@ class Recording:
         """Record a step that has been committed. `others` are requests that may not have been in a step yet."""
         did = {
             request.id: DECODE if length == 1 and start >= len(request.prompt_tokens) else PREFILL
-            for request, start, length in step.batch
+            for request, start, length, _ in step.batch
         }
         for request in (*(piece.request for piece in step.batch), *others):
             self._requests.setdefault(request.id, request)

@@ -4,14 +4,17 @@ They are the softmax of the model's own logits, before logit_bias, penalties, te
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 from torch import Tensor
 
-from phase0_request.batch import Batch, Slice
-from phase0_request.request import TokenLogprobs
+from phase0_request.batch import Batch, Slice, StepOutput
+from phase0_request.params import SamplingParams, TokenLogprobs
+from phase2_prefill_decode.extras.outcome import outcome_of
+from phase2_prefill_decode.sampling.processors import Draw, Processor, Work
 from phase2_prefill_decode.transfer import to_device, to_host
 
 BLOCK = 64  # prompt rows at a time: each row of a large vocabulary takes megabytes
@@ -61,33 +64,86 @@ def likeliest(logprobs: Tensor, count: int) -> Tensor:
     return keys.topk(min(count, vocab)).indices
 
 
-@dataclass(frozen=True, slots=True)
-class PromptTargets:
-    """The prompt tokens that a step computes the log-probabilities of: its rows predict tokens that are known."""
+class DrawnLogprobs(Processor):
+    """The log-probabilities of drawn tokens, for requests with `logprobs`."""
 
-    counts: tuple[int, ...]  # the first counts[i] rows of slice i predict tokens of its prompt
-    targets: Tensor  # [rows] int64, these tokens
-    alternatives: tuple[int, ...]  # of each row, the number asked for
+    def wants(self, params: SamplingParams) -> bool:
+        return params.logprobs is not None
 
-
-def pack_prompt_targets(batch: Batch, device: torch.device) -> PromptTargets | None:
-    """The prompt tokens to score in a step; None if no request asks for prompt_logprobs."""
-    counts = tuple(map(_predicted, batch.slices))
-    if not any(counts):
-        return None
-    targets: list[int] = []
-    alternatives: list[int] = []
-    for (request, start, _), count in zip(batch.slices, counts, strict=True):
-        targets += request.prompt_tokens[start + 1 : start + 1 + count]
-        alternatives += [request.params.prompt_logprobs or 0] * count
-    return PromptTargets(counts, to_device(targets, torch.int64, device), tuple(alternatives))
+    def pack(self, batch: Batch, draws: Sequence[Draw]) -> Work | None:
+        asked = [draw for draw in draws if draw.part.request.params.logprobs is not None]
+        return DrawnOfStep(asked) if asked else None
 
 
-def prompt_logprobs_of(hidden: Tensor, lm_head: Callable[[Tensor], Tensor], prompt: PromptTargets) -> list[Logprobs]:
-    """hidden: [rows, hidden_size], the final hidden states of the rows that predict prompt tokens. Logits are computed
-    for a block of rows at a time."""
-    blocks = (slice(start, start + BLOCK) for start in range(0, len(prompt.alternatives), BLOCK))
-    return [logprobs_of(lm_head(hidden[rows]), prompt.targets[rows], prompt.alternatives[rows]) for rows in blocks]
+class DrawnOfStep(Work):
+    def __init__(self, asked: Sequence[Draw]) -> None:
+        self.asked = asked
+
+    def collect(self, logits: Tensor, tokens: Tensor, hidden: Tensor | None, more: Tensor | None) -> None:
+        alternatives = tuple(draw.part.request.params.logprobs or 0 for draw in self.asked)
+        rows = to_device([draw.row for draw in self.asked], torch.int64, logits.device)
+        self._logprobs = logprobs_of(logits[rows], tokens[rows], alternatives).to_host()
+
+    def finish(self, output: StepOutput, tokens: Sequence[int], peaks: Sequence[float]) -> None:
+        """Add them to the drawn tokens, and to those of accepted drafts."""
+        last, place = -1, 0
+        for draw, logprobs in zip(self.asked, self._logprobs.read(), strict=True):
+            last, place = draw.number, place + 1 if draw.number == last else 0
+            if output.tokens[last] is None:
+                continue
+            outcome = outcome_of(output, last)
+            if place == 0:
+                outcome.logprobs = logprobs
+            elif place <= len(outcome.verified):
+                outcome.verified[place - 1] = outcome.verified[place - 1]._replace(logprobs=logprobs)
+
+
+class PromptLogprobs(Processor):
+    """The log-probabilities of prompt tokens, for requests with `prompt_logprobs`: rows that predict known tokens."""
+
+    def __init__(self, lm_head: Callable[[Tensor], Tensor]) -> None:
+        self.lm_head = lm_head
+
+    def wants(self, params: SamplingParams) -> bool:
+        return params.prompt_logprobs is not None
+
+    def pack(self, batch: Batch, draws: Sequence[Draw]) -> Work | None:
+        counts = [*map(_predicted, batch.slices)]
+        return PromptOfStep(batch, counts, self.lm_head) if any(counts) else None
+
+
+class PromptOfStep(Work):
+    """The first counts[i] rows of slice i predict tokens of its prompt."""
+
+    def __init__(self, batch: Batch, counts: Sequence[int], lm_head: Callable[[Tensor], Tensor]) -> None:
+        self.counts, self.lm_head = counts, lm_head
+        self.targets = list[int]()
+        alternatives = list[int]()
+        rows, first = list[int](), 0
+        for (request, start, length, _), count in zip(batch.slices, counts, strict=True):
+            rows += range(first, first + count)
+            first += length
+            self.targets += request.prompt_tokens[start + 1 : start + 1 + count]
+            alternatives += [request.params.prompt_logprobs or 0] * count
+        self.rows, self.alternatives = rows, tuple(alternatives)
+
+    def collect(self, logits: Tensor, tokens: Tensor, hidden: Tensor | None, more: Tensor | None) -> None:
+        """Logits are computed for a block of rows at a time."""
+        assert more is not None
+        targets = to_device(self.targets, torch.int64, more.device)
+        blocks = (slice(start, start + BLOCK) for start in range(0, len(self.targets), BLOCK))
+        self._blocks = [
+            logprobs_of(self.lm_head(more[rows]), targets[rows], self.alternatives[rows]).to_host() for rows in blocks
+        ]
+
+    def finish(self, output: StepOutput, tokens: Sequence[int], peaks: Sequence[float]) -> None:
+        of_prompts = (of_token for block in self._blocks for of_token in block.read())
+        for number, count in enumerate(self.counts):
+            logprobs = list(islice(of_prompts, count))
+            if any(math.isnan(of_token.logprob) for of_token in logprobs):
+                output.failed.setdefault(number, "its prompt cannot be scored: there is NaN among the logits")
+            elif logprobs:
+                outcome_of(output, number).prompt_logprobs = logprobs
 
 
 def _predicted(part: Slice) -> int:

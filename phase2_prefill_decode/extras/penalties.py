@@ -8,14 +8,17 @@ import math
 from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from phase0_request.batch import Batch, StepOutput
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
+from phase2_prefill_decode.sampling.processors import Draw, Processor, Work
 from phase2_prefill_decode.transfer import moved
 
 
@@ -43,7 +46,6 @@ class RequestEdits:
         stops = {*params.stop_token_ids, *(() if params.ignore_eos else eos_ids)} if params.min_tokens else ()
         seen = request.prompt_tokens if params.repetition_penalty != 1 else ()
         self.output: Sequence[int] = request.output_tokens  # committed
-        self.draft: Sequence[int] = request.draft  # after them
         self._params = params
         self._counted = 0  # tokens of the output
         self._drawn: tuple[int, int] | None = None  # the latest token and its index; it may not be committed yet
@@ -61,8 +63,9 @@ class RequestEdits:
         """Note that output token `index` was drawn. It counts until it is committed, or another one is drawn there."""
         self._drawn = index, token
 
-    def at(self, index: int) -> NDArray[np.float64]:
-        """The changes where output token `index` is to be drawn: [4, n] of token, bias, scale and minus."""
+    def at(self, index: int, draft: Sequence[int] = ()) -> NDArray[np.float64]:
+        """The changes where output token `index` is to be drawn, with the tokens of a draft before it: [4, n] of token,
+        bias, scale and minus."""
         params, known = self._params, len(self.output)
         if _penalizes(params):
             for token in self.output[self._counted :]:
@@ -71,8 +74,8 @@ class RequestEdits:
                 self._penalize(self._edits, column, self._times[column])
             self._counted = known
         self._edits[1, self._stops] = -math.inf if index < params.min_tokens else self._bias_of_stops
-        tokens = self.draft[: index - known]
-        if self.in_flight(index) and self._drawn is not None and self._drawn[0] == known:
+        tokens = draft[: index - known]
+        if self.in_flight(index, draft) and self._drawn is not None and self._drawn[0] == known:
             tokens = [self._drawn[1]]
         if not tokens or not _penalizes(params):
             return self._edits[:, : len(self._columns)]
@@ -82,10 +85,10 @@ class RequestEdits:
             self._penalize(edits, column, self._times[column] + times)
         return edits
 
-    def in_flight(self, index: int) -> bool:
+    def in_flight(self, index: int, draft: Sequence[int] = ()) -> bool:
         """Whether the edits of output token `index` depend on a token that no step has committed yet. If the step that
         should draw it fails, it never comes, and what is drawn after it is discarded."""
-        return index > len(self.output) + len(self.draft) and _penalizes(self._params)
+        return index > len(self.output) + len(draft) and _penalizes(self._params)
 
     def _penalize(self, edits: NDArray[np.float64], column: int, times: int) -> None:
         params = self._params
@@ -103,9 +106,69 @@ class RequestEdits:
         return column
 
 
-def pack_edits(rows: Sequence[tuple[int, RequestEdits, int]], device: torch.device) -> Edits:
-    """The edits of these rows: each with what it edits, and which output token it draws."""
-    listed = [np.insert(edits.at(index), 0, row, axis=0) for row, edits, index in rows]
+class Row(NamedTuple):
+    """A row of logits to edit."""
+
+    draw: Draw
+    edits: RequestEdits
+
+    @property
+    def in_flight(self) -> bool:
+        return self.edits.in_flight(self.draw.output_index, self.draw.part.beyond)
+
+
+class Penalties(Processor):
+    """Edits the logits of requests with biases, penalties or min_tokens. Keeps which tokens such a request has, as long
+    as the request lives."""
+
+    def __init__(self, eos_ids: Collection[int], device: str | torch.device = "cpu") -> None:
+        self.eos_ids, self.device = frozenset(eos_ids), torch.device(device)
+        self._edits: WeakKeyDictionary[Request, RequestEdits] = WeakKeyDictionary()
+
+    def wants(self, params: SamplingParams) -> bool:
+        return wants_edits(params)
+
+    def pack(self, batch: Batch, draws: Sequence[Draw]) -> Work | None:
+        rows = [
+            Row(draw, self._edits_of(draw.part.request))
+            for draw in draws
+            if wants_edits(draw.part.request.params, draw.output_index)
+        ]
+        return EditsOfStep(rows, self.device) if rows else None
+
+    def _edits_of(self, request: Request) -> RequestEdits:
+        edits = self._edits.get(request)
+        if edits is None:
+            edits = self._edits[request] = RequestEdits(request, self.eos_ids)
+        return edits
+
+
+class EditsOfStep(Work):
+    """The edits of one step."""
+
+    def __init__(self, edited: Sequence[Row], device: torch.device) -> None:
+        self.edited, self.device = edited, device
+
+    @property
+    def in_flight(self) -> bool:
+        return any(row.in_flight for row in self.edited)
+
+    def edit(self, logits: Tensor) -> Tensor:
+        return edit(logits, pack_edits(self.edited, self.device))
+
+    def finish(self, output: StepOutput, tokens: Sequence[int], peaks: Sequence[float]) -> None:
+        """Note the drawn tokens: they count until they are committed."""
+        last = None
+        for (_, number, _, index), edits in self.edited:
+            token = output.tokens[number]
+            if token is not None and number != last:
+                edits.take(index, token)
+            last = number
+
+
+def pack_edits(rows: Sequence[Row], device: torch.device) -> Edits:
+    """The edits of these rows."""
+    listed = [np.insert(edits.at(draw.output_index, draw.part.beyond), 0, draw.row, axis=0) for draw, edits in rows]
     numbers, tokens, bias, scale, minus = moved(torch.from_numpy(np.concatenate(listed, 1)), device).unbind()
     return Edits(numbers.long(), tokens.long(), bias.float(), scale.float(), minus.float())
 

@@ -33,7 +33,7 @@ class Computed:
     drawn_rows: Tensor
     inputs: SamplingInputs
     logits: Tensor  # [rows, vocab], of the rows that a token is drawn for
-    hidden: Tensor | None = None  # [rows, hidden_size], of these and of those that score prompt tokens, if need be
+    hidden: Tensor | None = None  # [rows, hidden_size], of these and of `more_rows`, if a processor wants them
     sampled: Sampled | None = None  # if nothing is asked for but a draw
 
 

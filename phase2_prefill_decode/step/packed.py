@@ -15,7 +15,6 @@ from torch import Tensor
 
 from phase0_request.batch import Batch, Slice
 from phase1_kv_pool.cache import PagedCache
-from phase2_prefill_decode.extras.logprobs import PromptTargets
 from phase2_prefill_decode.kernels.attention import AttentionMetadata
 from phase2_prefill_decode.sampling.inputs import SamplingInputs, pack_columns
 from phase2_prefill_decode.sampling.metadata import SamplingMetadata
@@ -59,17 +58,12 @@ class PackedStep:
     drawn: tuple[int, ...] = ()  # for each row that draws a token, the number of its slice
     slices: int = 0
     sampling: SamplingMetadata = NO_SAMPLING
-    prompt: PromptTargets | None = None
     graph_size: int = 0  # of the recorded step that it is padded for; 0: it is launched kernel by kernel
 
     @classmethod
     def empty(cls) -> "PackedStep":
         """A step without slices."""
         return cls([], [], [], [], [], [], [0], [], [], [], (), 1, 0, all_logits=True)
-
-    def verifies(self, row: int) -> bool:
-        """Whether a row that draws is of a draft, and not the first of its slice."""
-        return row > 0 and self.drawn[row] == self.drawn[row - 1]
 
     @property
     def in_flight(self) -> bool:
@@ -129,10 +123,9 @@ def split(array: Tensor, arrays: Sequence[NDArray[Any]]) -> list[Tensor]:
 
 
 # region exercise 2.2
-def pack(batch: Batch, cache: PagedCache, width: int, scored: Sequence[int] = ()) -> PackedStep:
-    """Pack a batch. Logits are computed for the last row of each slice that completes its request, and for those of its
-    draft, then for the first scored[i] rows of each slice i. `width` is the number of entries of a page table on the
-    device."""
+def pack(batch: Batch, cache: PagedCache, width: int, sampling: SamplingMetadata = NO_SAMPLING) -> PackedStep:
+    """Pack a batch. Logits are computed for the last row of each slice that completes its request, and for those of the
+    tokens beyond. `width` is the number of entries of a page table on the device."""
     tokens: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
@@ -140,25 +133,25 @@ def pack(batch: Batch, cache: PagedCache, width: int, scored: Sequence[int] = ()
     drawn: list[int] = []
     cu_seqlens_q, seq_lens = [0], []
     for number, part in enumerate(batch.slices):
-        request, start, length = part
+        request, start, length, beyond = part
         tokens += tokens_of(part, cache)
         positions += range(start, start + length)
         slots += cache.slots(part)
         cu_seqlens_q.append(len(tokens))
         seq_lens.append(start + length)
         if start + length >= request.total:
-            draws = min(1 + len(request.draft), length)
+            draws = min(1 + len(beyond), length)
             last += range(len(tokens) - draws, len(tokens))
             drawn += [number] * draws
-    for start, count in zip(cu_seqlens_q, scored, strict=False):
-        last += range(start, start + count)
+    more = sampling.more_rows if sampling.works else []
+    last += more
     rows = [cache.row(part.request) for part in batch.slices]
     changed: list[int] = []
     pages: list[int] = []
     for row, first, table in cache.changes():
         changed += range(row * width + first, row * width + len(table))
         pages += table[first:]
-    lengths = [length for _, _, length in batch.slices]
+    lengths = [part.length for part in batch.slices]
     return PackedStep(
         tokens=tokens,
         positions=positions,
@@ -173,9 +166,10 @@ def pack(batch: Batch, cache: PagedCache, width: int, scored: Sequence[int] = ()
         sizes=tuple(zip(lengths, seq_lens, strict=True)),
         max_seqlen_q=max(lengths),
         max_seqlen_k=max(seq_lens),
-        all_logits=len(last) == len(tokens) and not any(scored),
+        all_logits=len(last) == len(tokens) and not more,
         drawn=tuple(drawn),
         slices=len(batch),
+        sampling=sampling,
     )
 
 
@@ -185,15 +179,14 @@ def pack(batch: Batch, cache: PagedCache, width: int, scored: Sequence[int] = ()
 # region exercise 2.14
 def tokens_of(part: Slice, cache: PagedCache) -> list[int]:
     """The tokens of a slice. If a step in flight yields the last one, the host does not know it: it gets -1 - row."""
-    request, start, length = part
-    output, stop = request.output_tokens, start + length
-    known = len(request.prompt_tokens) + len(output) + len(request.draft)
-    if stop > known:
-        newest = -1 - cache.row(request)
-        return [newest] if length == 1 else [*request.tokens(start, known), newest]
-    if stop == known and length == 1 and output:  # a decode
-        return request.draft[-1:] or output[-1:]
-    return request.tokens(start, stop)
+    request, start, length, beyond = part
+    total, stop = request.total, start + length
+    if length == 1 and stop == total and request.output_tokens:  # a decode
+        return request.output_tokens[-1:]
+    known = request.tokens(start, min(stop, total)) if start < total else []
+    if stop > total:
+        known += beyond[max(start - total, 0) : stop - total] if beyond else [-1 - cache.row(request)]
+    return known
 
 
 # endregion

@@ -1,7 +1,6 @@
 """ModelRunner: runs a batch of slices through the model, and samples a token for each slice that completes."""
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 
 import torch
@@ -11,14 +10,12 @@ from phase0_request.batch import Batch, StepOutput
 from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.decoder import Decoder
-from phase2_prefill_decode.extras.logprobs import pack_prompt_targets, prompt_logprobs_of
 from phase2_prefill_decode.extras.piecewise import PiecewiseGraphs
 from phase2_prefill_decode.sampling.sampler import Sampled, Sampler
 from phase2_prefill_decode.step.device_state import DeviceState
 from phase2_prefill_decode.step.graphs import Computed, DecodeGraphs, Record, cuda_recorder
 from phase2_prefill_decode.step.launched import LaunchedStep
 from phase2_prefill_decode.step.packed import PackedStep, pack
-from phase2_prefill_decode.transfer import to_device
 
 
 class ModelRunner:
@@ -48,12 +45,9 @@ class ModelRunner:
     def pack(self, batch: Batch) -> PackedStep:
         """Collect what the device needs to know. The pages of a batch must be allocated: `cache.grow` comes first."""
         self.state.reserve(self.cache)
-        prompt = pack_prompt_targets(batch, self.pool.device)
-        step = pack(batch, self.cache, self.state.width, prompt.counts if prompt else ())
-        requests = [batch.slices[number].request for number in step.drawn]
-        sampling = self.sampler.pack(requests, [step.positions[row] + 1 for row in step.last[: len(requests)]])
-        step = replace(step, sampling=sampling, prompt=prompt)
-        if self.graphs is not None and not sampling.embeds and (size := self.graphs.size_for(step)):
+        sampling = self.sampler.pack(batch)
+        step = pack(batch, self.cache, self.state.width, sampling)
+        if self.graphs is not None and not sampling.wants_hidden and (size := self.graphs.size_for(step)):
             return self.graphs.pad(step, size)
         return step
 
@@ -81,25 +75,22 @@ class ModelRunner:
 
     # region run
     def launch(self, step: PackedStep) -> LaunchedStep:
-        """Run the model and sample. On a GPU this returns before the work is done. If masks or penalties depend on a
-        token in flight, it waits for the step before, while the device runs this one."""
-        masks, in_flight, constraints = step.sampling.masks, step.sampling.in_flight, self.sampler.constraints
-        filling = constraints.start(masks) if masks and not in_flight else None
-        filled = late = None
+        """Run the model and sample. On a GPU this returns before the work is done. If processors depend on a token in
+        flight, it waits for the step before, while the device runs this one."""
+        works, in_flight = step.sampling.works, step.sampling.in_flight
+        for work in () if in_flight else works:
+            work.start()
         try:
             computed = self._forward(step)
         except BaseException:
-            if filling is not None:
-                with suppress(Exception):  # the masks are filled no longer: their constraints may go back
-                    filling()
+            for work in works:
+                work.cancel()
             raise
         self.cache.changed.clear()
         if in_flight and self._latest is not None:
             self._latest.output()
-        if masks:
-            filled, late = constraints.fill(masks) if filling is None else filling()
-        sampled = computed.sampled if step.sampling.is_plain else None
-        self._latest = LaunchedStep(step, sampled or self.sample(step, computed, filled), late)
+        sampled = computed.sampled if not works else None
+        self._latest = LaunchedStep(step, sampled or self.sample(step, computed))
         return self._latest
 
     def _forward(self, step: PackedStep) -> Computed:
@@ -117,25 +108,24 @@ class ModelRunner:
         elif self.piecewise is not None and self.piecewise.count_for(len(step.tokens)):
             hidden = self.piecewise.hidden(tensors)
             logits = self.decoder.lm_head(hidden[:drawn])
-        elif drawn == len(step.last) and not step.sampling.embeds:
+        elif not step.sampling.wants_hidden:
             logits = self.decoder(tensors, layers)
-        else:  # the logits of prompts are computed a few rows at a time
+        else:  # a processor needs hidden states
             hidden = self.decoder.hidden(tensors, layers)
             logits = self.decoder.lm_head(hidden[:drawn])
         return Computed(tensors.drawn_rows, tensors.inputs, logits, hidden)
 
-    def sample(self, step: PackedStep, computed: Computed, bits: Tensor | None = None) -> Sampled:
-        """Draw the tokens of a step."""
-        rows = step.sampling.rows
-        sampled = self.sampler.sample(computed.logits[:rows], step.sampling, computed.inputs.first(rows), bits)
+    def sample(self, step: PackedStep, computed: Computed) -> Sampled:
+        """Draw the tokens of a step, and let processors collect what they need beside."""
+        rows, logits, hidden = step.sampling.rows, computed.logits, computed.hidden
+        sampled = self.sampler.sample(logits[:rows], step.sampling, computed.inputs.first(rows))
         if self.ahead:
             self.state.newest.index_copy_(0, computed.drawn_rows[:rows], sampled.tokens)
-        if step.prompt is not None and computed.hidden is not None:
-            scores = prompt_logprobs_of(computed.hidden[rows:], self.decoder.lm_head, step.prompt)
-            sampled = replace(sampled, prompt_logprobs=scores)
-        if step.sampling.embeds and computed.hidden is not None:
-            embeds = to_device(step.sampling.embeds, torch.int64, self.pool.device)
-            sampled = replace(sampled, hidden=computed.hidden[embeds].float())
+        first = rows
+        for work in step.sampling.works:
+            own = None if hidden is None else hidden[first : first + len(work.rows)]
+            work.collect(logits[:rows], sampled.tokens, None if hidden is None else hidden[:rows], own)
+            first += len(work.rows)
         return sampled
 
     def run(self, step: PackedStep) -> StepOutput:

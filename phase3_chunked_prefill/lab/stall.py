@@ -20,9 +20,9 @@ from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.pool import KVPool
+from phase2_prefill_decode.connect import sampler_for
 from phase2_prefill_decode.lab.shapes import SHAPES
 from phase2_prefill_decode.loading.model import Model, default_device
-from phase2_prefill_decode.sampling.sampler import Sampler
 from phase2_prefill_decode.scheduler import StaticScheduler
 from phase2_prefill_decode.step.runner import ModelRunner
 from phase3_chunked_prefill.budget import TokenBudget
@@ -85,7 +85,7 @@ class Stage:
         self.cache = PagedCache(scene.pages(page_size), page_size)
         self._vocabulary = model.config.vocab_size
         pool = KVPool(model.config.kv_layout(page_size), scene.pages(page_size), decoder.device, decoder.dtype)
-        sampler = Sampler.of(model, 0)
+        sampler = sampler_for(model, 0)
         self.runner = ModelRunner(decoder, pool, self.cache, sampler)
 
     # region play

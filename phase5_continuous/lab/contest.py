@@ -184,7 +184,7 @@ def play(entry: Entry, arrivals: Sequence[Arrival]) -> tuple[Run, float]:
             continue
         if simulation.core.steps % CHECKED == 0:
             check(scheduler)
-        for request, _, length in step.batch:
+        for request, _, length, _ in step.batch:
             if simulation.clock.now <= CONTENDED:
                 run.computed[arrivals[int(request.id[1:])].tenant] += length
         for event in step.events:

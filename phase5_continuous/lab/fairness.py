@@ -60,7 +60,7 @@ def serve(come: Sequence[Arrival], fair: bool, seconds: float = float("inf")) ->
     tokens, ttft, ended = Counter[str](), list[float](), dict.fromkeys(tenants.values(), 0.0)
     while simulation.going and simulation.clock.now < seconds:
         step = simulation.step()
-        for request, _, length in step.batch if step else ():
+        for request, _, length, _ in step.batch if step else ():
             tokens[tenants[request.id]] += length
         for event in step.events if step else ():
             if event.finish_reason is not None:

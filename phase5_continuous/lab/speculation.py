@@ -30,6 +30,7 @@ from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.model import Model
 from phase2_prefill_decode.loading.weights import load_weights
 from phase5_continuous.engine import continuous
+from phase5_continuous.extras.speculation.speculation import speculation_in
 from phase5_continuous.lab.constrained import SCHEMA, json_grammar
 from phase5_continuous.scheduler import Scheduler
 
@@ -68,7 +69,7 @@ def compare(
 ) -> dict[str, float]:
     """The same requests with each engine in turns. The fastest round of each counts: others only ever slow one down."""
     seconds: dict[Engine[Scheduler], list[float]] = {plain: [], drafting: []}
-    speculation, wanted, tokens = drafting.core.scheduler.speculation, None, 0
+    speculation, wanted, tokens = speculation_in(drafting.core.scheduler), None, 0
     assert speculation is not None
     for _ in range(1 + rounds):  # the first also fills the prefix caches
         for engine, times in seconds.items():
@@ -126,8 +127,9 @@ def constructed(model: Model, tokens: int, rounds: int) -> dict[str, dict[str, f
         known = {tuple(prompt): answer.output_tokens for prompt, answer in zip(some, said, strict=True)}
         for share in SHARES:
             drafting = continuous(model, speculative_config=NGRAM)
-            assert drafting.core.scheduler.speculation is not None
-            drafting.core.scheduler.speculation.proposer = Known(known, share)
+            speculation = speculation_in(drafting.core.scheduler)
+            assert speculation is not None
+            speculation.proposer = Known(known, share)
             name = f"right_{round(100 * share)}_{batch}"
             figures[name] = compare(plain, drafting, some, params, rounds)
     return figures
@@ -159,8 +161,8 @@ def drafted(drafter: str, rounds: int) -> dict[str, dict[str, float]]:
             for batch in BATCHES:
                 prompts = [model.tokenizer.chat([{"role": "user", "content": asked}]) for asked in QUESTIONS[:batch]]
                 drafting = continuous(model, speculative_config=config)
-                assert drafting.core.scheduler.speculation is not None
-                draft_model = drafting.core.scheduler.speculation.draft_model
+                speculation = speculation_in(drafting.core.scheduler)
+                draft_model = None if speculation is None else speculation.draft_model
                 assert draft_model is not None
                 cost = draft_model.cost
                 if name == "bundled_always":

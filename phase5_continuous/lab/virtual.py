@@ -90,13 +90,13 @@ class VirtualRunner:
 
     def pack(self, batch: Batch) -> VirtualStep:
         tokens: list[int | None] = []
-        for request, start, length in batch.slices:
+        for request, start, length, _ in batch.slices:
             last = len(request.output_tokens) + 1 >= self.answers[request.id]
             tokens.append(None if start + length < request.total else EOS if last else WORD)
         return VirtualStep(batch, tokens, len(tokens) - tokens.count(None))
 
     def launch(self, step: VirtualStep) -> VirtualStep:
-        load = self.times.load([piece[1:] for piece in step.batch.slices], step.yields)
+        load = self.times.load([piece[1:3] for piece in step.batch.slices], step.yields)
         recorded = load.tokens == len(step.tokens)
         self.clock.now += max(self.times.seconds(load), 0.0 if recorded else self.launch_seconds)
         return step

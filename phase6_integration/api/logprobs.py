@@ -4,7 +4,7 @@ import codecs
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from phase0_request.request import TokenLogprobs
+from phase0_request.params import TokenLogprobs
 from phase0_request.tokenizer import Tokenizer
 
 LOWEST = -9999.0  # stands for minus infinity, which JSON cannot express

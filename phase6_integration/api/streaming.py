@@ -7,7 +7,8 @@ import time
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
-from phase0_request.batch import GRAMMAR_FAILED, GRAMMAR_REFUSED, NO_TOKEN_LEFT
+from phase0_request.batch import NO_TOKEN_LEFT
+from phase0_request.params import GRAMMAR_FAILED, GRAMMAR_REFUSED
 from phase0_request.queue import QueueFullError
 from phase0_request.request import FinishReason, UnknownTokenError
 from phase6_integration.api.errors import UNKNOWN_TOKEN, RequestError, fault, own_names, unavailable, unservable

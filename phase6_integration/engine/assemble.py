@@ -19,6 +19,7 @@ from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.layout import KVLayout
 from phase1_kv_pool.pool import KVPool
+from phase2_prefill_decode.connect import sampler_for
 from phase2_prefill_decode.extras.logprobs import BLOCK
 from phase2_prefill_decode.extras.piecewise import token_counts
 from phase2_prefill_decode.loading.model import Model, load_tokenizer
@@ -28,7 +29,7 @@ from phase2_prefill_decode.step.graphs import batch_sizes
 from phase2_prefill_decode.step.packed import PackedStep
 from phase2_prefill_decode.step.runner import ModelRunner
 from phase4_radix.prefix_cache import PrefixCache
-from phase5_continuous.extras.speculation.draft_loading import connect, load_draft_model
+from phase5_continuous.extras.speculation.draft_loading import connect, load_draft_model, sampler_of_drafts
 from phase5_continuous.extras.speculation.speculation import speculation_of
 from phase5_continuous.policies import policy
 from phase5_continuous.scheduler import Scheduler
@@ -81,7 +82,7 @@ def connected(model: Model, options: EngineOptions) -> Assembled:
         torch.cuda.set_device(device)  # streams and events are those of the current device
     context = _wanted_context(options, model.config.max_position_embeddings)
     budget, running = options.budget(on_gpu, context), options.running(on_gpu)
-    sampler = Sampler.of(model, options.seed)
+    sampler = sampler_for(model, options.seed)
     speculation = speculation_of(options.speculative_config, SPARE_ROWS_ON_GPU if on_gpu else SPARE_ROWS)
     drafter = speculation.draft_model if speculation else None
     models = [model] if drafter is None else [model, load_draft_model(drafter.model, model, options.kv_cache_dtype)]
@@ -107,10 +108,10 @@ def connected(model: Model, options: EngineOptions) -> Assembled:
         policy=policy(options.scheduling_policy),
         max_running=running,
         ahead=options.ahead(on_gpu),
-        speculation=speculation,
+        extender=speculation,
     )
     context = _context_length(options, context, caches[0])
-    samplers = sampler, sampler.for_drafts()
+    samplers = sampler, sampler_of_drafts(sampler)
     runners = [
         make_runner(
             each, each.decoder.kv_pool(layout, pages), cache, own, sizes, counts, context, ahead=scheduler.ahead > 0
@@ -182,7 +183,7 @@ def profile(model: Model, sampler: Sampler, tokens: int, running: int, layout: K
     scored = Request("scored", (0,) * (block + 1), SamplingParams(prompt_logprobs=MAX_LOGPROBS))
 
     def run(slices: Sequence[Slice]) -> None:
-        for request, start, count in slices:
+        for request, start, count, _ in slices:
             cache.grow(request, start + count)
         runner.run(runner.pack(Batch(tuple(slices))))
 

@@ -85,8 +85,7 @@ class NanoServingEngine:
         core, model = self.parts.core, self.parts.model
         params = params or SamplingParams()
         request = make_request(prompt, params, model, core.clock(), next(self._names), priority, cache_salt)
-        if params.grammar is not None:
-            self.parts.sampler.constraint_of(request)  # a wrong one is refused now
+        self.parts.sampler.prepare(request)  # what it cannot have is refused now
         core.submit(request)
         return request
 

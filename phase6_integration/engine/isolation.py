@@ -144,9 +144,8 @@ class IsolatingRunner(Generic[P]):
         request = part.request
         probe = Request(request.id, (0,) * len(request.prompt_tokens))
         probe.output_tokens += [0] * len(request.output_tokens)
-        probe.draft += [0] * len(request.draft)
         try:
-            self._alone(Slice(probe, part.start, part.length))
+            self._alone(Slice(probe, part.start, part.length, (0,) * len(part.beyond)))
         except Exception as error:
             why = f"{type(error).__name__} at {part.length} tokens"
             self.shedding.failed(why)

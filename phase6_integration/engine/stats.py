@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 from phase0_request.core import EngineCore, Runner, Step
 from phase4_radix.prefix_cache import Counts, PrefixCache
 from phase5_continuous.extras import invariants
+from phase5_continuous.extras.speculation.speculation import speculation_in
 from phase5_continuous.scheduler import Scheduler
 from phase6_integration.engine.isolation import StepFailedError
 
@@ -43,7 +44,7 @@ class Gauges:
         running, waiting = len(running_set.running), len(scheduler.admission.waiting) + len(running_set.preempted)
         now = running, waiting, usage.total, usage.free, usage.referenced, usage.cached, running_set.num_preemptions
         counts = cache.counts if isinstance(cache, PrefixCache) else Counts()
-        prefixes, speculation = (counts.query_tokens, counts.hit_tokens), scheduler.speculation
+        prefixes, speculation = (counts.query_tokens, counts.hit_tokens), speculation_in(scheduler)
         if speculation is None:
             return cls(*now, *prefixes)
         return cls(*now, *prefixes, speculation.drafts, speculation.drafted, tuple(speculation.accepted))

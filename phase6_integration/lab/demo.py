@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
             step = engine.step()
             if step is not None and step.batch:
                 recording.add(step, requests)
-                for request, start, _ in step.batch:
+                for request, start, *_ in step.batch:
                     cached.setdefault(request.id, start)
         stats = engine.get_stats()
     recording.show(console, f"{len(requests)} requests, {options.pages} pages, at most {options.max_running} running")

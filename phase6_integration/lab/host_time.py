@@ -31,12 +31,12 @@ from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.lab.no_device import LAUNCHES, use_no_device
 from phase1_kv_pool.pool import KVPool
+from phase2_prefill_decode.connect import sampler_for
 from phase2_prefill_decode.extras.piecewise import PiecewiseGraphs
 from phase2_prefill_decode.kernels.attention import ATTEND
 from phase2_prefill_decode.lab.cost import CostModel
 from phase2_prefill_decode.lab.roofline import named
 from phase2_prefill_decode.loading.model import Model
-from phase2_prefill_decode.sampling.sampler import Sampler
 from phase2_prefill_decode.step.graphs import Computed, Replay
 from phase2_prefill_decode.step.packed import PackedStep, join, split
 from phase2_prefill_decode.step.runner import ModelRunner
@@ -105,14 +105,14 @@ def cases_of(name: str, layers: int | None) -> Iterator[tuple[str, Case]]:
             cache.grow(request, length)
             slices.append(Slice(request, length - new, new))
         batch = Batch(tuple(slices))
-        runner = OneArrayRunner(model.decoder, pool, cache, Sampler.of(model, 0))
+        runner = OneArrayRunner(model.decoder, pool, cache, sampler_for(model, 0))
         runner.launch(runner.pack(batch))  # compiles kernels, and brings the page tables
         packed = runner.pack(batch)
-        device_ms = times.seconds(times.load([piece[1:] for piece in slices], len(slices))) * 1e3
+        device_ms = times.seconds(times.load([piece[1:3] for piece in slices], len(slices))) * 1e3
         yield case, Case(partial(runner.launch, packed), device_ms)
         tokens = len(packed.tokens)
         if packed.max_seqlen_q > 1:
-            recorded = OneArrayRunner(model.decoder, pool, cache, Sampler.of(model, 0), runner.state)
+            recorded = OneArrayRunner(model.decoder, pool, cache, sampler_for(model, 0), runner.state)
             recorded.piecewise = PiecewiseGraphs(model.decoder, pool.layers, shape.max_position_embeddings, tokens)
             recorded.piecewise.record([tokens], record)
             yield f"{case}_pieces", Case(partial(recorded.launch, packed), device_ms)

@@ -149,7 +149,7 @@ class FakeDeviceRunner(ModelRunner):
         decoder: Any = NoDecoder()
         pool = KVPool(LAYOUT, cache.max_tokens // cache.page_size, "cpu", torch.float32)
         state = DeviceState(pool.device, 2 * size, pool.num_pages // size)
-        super().__init__(decoder, pool, cache, Sampler((), VOCABULARY, "cpu", 0), state, ahead=ahead > 0)
+        super().__init__(decoder, pool, cache, Sampler(VOCABULARY, "cpu", 0), state, ahead=ahead > 0)
         self.record([size], cache.max_tokens // size, recorded)
         self.device = device
         self.seconds = seconds
@@ -177,7 +177,7 @@ def predicted(clock: HostClock) -> Callable[[Batch], float]:
 
     def seconds(batch: Batch) -> float:
         with clock.stopped():
-            return times.seconds(times.load([piece[1:] for piece in batch.slices], len(batch)))
+            return times.seconds(times.load([piece[1:3] for piece in batch.slices], len(batch)))
 
     return seconds
 

@@ -22,10 +22,10 @@ from phase0_request.machine import give_back_freed_memory
 from phase0_request.request import Request
 from phase0_request.tokenizer import BUNDLED
 from phase1_kv_pool.cache import PagedCache
+from phase2_prefill_decode.connect import sampler_for
 from phase2_prefill_decode.extras.parallel.leader import Leader
 from phase2_prefill_decode.lab.random_weights import save_random
 from phase2_prefill_decode.loading.model import Model
-from phase2_prefill_decode.sampling.sampler import Sampler
 from phase2_prefill_decode.step.runner import ModelRunner
 
 RANKS = {"bundled": (1, 2, 4), "17m": (1, 2)}  # 17m has six heads, which four ranks cannot share
@@ -61,7 +61,7 @@ class Steps:
     def __init__(self, model: Model) -> None:
         self.cache = PagedCache(-(-CONTEXT // PAGE) * (max(BATCHES) + 2) + PROMPT // PAGE, PAGE)
         pool = model.decoder.kv_pool(model.config.kv_layout(PAGE), self.cache.max_tokens // PAGE)
-        self.runner = ModelRunner(model.decoder, pool, self.cache, Sampler.of(model, 0))
+        self.runner = ModelRunner(model.decoder, pool, self.cache, sampler_for(model, 0))
         self.collectives = Collectives(model)
 
     def measure(self, requests: int, length: int, new: int) -> dict[str, float]:

@@ -12,10 +12,12 @@ import socket
 import sys
 from collections.abc import Callable
 from pkgutil import resolve_name
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol, cast
 
 from phase0_request.core import EngineCore, Step
+from phase0_request.params import TokenLogprobs
 from phase0_request.request import FinishReason, Request
+from phase2_prefill_decode.extras.outcome import extras_of
 from phase2_prefill_decode.extras.parallel.ranks import RankError, Ranks, die_with
 from phase5_continuous.scheduler import Scheduler
 from phase6_integration.engine.gc_freeze import gc_freeze
@@ -131,14 +133,15 @@ class Loop:
     def _update(self, step: Step) -> Update:
         """The message about a step: requests that were admitted, tokens, requests that ended, and the gauges."""
         progress = self._admitted(step)
-        for request, token, reason, logprobs in step.events:
+        for request, token, reason, more in step.events:
             scores = None
             if token is not None and request.id in self._unscored:
                 self._unscored.discard(request.id)
-                scores = request.prompt_logprobs or None
+                scores = extras_of(request).prompt_logprobs or None
             error = None if reason is None else request.error
-            drafts = request.accepted_drafts, request.rejected_drafts
-            end = *drafts, request.embedding
+            extras = extras_of(request)
+            end = extras.accepted_drafts, extras.rejected_drafts, extras.embedding
+            logprobs = cast(TokenLogprobs | None, more)
             progress.append(Progress(request.id, token, logprobs, scores, reason, error, None, 0, *end))
             if reason is not None:
                 self._requests.pop(request.id, None)
@@ -150,7 +153,7 @@ class Loop:
     def _admitted(self, step: Step) -> list[Progress]:
         """Requests that were admitted in this step. The first slice starts after the cached part of the prompt."""
         admitted = []
-        for request, start, _ in step.batch if self._unannounced else ():
+        for request, start, _, _ in step.batch if self._unannounced else ():
             if self._unannounced.pop(request.id, None) is not None:
                 admitted.append(Progress(request.id, admitted=request.times.admitted or 0.0, cached=start))
         return admitted

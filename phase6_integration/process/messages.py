@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
-from phase0_request.params import SamplingParams
-from phase0_request.request import FinishReason, Request, TokenLogprobs
+from phase0_request.params import SamplingParams, TokenLogprobs
+from phase0_request.request import FinishReason, Request
 from phase6_integration.engine.options import EngineOptions
 from phase6_integration.engine.stats import Gauges
 

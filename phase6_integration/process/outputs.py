@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from phase0_request.detokenizer import Transcript
-from phase0_request.request import FinishReason, RequestTimes, TokenLogprobs
+from phase0_request.params import TokenLogprobs
+from phase0_request.request import FinishReason, RequestTimes
 from phase0_request.tokenizer import Tokenizer
 from phase6_integration.process.health import UnavailableError
 from phase6_integration.process.messages import EngineRequest

@@ -18,6 +18,7 @@ from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase1_kv_pool.kernels.backends import Backends
 from phase1_kv_pool.pool import KVPool
+from phase2_prefill_decode.connect import sampler_for
 from phase2_prefill_decode.decoder import Decoder
 from phase2_prefill_decode.extras.quantized.quantize import quantize
 from phase2_prefill_decode.extras.quantized.triton_product import TritonProduct
@@ -27,7 +28,7 @@ from phase2_prefill_decode.linear import Linear, plain
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.model import Model
 from phase2_prefill_decode.loading.weights import random_weights
-from phase2_prefill_decode.sampling.sampler import Sampled, Sampler
+from phase2_prefill_decode.sampling.sampler import Sampled
 from phase2_prefill_decode.step.device_state import DeviceState
 from phase2_prefill_decode.step.graphs import Computed
 from phase2_prefill_decode.step.launched import LaunchedStep
@@ -133,7 +134,7 @@ def play(
     state = DeviceState(pool.device, 2 * RUNNING, CONTEXT // PAGE_SIZE)
     played = model(scheme)
     played.decoder.rope(CONTEXT)
-    runner = runner_type(played.decoder, pool, prefix_cache, Sampler.of(played, 0), state, ahead=ahead > 0)
+    runner = runner_type(played.decoder, pool, prefix_cache, sampler_for(played, 0), state, ahead=ahead > 0)
     if sizes:
         runner.record(sizes, CONTEXT, recorder, counts)
     core = EngineCore(scheduler, runner)

@@ -32,7 +32,6 @@ from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.model import Model
 from phase2_prefill_decode.step.runner import ModelRunner
-from phase2_prefill_decode.sampling.sampler import Sampler
 from phase2_prefill_decode.kernels.attention import ATTEND
 from phase6_integration.engine.warmup import long_step
 from tests.gpu.test_warmup import serving, warming
@@ -49,7 +48,7 @@ torch.Tensor.new_empty = noted
 
 def run(model, page_size, cache, batches, longest=0):
     pool = KVPool(model.config.kv_layout(page_size), cache.max_tokens // page_size, "cpu", torch.bfloat16)
-    runner = ModelRunner(model.decoder, pool, cache, Sampler.of(model, 0))
+    runner = ModelRunner(model.decoder, pool, cache, sampler_for(model, 0))
     for batch in batches:
         runner.launch(runner.pack(batch))
     if longest:

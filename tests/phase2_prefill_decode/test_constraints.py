@@ -9,10 +9,10 @@ import torch
 from llguidance import LLMatcher
 
 from phase0_request import Request, SamplingParams
-from phase0_request.batch import Forced
 from phase0_request.tokenizer import Tokenizer
 from phase2_prefill_decode.extras.grammar.constraints import Constraint, fill_masks, in_flight
 from phase2_prefill_decode.extras.grammar.grammar import KEPT, Grammars
+from phase2_prefill_decode.extras.outcome import Forced
 from phase2_prefill_decode.sampling.sampler import Sampler
 from tests.phase2_prefill_decode.steps import output_of
 

@@ -12,11 +12,11 @@ from phase0_request.batch import Batch, Slice
 from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.pool import KVPool
+from phase2_prefill_decode.connect import sampler_for
 from phase2_prefill_decode.extras.piecewise import PiecewiseGraphs
 from phase2_prefill_decode.kernels.attention import reference
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.model import Model
-from phase2_prefill_decode.sampling.sampler import Sampler
 from phase2_prefill_decode.step.device_state import DeviceState
 from phase2_prefill_decode.step.graphs import Computed, Replay
 from phase2_prefill_decode.step.runner import ModelRunner
@@ -52,7 +52,7 @@ def recorded(model: Model) -> tuple[ModelRunner, list[Computed], list[tuple[int,
         return run
 
     pool = KVPool(CONFIG.kv_layout(4), 16, "cpu", torch.float32)
-    runner = ModelRunner(model.decoder, pool, PagedCache(16, 4), Sampler.of(model, 0), state)
+    runner = ModelRunner(model.decoder, pool, PagedCache(16, 4), sampler_for(model, 0), state)
     runner.record(SIZES, 64, record)
     return runner, computed, copies.shapes
 

@@ -18,6 +18,7 @@ from phase0_request.params import SamplingParams
 from phase0_request.tokenizer import BUNDLED
 from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.pool import KVPool
+from phase2_prefill_decode.connect import sampler_for
 from phase2_prefill_decode.decoder import Decoder
 from phase2_prefill_decode.engine import Engine, static
 from phase2_prefill_decode.extras.parallel import worker
@@ -29,7 +30,6 @@ from phase2_prefill_decode.extras.quantized.quantize import quantize
 from phase2_prefill_decode.loading.checkpoint import Checkpoint
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.model import Model
-from phase2_prefill_decode.sampling.sampler import Sampler
 from phase2_prefill_decode.scheduler import StaticScheduler
 from phase2_prefill_decode.step.device_state import DeviceState
 from phase2_prefill_decode.step.runner import ModelRunner
@@ -195,7 +195,7 @@ def test_recorded_steps_run_on_all_ranks(tmp_path: Path, monkeypatch: pytest.Mon
         cache, state = PagedCache(32, 16), DeviceState(torch.device("cpu"), 8, 8)
         scheduler = StaticScheduler(cache, model.eos_ids, batch_size=4)
         pool = model.decoder.kv_pool(model.config.kv_layout(16), 32)
-        runner = ModelRunner(model.decoder, pool, cache, Sampler.of(model, 0), state)
+        runner = ModelRunner(model.decoder, pool, cache, sampler_for(model, 0), state)
         runner.record([1, 2, 4], 128, replays_itself)
         given = prompts(300, [3, 17, 30])
         answers = Engine(model, EngineCore(scheduler, runner)).generate(given, GREEDY)

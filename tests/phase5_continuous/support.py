@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from phase0_request import Batch, Event, FinishReason, Request, SamplingParams, StepOutput
-from phase0_request.batch import Forced, Verified
 from phase0_request.core import EngineCore
 from phase1_kv_pool import PagedCache
+from phase2_prefill_decode.extras.outcome import Forced, Verified
 from phase5_continuous.extras.invariants import check
 from phase5_continuous.extras.speculation.draft_model import CATCH_UP, DraftModel
+from phase5_continuous.extras.speculation.speculation import speculation_in
 from phase5_continuous.scheduler import Scheduler
 
 EOS = (0, 1, 2, 3, 4)
@@ -83,7 +84,7 @@ class Device:
 
     def launch(self, batch: Batch) -> None:
         step: list[Launched] = []
-        for request, start, length in batch.slices:
+        for request, start, length, _ in batch.slices:
             stop, size, table = start + length, self.cache.page_size, self.cache.table(request)
             known: list[int | None] = [*request.tokens(start, min(stop, request.total + len(request.draft)))]
             slots = [table[position // size] * size + position % size for position in range(stop)]
@@ -198,8 +199,8 @@ class Engine:
         self.in_flight: deque[Batch] = deque()
         self.requests: dict[str, Request] = {}
         self.alone: dict[str, tuple[list[int], FinishReason]] = {}  # the output of each, served alone
-        if scheduler.speculation is not None and isinstance(scheduler.speculation.proposer, Oracle):
-            self.alone = scheduler.speculation.proposer.outputs
+        if speculation_in(scheduler) is not None and isinstance(speculation_in(scheduler).proposer, Oracle):
+            self.alone = speculation_in(scheduler).proposer.outputs
         self.delivered: dict[str, list[int]] = {}
         self.ended: dict[str, FinishReason] = {}
         self.batches: list[Batch] = []

@@ -5,8 +5,8 @@ from functools import partial
 import pytest
 
 from phase0_request import FinishReason
-from phase0_request.batch import Forced
 from phase1_kv_pool import PagedCache
+from phase2_prefill_decode.extras.outcome import Forced
 from phase3_chunked_prefill.budget import TokenBudget
 from phase5_continuous.scheduler import Scheduler
 from tests.phase5_continuous.support import VOCABULARY, Engine, request

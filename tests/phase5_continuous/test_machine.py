@@ -20,7 +20,7 @@ from phase0_request import FinishReason, QueueFullError, Request, SamplingParams
 from phase1_kv_pool import PagedCache
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
-from phase5_continuous.extras.speculation.speculation import Proposer, Speculation
+from phase5_continuous.extras.speculation.speculation import Proposer, Speculation, speculation_in
 from phase5_continuous.policies import ByPriority, FirstComeFirstServed, LongestPrefixFirst
 from phase5_continuous.scheduler import Scheduler
 from tests.phase5_continuous.recorded import Recorded
@@ -226,7 +226,7 @@ class Anything(RuleBasedStateMachine):
         if not self.cache.shares:  # a cache that shares may replace a page by its duplicate while it is read
             for page in self.engine.device.pages_in_flight:
                 assert self.cache.allocator.count(page) > 0, f"page {page} is free, and a step in flight reads it"
-        speculation = self.engine.scheduler.speculation
+        speculation = speculation_in(self.engine.scheduler)
         if speculation is not None and speculation.draft_model is not None:
             speculation.draft_model.cache.check()
         running_set = self.engine.scheduler.running_set
@@ -242,7 +242,7 @@ class Anything(RuleBasedStateMachine):
             Anything.seen += Counter(f"held: {why}" for why in self.recorded.whys)
             Anything.seen["preempted"] += self.engine.scheduler.running_set.num_preemptions
             Anything.seen["pending preemption"] += self.engine.pending_preemptions
-            if (speculation := self.engine.scheduler.speculation) is not None:
+            if (speculation := speculation_in(self.engine.scheduler)) is not None:
                 assert self.recorded.accepted == sum(speculation.accepted)
                 Anything.seen["accepted"] += sum(speculation.accepted)
                 Anything.seen["rejected"] += speculation.drafted - sum(speculation.accepted)

@@ -24,7 +24,7 @@ from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.engine import continuous
 from phase5_continuous.extras.invariants import check
 from phase5_continuous.extras.speculation import suffix
-from phase5_continuous.extras.speculation.speculation import Speculation, speculation_of
+from phase5_continuous.extras.speculation.speculation import Speculation, speculation_in, speculation_of
 from phase5_continuous.extras.speculation.suffix import SuffixProposer
 from phase5_continuous.lab.constrained import SCHEMA, fits, json_grammar
 from phase5_continuous.scheduler import Scheduler
@@ -78,7 +78,7 @@ def with_drafts(model: Model, prompts: list[list[int]], wanted: Sequence[Complet
     for prompt, answer in zip(prompts, wanted, strict=True):
         outputs.setdefault(tuple(prompt), []).append(list(answer.output_tokens))
     engine = continuous(model, speculative_config=NGRAM, **more)
-    engine.core.scheduler.speculation = Speculation(Replay(outputs), 5, spare_rows=1000)
+    engine.core.scheduler.extender = Speculation(Replay(outputs), 5, spare_rows=1000)
     return engine
 
 
@@ -112,7 +112,7 @@ def test_the_output_is_that_without_drafts(chatty: Model, name: str) -> None:
     for more in ({"budget": TokenBudget(16, 24), "cache": PrefixCache(24, 4)}, {"cache": PagedCache(28, 4)}):
         engine = with_drafts(chatty, prompts, wanted, **more)
         assert facts(engine.generate(prompts, params)) == facts(wanted)
-        speculation, scheduler = engine.core.scheduler.speculation, engine.core.scheduler
+        speculation, scheduler = speculation_in(engine.core.scheduler), engine.core.scheduler
         assert speculation is not None
         assert sum(speculation.accepted) > 0
         check(scheduler)
@@ -151,7 +151,7 @@ def test_outputs_with_drafts_have_the_exact_distribution(
     if source == "draft model":
         config["model"] = str(saved(tiny_model("llama", vocab_size=size, seed=4), tmp_path / "draft"))
     engine = continuous(model, speculative_config=config)
-    speculation = engine.core.scheduler.speculation
+    speculation = speculation_in(engine.core.scheduler)
     assert speculation is not None
     if speculation.draft_model is not None:
         speculation.draft_model.cost = 0
@@ -164,11 +164,11 @@ def test_a_run_of_accepted_tokens_takes_one_step(chatty: Model) -> None:
     params, prompt = SamplingParams(temperature=0, max_tokens=25, ignore_eos=True), [5, 6, 7]
     wanted = continuous(chatty).generate([prompt], params)
     engine = with_drafts(chatty, [prompt], wanted)
-    assert engine.core.scheduler.speculation is not None
-    engine.core.scheduler.speculation.proposer = Replay({(5, 6, 7): [list(wanted[0].output_tokens)]}, wrong=1000)
+    assert speculation_in(engine.core.scheduler) is not None
+    speculation_in(engine.core.scheduler).proposer = Replay({(5, 6, 7): [list(wanted[0].output_tokens)]}, wrong=1000)
     engine.generate([prompt], params)
     assert engine.core.steps == 1 + 4, "a prompt and four slices of six"
-    assert engine.core.scheduler.speculation.accepted == [4] * 5
+    assert speculation_in(engine.core.scheduler).accepted == [4] * 5
 
 
 def test_text_that_repeats_is_drafted_from_the_request_itself(chatty: Model) -> None:
@@ -214,8 +214,8 @@ def with_draft_model(model: Model, pages: int | None = None, **more: Any) -> Eng
     """An engine of the bundled model, for which the bundled model drafts too, from a pool of so many pages."""
     config = {"method": "draft_model", "model": str(BUNDLED), "num_speculative_tokens": 5, "spare_rows": 1000}
     engine = continuous(model, speculative_config=config, **more)
-    assert engine.core.scheduler.speculation is not None
-    drafter = engine.core.scheduler.speculation.draft_model
+    assert speculation_in(engine.core.scheduler) is not None
+    drafter = speculation_in(engine.core.scheduler).draft_model
     assert drafter is not None
     drafter.cost = 0  # as if it were much smaller
     if pages is not None:
@@ -232,7 +232,7 @@ def test_a_model_that_drafts_for_itself_is_never_wrong(chatty: Model, name: str)
     small = {"budget": TokenBudget(16, 24), "cache": PagedCache(28, 4)}
     for engine in (with_draft_model(chatty), with_draft_model(chatty, 14, **small)):
         assert facts(engine.generate(prompts, params)) == facts(wanted)
-        speculation = engine.core.scheduler.speculation
+        speculation = speculation_in(engine.core.scheduler)
         assert speculation is not None
         accepted = sum(speculation.accepted)
         assert accepted == speculation.drafted > 0 or ("grammar" in CASES[name] and accepted > 0)

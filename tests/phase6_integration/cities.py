@@ -3,7 +3,7 @@
 from functools import lru_cache
 from typing import Any
 
-from phase0_request.batch import GRAMMAR_REFUSED
+from phase0_request.params import GRAMMAR_REFUSED
 from phase0_request.tokenizer import Tokenizer
 from phase6_integration.extras.structured.client_grammars import ClientGrammars
 

@@ -14,7 +14,8 @@ import httpx
 import uvicorn
 import uvloop
 
-from phase0_request.request import FinishReason, Request, TokenLogprobs
+from phase0_request.params import TokenLogprobs
+from phase0_request.request import FinishReason, Request
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.engine.options import EngineOptions
 from phase6_integration.process.async_engine import AsyncEngine

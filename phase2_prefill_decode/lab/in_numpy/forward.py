@@ -77,7 +77,7 @@ class PagedRunner:
     def pack(self, batch: Batch) -> PagedStep:
         """Collect the tokens of all slices in one row. The pages of the batch must be allocated."""
         step, size = PagedStep(batch, [], [], [], [], []), self.cache.page_size
-        for request, start, length in batch:
+        for request, start, length, _ in batch:
             known = (*request.prompt_tokens, *request.output_tokens)
             table = self.cache.table(request)
             slots = [table[place // size] * size + place % size for place in range(start + length)]

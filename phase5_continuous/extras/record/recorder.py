@@ -21,6 +21,7 @@ from phase0_request.batch import Event
 from phase0_request.core import CoreObserver, EngineCore, Step
 from phase0_request.request import Request, RequestState
 from phase1_kv_pool.cache import CacheObserver
+from phase2_prefill_decode.extras.outcome import extras_of
 from phase2_prefill_decode.scheduler import PagedScheduler, StaticScheduler
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.policies import POLICIES
@@ -106,10 +107,10 @@ class Recorder(CoreObserver, CacheObserver):
         decode: list[int] = []
         verify: list[Verification] = []
         numbers = self._numbers
-        for request, start, length in step.batch.slices:
-            drafted = len(request.draft)
+        for request, start, length, beyond in step.batch.slices:
+            drafted = len(beyond)
             if drafted:
-                verify.append(Verification(request, drafted, request.accepted_drafts))
+                verify.append(Verification(request, drafted, extras_of(request).accepted_drafts))
             if start < len(request.prompt_tokens) or start + 1 < request.total:
                 prefill.append([numbers[request], start, length - drafted])
             elif not drafted:
@@ -132,7 +133,7 @@ class Recorder(CoreObserver, CacheObserver):
                         line[key] = slices
                 if verify:
                     line["verify"] = [
-                        [self._numbers[request], drafted, request.accepted_drafts - before]
+                        [self._numbers[request], drafted, extras_of(request).accepted_drafts - before]
                         for request, drafted, before in verify
                     ]
         self._emit(line, step.events)

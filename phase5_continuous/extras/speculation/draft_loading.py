@@ -6,7 +6,9 @@ from pathlib import Path
 from phase0_request.batch import Batch, Slice
 from phase0_request.checks import ConfigError
 from phase0_request.request import Request
+from phase2_prefill_decode.extras.penalties import Penalties
 from phase2_prefill_decode.loading.model import Model
+from phase2_prefill_decode.sampling.sampler import Sampler
 from phase2_prefill_decode.step.runner import ModelRunner
 from phase5_continuous.extras.speculation.draft_model import DraftModel
 
@@ -33,6 +35,11 @@ def connect(drafter: DraftModel, runner: ModelRunner, other: ModelRunner) -> Non
     """Let a draft model run on its runner, once it is known what its steps cost beside those of the other model's."""
     cost, context = step_seconds(runner) / step_seconds(other), runner.decoder.config.max_position_embeddings
     drafter.connect(runner, runner.cache, cost, context)
+
+
+def sampler_of_drafts(sampler: Sampler) -> Sampler:
+    """The sampler of a draft model: with the same noise, filters, bias and penalties. Masks are left to the other."""
+    return sampler.limited([each for each in sampler.processors if isinstance(each, Penalties)])
 
 
 def step_seconds(runner: ModelRunner) -> float:

@@ -44,7 +44,6 @@ class DraftModel:
     def reset(self) -> None:
         """Forget all that is computed: a step has failed."""
         for request in [*self.computed]:
-            request.draft.clear()
             self._release(request)
 
     # region exercise 5.10
@@ -59,19 +58,20 @@ class DraftModel:
             if start is not None and length:
                 slices.append(Slice(request, start, length))
                 left -= length
+        drafts: dict[Request, list[int]] = {request: [] for request in wanted}
         while slices:
             output, following = self.runner.launch(self.runner.pack(Batch(tuple(slices)))).output(), list[Slice]()
-            for (request, start, length), token in zip(slices, output.tokens, strict=True):
-                self.computed[request] = min(start + length, request.total)
+            for part, token in zip(slices, output.tokens, strict=True):
+                request, draft = part.request, drafts[part.request]
+                self.computed[request] = min(part.stop, request.total)
                 if token is not None:
-                    request.draft.append(token)
-                    if len(request.draft) < wanted[request]:
-                        following.append(Slice(request, start + length, 1))
+                    draft.append(token)
+                    if len(draft) < wanted[request]:
+                        following.append(Slice(request, part.stop, 1, tuple(draft)))
             slices = following
         for request in self.computed.keys() & wanted.keys():
-            self.drafts[request] = [*request.draft]
-            if request.draft:
-                request.draft.clear()
+            self.drafts[request] = drafts[request]
+            if drafts[request]:
                 self.cache.publish(request)
 
     def _allocate(self, request: Request, tokens: int) -> int | None:

@@ -11,15 +11,17 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
-from phase0_request.batch import Slice
+from phase0_request.batch import Batch, Slice, StepOutput
 from phase0_request.checks import check_choice, check_int, invalid
 from phase0_request.queue import SequenceState
 from phase0_request.request import Request
+from phase2_prefill_decode.extras.outcome import drawn_of, extras_of
 from phase3_chunked_prefill.budget import StepPlan
 from phase5_continuous.extras.speculation.draft_model import DraftModel
 from phase5_continuous.extras.speculation.ngram import NgramProposer
 from phase5_continuous.extras.speculation.suffix import SuffixProposer
 from phase5_continuous.running import RunningSet
+from phase5_continuous.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
 PRIOR = 0.5  # the chance of a proposed token, before any was judged
@@ -87,7 +89,7 @@ class Speculation:
     def __post_init__(self) -> None:
         self.accepted = [0] * self.most
 
-    def add_drafts(self, step: StepPlan, running_set: RunningSet) -> Sequence[Slice]:
+    def extend(self, step: StepPlan, running_set: RunningSet) -> Sequence[Slice]:
         """The slices of a step, those of decodes longer by a draft. Drafts take what the requests have left of the
         step's budget and of the pool; no request waits or is preempted for one."""
         slices, left, self.proposals = [*step.slices], step.left, {}
@@ -104,7 +106,7 @@ class Speculation:
         for number, (sequence, part) in enumerate(zip(step.sequences, step.slices, strict=True)):
             if not may_draft(sequence, part):
                 continue
-            request, start, length = part
+            request, start, length, _ = part
             chance = self.shared if model is not None else self._chances.get(request)
             if chance is None:
                 chance = self._chances[request] = Chance()
@@ -117,9 +119,8 @@ class Speculation:
                 continue
             self.proposals[request] = proposal, chance
             most = min(most, len(proposal))
-            if most and (most := running_set.allocate_draft(sequence, most)):
-                request.draft[:] = proposal[:most]
-                slices[number] = Slice(request, start, length + most)
+            if most and (most := running_set.allocate_more(sequence, most)):
+                slices[number] = Slice(request, start, length + most, tuple(proposal[:most]))
                 rows, left = rows + most, left - most
                 expected += sum(chance.value ** (place + 1) for place in range(most))
         self._pays = any(pays) or not pays
@@ -161,6 +162,13 @@ class Speculation:
             most, rows, expected, accepted = most + 1, rows + price, expected + accepted, accepted * chance
         return most
 
+    def committed(self, batch: Batch, output: StepOutput) -> None:
+        """Judge the proposals of a step."""
+        for number, part in enumerate(batch.slices) if self.proposals else ():
+            drawn = drawn_of(output, number)
+            if drawn and part.request in self.proposals and not part.request.finished:
+                self.learn(part.request, len(part.beyond), drawn)
+
     def learn(self, request: Request, drafted: int, drawn: Sequence[int]) -> None:
         """Judge a proposal by the tokens that a step drew: one, and one more behind each accepted token of the draft.
         The tokens behind the first wrong one say nothing. A right token of the draft is judged as wrong if nothing was
@@ -175,8 +183,9 @@ class Speculation:
             self.drafts += 1
             self.drafted += drafted
             accepted = len(drawn) - 1
-            request.accepted_drafts += accepted
-            request.rejected_drafts += drafted - accepted
+            extras = extras_of(request)
+            extras.accepted_drafts += accepted
+            extras.rejected_drafts += drafted - accepted
             for place in range(accepted):
                 self.accepted[place] += 1
 
@@ -185,8 +194,13 @@ class Speculation:
 
 def may_draft(sequence: SequenceState, part: Slice) -> bool:
     """Whether a slice draws a token, and is of output alone."""
-    request, start, length = part
+    request, start, length, _ = part
     return start + length >= sequence.num_tokens and start >= len(request.prompt_tokens)
+
+
+def speculation_in(scheduler: Scheduler) -> Speculation | None:
+    """What extends the steps of a scheduler, if that is speculation."""
+    return scheduler.extender if isinstance(scheduler.extender, Speculation) else None
 
 
 def speculation_of(config: Mapping[str, Any] | None, spare_rows: int = 3) -> Speculation | None:

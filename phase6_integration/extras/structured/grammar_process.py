@@ -19,11 +19,11 @@ from pathlib import Path
 
 import msgspec
 
-from phase0_request.batch import GRAMMAR_REFUSED, Forced
-from phase0_request.params import SamplingParams
+from phase0_request.params import GRAMMAR_REFUSED, SamplingParams
 from phase0_request.request import Request
 from phase2_prefill_decode.extras.grammar.constraints import Constraint, fill_masks
 from phase2_prefill_decode.extras.grammar.grammar import Grammars
+from phase2_prefill_decode.extras.outcome import Forced
 from phase6_integration.process.messages import CHUNK, Frames, frame
 
 MEMORY = 512 << 20  # bytes that a child may allocate beyond what its parent has

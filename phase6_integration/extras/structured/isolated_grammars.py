@@ -25,6 +25,7 @@ from phase2_prefill_decode.extras.grammar.constraints import (
     fill_masks,
     words,
 )
+from phase2_prefill_decode.extras.grammar.masks import masks_of
 from phase2_prefill_decode.sampling.sampler import Sampler
 from phase5_continuous.scheduler import Scheduler
 from phase6_integration.engine.hub import directory_of
@@ -53,8 +54,9 @@ class IsolatedGrammars(Constraints):
     def install(cls, sampler: Sampler, options: EngineOptions) -> "IsolatedGrammars":
         """Have a sampler follow grammars in processes from now on."""
         directory = directory_of(options.tokenizer or options.model, options.revision, options.download_dir)
-        made = cls(sampler.vocab_size, str(directory), sampler.eos_ids)
-        sampler.constraints, made.prepare = made, sampler.constraint_of
+        masks = masks_of(sampler)
+        made = cls(sampler.vocab_size, str(directory), masks.eos_ids)
+        masks.constraints, made.prepare = made, masks.constraint_of
         return made
 
     def of(self, request: Request) -> Follower:

@@ -12,8 +12,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from phase0_request.batch import GRAMMAR_FAILED, Forced
+from phase0_request.params import GRAMMAR_FAILED
 from phase0_request.request import Request
+from phase2_prefill_decode.extras.outcome import Forced
 from phase6_integration.extras.structured.grammar_process import COMPILING, Answers, Follow, FollowBatch, from_child
 from phase6_integration.extras.structured.grammar_server import GrammarServer
 from phase6_integration.process.messages import Channel

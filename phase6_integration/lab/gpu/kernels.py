@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from phase0_request.batch import Batch, Slice
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase1_kv_pool.layer import KVLayer
@@ -227,7 +228,8 @@ def peaked(rows: int, vocabulary: int, device: torch.device) -> Tensor:
 def draw(day: Day, rows: int, make: Callable[[int, int, torch.device], Tensor], params: SamplingParams) -> Row:
     """The kernels of a draw, with the parameters of the requests on the device already."""
     vocabulary = day.some((151_936,), (500,))[0]
-    sampler = Sampler((), vocabulary, day.device, 0)
+    sampler = Sampler(vocabulary, day.device, 0)
     requests = [Request(f"{number}", (1,), params) for number in range(rows)]
-    tensors = SamplingInputs(*(moved(torch.from_numpy(c), day.device) for c in sampler.pack(requests).columns))
+    batch = Batch(tuple(Slice(request, 0, request.total) for request in requests))
+    tensors = SamplingInputs(*(moved(torch.from_numpy(c), day.device) for c in sampler.pack(batch).columns))
     return {"us": day.seconds(partial(sampler.draw, make(rows, vocabulary, day.device), tensors)) * 1e6}

@@ -25,11 +25,11 @@ from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.layer import KVLayer
 from phase1_kv_pool.pool import KVPool
+from phase2_prefill_decode.connect import sampler_for
 from phase2_prefill_decode.extras.cpu.threads import cores
 from phase2_prefill_decode.lab.shapes import SHAPES
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.model import Model
-from phase2_prefill_decode.sampling.sampler import Sampler
 from phase2_prefill_decode.step.runner import ModelRunner
 from phase3_chunked_prefill.budget import TokenBudget
 from phase5_continuous.scheduler import Scheduler
@@ -111,7 +111,7 @@ def request(number: int, prompt: Sequence[int], tokens: int, arrival: float) -> 
 
 def core_of(model: Model, pool: KVPool, cache: PagedCache, budget: TokenBudget) -> Core:
     scheduler = Scheduler(cache, (), budget, max_running=RUNNING)
-    return EngineCore(scheduler, ModelRunner(model.decoder, pool, cache, Sampler.of(model, 0)))
+    return EngineCore(scheduler, ModelRunner(model.decoder, pool, cache, sampler_for(model, 0)))
 
 
 def steps(

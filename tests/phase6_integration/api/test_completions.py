@@ -253,7 +253,7 @@ def test_where_the_tokens_of_a_prompt_begin() -> None:
 
 
 def test_a_logprob_of_minus_infinity_has_a_number() -> None:
-    from phase0_request.request import TokenLogprobs
+    from phase0_request.params import TokenLogprobs
     from phase6_integration.api.logprobs import for_chat, for_completion
 
     never = TokenLogprobs(float("-inf"), ((5, -0.5),))

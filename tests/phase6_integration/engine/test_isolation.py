@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from phase0_request import Batch, FinishReason, Request, SamplingParams, Slice, StepOutput, TokenLogprobs, core
-from phase0_request.batch import Forced
 from phase1_kv_pool import PagedCache
+from phase2_prefill_decode.extras.outcome import Forced
 from phase3_chunked_prefill import TokenBudget
 from phase5_continuous import Scheduler
 from phase6_integration.engine.isolation import (

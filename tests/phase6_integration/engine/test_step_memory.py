@@ -13,10 +13,10 @@ from phase0_request.batch import Batch, Slice
 from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.pool import KVPool
+from phase2_prefill_decode.connect import sampler_for
 from phase2_prefill_decode.extras.logprobs import BLOCK
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.model import Model
-from phase2_prefill_decode.sampling.sampler import Sampler
 from phase2_prefill_decode.step.runner import ModelRunner
 from phase6_integration.engine.assemble import LARGEST, peak_bytes, profile
 
@@ -58,7 +58,7 @@ def largest_steps(*params: SamplingParams) -> list[int]:
         patch.setattr("phase6_integration.engine.assemble.BLOCK", 1)
         for one in params:
             patch.setattr("phase6_integration.engine.assemble.LARGEST", one)
-            found.append(profile(model, Sampler.of(model, 0), BLOCK, BLOCK, MUCH.kv_layout(16), BLOCK))
+            found.append(profile(model, sampler_for(model, 0), BLOCK, BLOCK, MUCH.kv_layout(16), BLOCK))
     return found
 
 
@@ -72,7 +72,7 @@ def test_the_largest_step_has_the_copies_of_logits_that_requests_can_ask_for(new
 def scored_prompt(tokens: int, running: int) -> tuple[int, int]:
     """The memory of a step that scores a prompt, and the profiled one."""
     model, cache = Model.random(MUCH, device="cpu", dtype="float32"), PagedCache(13, 16)
-    sampler, pool = Sampler.of(model, 0), KVPool(MUCH.kv_layout(16), 13, torch.device("cpu"), torch.float32)
+    sampler, pool = sampler_for(model, 0), KVPool(MUCH.kv_layout(16), 13, torch.device("cpu"), torch.float32)
     request = Request("scored", (5,) * tokens, SamplingParams(prompt_logprobs=20))
     cache.attach(request)
     cache.grow(request, tokens)

@@ -8,7 +8,7 @@ import pytest
 from llguidance import LLMatcher
 
 from phase0_request import FinishReason
-from phase0_request.batch import GRAMMAR_REFUSED
+from phase0_request.params import GRAMMAR_REFUSED
 from phase1_kv_pool import PagedCache
 from phase2_prefill_decode.extras.grammar.constraints import Constraint, fill_masks
 from phase5_continuous import Scheduler

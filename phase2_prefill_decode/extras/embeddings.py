@@ -1,0 +1,37 @@
+"""Embeddings: the final hidden state of the last prompt token, for requests with `embed`."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from phase0_request.batch import Batch, StepOutput
+from phase0_request.params import SamplingParams
+from phase2_prefill_decode.extras.outcome import outcome_of
+from phase2_prefill_decode.sampling.processors import Draw, Processor, Work
+from phase2_prefill_decode.transfer import to_device, to_host
+
+
+class Embeddings(Processor):
+    def wants(self, params: SamplingParams) -> bool:
+        return params.embed
+
+    def pack(self, batch: Batch, draws: Sequence[Draw]) -> Work | None:
+        asked = [draw for draw in draws if draw.part.request.params.embed and not draw.output_index]
+        return EmbeddingsOfStep(asked) if asked else None
+
+
+class EmbeddingsOfStep(Work):
+    wants_hidden = True
+
+    def __init__(self, asked: Sequence[Draw]) -> None:
+        self.asked = asked
+
+    def collect(self, logits: Tensor, tokens: Tensor, hidden: Tensor | None, more: Tensor | None) -> None:
+        assert hidden is not None
+        rows = to_device([draw.row for draw in self.asked], torch.int64, hidden.device)
+        self._states = to_host(hidden[rows].float())
+
+    def finish(self, output: StepOutput, tokens: Sequence[int], peaks: Sequence[float]) -> None:
+        for draw, state in zip(self.asked, self._states.numpy(), strict=True):
+            outcome_of(output, draw.number).embedding = state.tobytes()

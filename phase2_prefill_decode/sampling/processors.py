@@ -1,0 +1,73 @@
+"""Processor: something that requests may ask for beside a draw. It changes logits before the draw, or collects results.
+
+    pack -> start -> (the model runs) -> edit -> (the draw) -> collect -> finish
+
+A processor is one for an engine. For a step in which requests ask for it, it makes a `Work`, and the parts of a step
+call the methods of that in this order. In nearly all steps there is none.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+from phase0_request.batch import Batch, Slice, StepOutput
+from phase0_request.params import SamplingParams
+from phase0_request.request import Request
+
+
+class Draw(NamedTuple):
+    """A row of logits that a token is drawn from."""
+
+    row: int
+    number: int  # index of the slice in its batch
+    part: Slice
+    output_index: int  # of the token in the request's output
+
+
+class Work:
+    """The work of a processor in one step. A subclass overrides what it needs."""
+
+    rows: Sequence[int] = ()  # tokens of the step whose final hidden states it needs, beside those that draw
+    wants_hidden = False  # it needs the final hidden states of the rows that draw
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether it depends on a token of the step before, which must end first."""
+        return False
+
+    def start(self) -> None:
+        """The model is about to run. Called only if nothing is in flight: work on the host can begin."""
+
+    def cancel(self) -> None:
+        """The model has failed: wait for what `start` began."""
+
+    def edit(self, logits: Tensor) -> Tensor:
+        """Change the logits that tokens are drawn from, [rows, vocab], in a copy."""
+        return logits
+
+    def collect(self, logits: Tensor, tokens: Tensor, hidden: Tensor | None, more: Tensor | None) -> None:
+        """Take what it needs, on the device, and start to copy that to the host.
+
+        logits: [rows, vocab], the model's own; tokens: [rows], drawn; hidden: [rows, hidden_size]; more: [its own rows,
+        hidden_size].
+        """
+
+    def finish(self, output: StepOutput, tokens: Sequence[int], peaks: Sequence[float]) -> None:
+        """The results are on the host: add to the output of the step. `tokens` and `peaks` are of each row."""
+
+
+class Processor(ABC):
+    """Makes the work of steps."""
+
+    @abstractmethod
+    def wants(self, params: SamplingParams) -> bool:
+        """Whether a request with these parameters may ever ask for it."""
+
+    def prepare(self, request: Request) -> None:  # noqa: B027 most need nothing
+        """Called for each request that wants it, before its first step. ValueError if it cannot be served."""
+
+    @abstractmethod
+    def pack(self, batch: Batch, draws: Sequence[Draw]) -> Work | None:
+        """The work of a step. None if no request asks for it in this step."""
