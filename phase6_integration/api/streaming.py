@@ -75,7 +75,7 @@ class GenerationResponse(Response):
         try:
             return self.server.engine.submit(self.request)
         except QueueFullError:
-            message = "too many requests wait already; try again later"
+            message = "too many requests are already waiting; try again later"
             raise RequestError(429, message, code="queue_full", headers={"retry-after": "1"}) from None
         except UnavailableError as error:
             raise unavailable(error.health) from None

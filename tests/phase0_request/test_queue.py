@@ -35,7 +35,7 @@ def test_a_request_at_the_limit_is_refused_and_nothing_changes(make_entry: Calla
     queue = RequestQueue(limit=2)
     queue.add(make_entry())
     queue.add(make_entry())
-    with pytest.raises(QueueFullError, match="2 requests wait already"):
+    with pytest.raises(QueueFullError, match="2 requests are already waiting"):
         queue.add(make_entry(-1))
     assert names(queue) == ["r1", "r2"]
     queue.pop()

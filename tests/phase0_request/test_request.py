@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from phase0_request import FinishReason, InvalidTransitionError, Request, RequestState, SamplingParams, TokenLogprobs
+from phase0_request import FinishReason, InvalidTransitionError, Request, RequestState
 
 LIVE_STATES = (RequestState.WAITING, RequestState.RUNNING, RequestState.PREEMPTED)
 
@@ -77,8 +77,8 @@ def test_append_needs_all_tokens_computed() -> None:
     assert (request.computed, request.total) == (3, 4)
     with pytest.raises(InvalidTransitionError, match="3 of 4"):
         request.append(8, 1.0)
-    request.append(8, 1.0, forced=True)
-    assert (request.computed, request.output_tokens) == (3, [7, 8]), "a forced token needs no prediction"
+    request.append(8, 1.0, predicted=False)
+    assert (request.computed, request.output_tokens) == (3, [7, 8]), "not every token is predicted"
 
 
 def test_a_preempted_request_keeps_its_tokens_and_computes_all_of_them_again() -> None:
@@ -138,19 +138,6 @@ def test_tokens_run_over_prompt_and_output_as_one_sequence() -> None:
     for start, stop in ((0, 7), (-1, 2), (3, 2)):
         with pytest.raises(IndexError, match="tokens 0 to 6"):
             request.tokens(start, stop)
-
-
-def test_prompt_logprobs_come_in_order_and_tokens_without_them_are_not_taken_from_the_cache() -> None:
-    request = Request("r", (1, 2, 3), SamplingParams(prompt_logprobs=0))
-    with pytest.raises(InvalidTransitionError, match="0 are known"):
-        request.add_prompt_logprobs(1, [TokenLogprobs(-1.0, ())])
-    with pytest.raises(InvalidTransitionError, match="its prompt has 3 tokens"):
-        request.add_prompt_logprobs(0, [TokenLogprobs(-1.0, ())] * 3)
-    request.add_prompt_logprobs(0, [TokenLogprobs(-1.0, ())])
-    assert request.cacheable_tokens == 1
-    request.add_prompt_logprobs(0, [TokenLogprobs(-9.0, ()), TokenLogprobs(-2.0, ())])
-    assert [score.logprob for score in request.prompt_logprobs] == [-1.0, -2.0]
-    assert request.cacheable_tokens == 3
 
 
 def test_latencies_are_computed_from_the_timestamps() -> None:

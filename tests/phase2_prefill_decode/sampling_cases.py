@@ -6,10 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from phase0_request import Request, SamplingParams, StepOutput
-from phase2_prefill_decode.extras.penalties import edit, pack_edits
+from phase0_request import Batch, Request, SamplingParams, Slice, StepOutput, TokenLogprobs
+from phase0_request.tokenizer import Tokenizer
+from phase2_prefill_decode.extras.outcome import SliceOutcome
+from phase2_prefill_decode.extras.penalties import EditsOfStep, Row
+from phase2_prefill_decode.extras.processors import processors_for
 from phase2_prefill_decode.sampling.metadata import SamplingMetadata
-from phase2_prefill_decode.sampling.sampler import Sampler
+from phase2_prefill_decode.sampling.sampler import Sampled, Sampler
 from tests.phase2_prefill_decode.steps import output_of
 
 VOCAB = 30
@@ -21,19 +24,58 @@ def request_of(id: str = "r", prompt: Sequence[int] = (1,), output: Sequence[int
     return request
 
 
+def sampler_of(
+    eos_ids: Sequence[int],
+    vocab_size: int,
+    device: str | torch.device = "cpu",
+    seed: int | None = None,
+    *,
+    num_tokens: int | None = None,
+    tokenizer: Tokenizer | None = None,
+) -> Sampler:
+    """A sampler with all that requests may ask for."""
+    processors = processors_for(vocab_size, eos_ids, torch.device(device), tokenizer, lambda hidden: hidden)
+    return Sampler(vocab_size, device, seed, num_tokens=num_tokens, processors=processors)
+
+
+def packed(sampler: Sampler, requests: Sequence[Request], totals: Sequence[int] | None = None) -> SamplingMetadata:
+    """What a step asks in which each of these requests draws its next token. `totals` count those in flight."""
+    totals = [request.total for request in requests] if totals is None else totals
+    return sampler.pack(Batch(tuple(Slice(r, total - 1, 1) for r, total in zip(requests, totals, strict=True))))
+
+
+def logprobs_in(output: StepOutput) -> dict[int, TokenLogprobs]:
+    """Those of the drawn tokens, by slice."""
+    return {n: o.logprobs for n, o in output.more.items() if isinstance(o, SliceOutcome) and o.logprobs is not None}
+
+
+def edits_in(sampling: SamplingMetadata) -> Sequence[Row]:
+    """The rows with edits."""
+    return [row for work in sampling.works if isinstance(work, EditsOfStep) for row in work.edited]
+
+
+def sampled(sampler: Sampler, logits: Tensor, sampling: SamplingMetadata) -> Sampled:
+    """Draw, and collect what is asked for beside."""
+    found = sampler.sample(logits, sampling)
+    for work in sampling.works:
+        work.collect(logits, found.tokens, None, None)
+    return found
+
+
 def run(sampler: Sampler, logits: Tensor, requests: Sequence[Request]) -> StepOutput:
-    sampling = sampler.pack(requests)
-    sampled = sampler.sample(logits.to(sampler.device), sampling)
-    return output_of(sampled, sampling, range(len(requests)), len(requests))
+    sampling = packed(sampler, requests)
+    found = sampled(sampler, logits.to(sampler.device), sampling)
+    return output_of(found, sampling, range(len(requests)), len(requests))
 
 
 def edited(logits: Tensor, requests: Sequence[Request], eos_ids: Sequence[int] = ()) -> Tensor:
-    return edited_by(Sampler(eos_ids, logits.shape[1]).pack(requests), logits)
+    return edited_by(packed(sampler_of(eos_ids, logits.shape[1]), requests), logits)
 
 
 def edited_by(sampling: SamplingMetadata, logits: Tensor) -> Tensor:
-    edits = pack_edits(sampling.edits, logits.device) if sampling.edits else None
-    return logits if edits is None else edit(logits, edits)
+    for work in sampling.works:
+        logits = work.edit(logits)
+    return logits
 
 
 def some_logits(rows: int, seed: int = 0, vocab: int = VOCAB) -> Tensor:

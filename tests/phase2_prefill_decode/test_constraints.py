@@ -13,7 +13,7 @@ from phase0_request.tokenizer import Tokenizer
 from phase2_prefill_decode.extras.grammar.constraints import Constraint, fill_masks, in_flight
 from phase2_prefill_decode.extras.grammar.grammar import KEPT, Grammars
 from phase2_prefill_decode.extras.outcome import Forced
-from phase2_prefill_decode.sampling.sampler import Sampler
+from tests.phase2_prefill_decode.sampling_cases import logprobs_in, packed, sampled, sampler_of
 from tests.phase2_prefill_decode.steps import output_of
 
 TOKENIZER = Tokenizer.from_pretrained()
@@ -266,20 +266,20 @@ def test_a_grammar_that_others_have_used_up_is_compiled_again(monkeypatch: pytes
 
 
 def test_only_constrained_rows_are_masked_and_logprobs_are_the_models_own() -> None:
-    sampler = Sampler(TOKENIZER.eos_ids, SIZE, seed=0, num_tokens=TOKENIZER.vocab_size, grammars=GRAMMARS)
+    sampler = sampler_of(TOKENIZER.eos_ids, SIZE, seed=0, num_tokens=TOKENIZER.vocab_size, tokenizer=TOKENIZER)
     greedy = {"temperature": 0.0}
     rows = [
         Request("free", (1,), SamplingParams(**greedy, logprobs=1)),
         Request("bound", (1,), SamplingParams(**greedy, grammar=YES_OR_NO, logprobs=1, logit_bias={9: 100})),
     ]
     logits = torch.randn(2, SIZE, generator=torch.Generator().manual_seed(3))
-    sampling = sampler.pack(rows)
-    output = output_of(sampler.sample(logits, sampling), sampling, range(2), 2)
+    sampling = packed(sampler, rows)
+    output = output_of(sampled(sampler, logits, sampling), sampling, range(2), 2)
     free, bound = output.tokens
     assert free == logits[0, : TOKENIZER.vocab_size].argmax()
     assert bound in allowed(constraint(request(grammar=YES_OR_NO)), 0)
     assert bound is not None
-    assert output.logprobs[1].logprob == pytest.approx(float(logits[1].log_softmax(-1)[bound]), abs=1e-5)
+    assert logprobs_in(output)[1].logprob == pytest.approx(float(logits[1].log_softmax(-1)[bound]), abs=1e-5)
 
 
 @pytest.mark.parametrize(("index", "waits"), [(1, False), (2, False), (3, True)])

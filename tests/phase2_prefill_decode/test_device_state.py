@@ -59,7 +59,7 @@ def test_after_every_step_the_device_has_the_page_tables_of_the_cache(kind: type
         if chosen:
             batch = Batch(tuple(Slice(one, one.computed, one.total - one.computed) for one in chosen))
             packed = load(batch, cache, state)
-            for row, (request, _, stop) in zip(packed.metadata.page_table.tolist(), batch.slices, strict=True):
+            for row, (request, _, stop, _) in zip(packed.metadata.page_table.tolist(), batch.slices, strict=True):
                 table = cache.table(request)
                 assert row[: len(table)] == table[: len(row)], f"step {number}: the page table of {request.id}"
                 assert len(row) >= -(-stop // 4), f"step {number}: all pages of {request.id} that the step reads"

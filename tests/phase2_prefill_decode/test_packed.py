@@ -1,5 +1,7 @@
 """Packed batches: the position, slot and sequence of every token, as tensors."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -8,7 +10,9 @@ from hypothesis import strategies as st
 from phase0_request.batch import Batch, Slice
 from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
-from phase2_prefill_decode.step.packed import StepTensors, pack, tokens_of
+from phase2_prefill_decode.sampling.metadata import SamplingMetadata
+from phase2_prefill_decode.sampling.processors import Work
+from phase2_prefill_decode.step.packed import NO_SAMPLING, StepTensors, pack, tokens_of
 from tests.phase2_prefill_decode.steps import loaded
 
 CPU = torch.device("cpu")
@@ -118,11 +122,18 @@ def test_only_changed_entries_of_page_tables_are_sent() -> None:
     assert (step.changed, step.pages) == ([6 * cache.row(grown) + before], cache.table(grown)[before:]), "one new page"
 
 
-def test_prompt_rows_that_are_scored_come_after_the_last_rows() -> None:
+def wanting(*rows: int) -> SamplingMetadata:
+    """What the sampler is asked if a processor wants the hidden states of these tokens."""
+    work = Work()
+    work.rows = rows
+    return replace(NO_SAMPLING, works=[work])
+
+
+def test_rows_that_a_processor_wants_come_after_the_last_rows() -> None:
     batch, cache = a_decode_a_chunk_and_a_prompt()
-    assert pack(batch, cache, 6, scored=(0, 3, 2)).last == [0, 6, 1, 2, 3, 4, 5], "3 rows of r2, 2 of r3"
+    assert pack(batch, cache, 6, wanting(1, 2, 3, 4, 5)).last == [0, 6, 1, 2, 3, 4, 5]
     alone = Batch((Slice(batch.slices[2].request, 0, 3),))
-    step = pack(alone, cache, 6, scored=(2,))
+    step = pack(alone, cache, 6, wanting(0, 1))
     assert step.last == [2, 0, 1]
     assert not step.all_logits, "these are all rows, but not in their order"
 

@@ -17,9 +17,18 @@ from transformers.generation.logits_process import (
 )
 
 from phase0_request import reason_to_finish
-from phase2_prefill_decode.extras.penalties import edit, pack_edits
-from phase2_prefill_decode.sampling.sampler import Sampler
-from tests.phase2_prefill_decode.sampling_cases import VOCAB, edited, edited_by, request_of, run, some_logits
+from phase2_prefill_decode.extras.penalties import Penalties, edit, pack_edits
+from tests.phase2_prefill_decode.sampling_cases import (
+    VOCAB,
+    edited,
+    edited_by,
+    edits_in,
+    packed,
+    request_of,
+    run,
+    sampler_of,
+    some_logits,
+)
 from tests.phase2_prefill_decode.steps import NothingWaits
 
 
@@ -40,7 +49,7 @@ def test_edits_match_a_loop_over_the_tokens(
         "r", prompt, output[:-steps], max_tokens=50, min_tokens=least, logit_bias=bias, presence_penalty=presence,
         frequency_penalty=frequency, repetition_penalty=repetition, stop_token_ids=[3],
     )  # fmt: skip
-    sampler, said = Sampler([7], VOCAB), request.output_tokens
+    sampler, said = sampler_of([7], VOCAB), request.output_tokens
     for new in [[], *([token] for token in output[-steps:])]:
         said += new
         wanted = []
@@ -49,7 +58,7 @@ def test_edits_match_a_loop_over_the_tokens(
             if token in prompt + said:
                 x = x / repetition if x > 0 else x * repetition
             wanted.append(x - presence * (token in said) - frequency * said.count(token))
-        found = edited_by(sampler.pack([request]), some_logits(1))[0].tolist()
+        found = edited_by(packed(sampler, [request]), some_logits(1))[0].tolist()
         near = [x == pytest.approx(y, rel=1e-5, abs=1e-5) for x, y in zip(found, wanted, strict=True)]
         wrong = [token for token, is_near in enumerate(near) if not is_near]
         assert not wrong, f"the logits of the tokens {wrong} after a prompt of {prompt} and an output of {said}"
@@ -72,11 +81,11 @@ def test_packing_a_step_costs_no_more_after_a_long_context() -> None:
     def peak(length: int) -> int:
         tokens = [token % VOCAB for token in range(length)]
         request = request_of(prompt=tokens, output=tokens, repetition_penalty=1.1, frequency_penalty=0.5)
-        sampler = Sampler((), VOCAB)
-        edited_by(sampler.pack([request]), some_logits(1))
+        sampler = sampler_of((), VOCAB)
+        edited_by(packed(sampler, [request]), some_logits(1))
         request.output_tokens.append(1)
         tracemalloc.start()
-        edited_by(sampler.pack([request]), some_logits(1))
+        edited_by(packed(sampler, [request]), some_logits(1))
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         return peak
@@ -86,12 +95,13 @@ def test_packing_a_step_costs_no_more_after_a_long_context() -> None:
 
 
 def test_a_request_that_has_ended_leaves_nothing_in_the_sampler() -> None:
-    sampler, request = Sampler((), VOCAB), request_of(repetition_penalty=1.1)
-    sampler.pack([request])
-    assert len(sampler._edits) == 1
+    sampler, request = sampler_of((), VOCAB), request_of(repetition_penalty=1.1)
+    packed(sampler, [request])
+    (penalties,) = (each for each in sampler.processors if isinstance(each, Penalties))
+    assert len(penalties._edits) == 1
     del request
     gc.collect()
-    assert len(sampler._edits) == 0
+    assert len(penalties._edits) == 0
 
 
 def test_biases_are_those_of_transformers_and_come_before_the_repetition_penalty() -> None:
@@ -139,9 +149,12 @@ def test_a_token_in_flight_counts_as_one_that_the_host_knows(seed: int) -> None:
         prompt = rng.choices(range(6), k=2)
         known.append(request_of(f"r{row}", prompt=prompt, output=output[:-1], **params))
         whole.append(request_of(f"r{row}", prompt=prompt, output=output, **params))
-    logits, sampling = some_logits(4, seed), Sampler((2,), VOCAB).pack(known, [request.total for request in whole])
-    for row, edits, index in sampling.edits:
-        edits.take(index - 1, whole[row].output_tokens[-1])
+    logits, sampling = (
+        some_logits(4, seed),
+        packed(sampler_of((2,), VOCAB), known, [request.total for request in whole]),
+    )
+    for draw, edits in edits_in(sampling):
+        edits.take(draw.output_index - 1, whole[draw.row].output_tokens[-1])
     found = edited_by(sampling, logits)
     off = (found - edited(logits, whole, (2,))).nan_to_num(0).abs() > 1e-5
     assert not off.any(), f"(request, token) of logits that are wrong with a token in flight: {off.nonzero().tolist()}"
@@ -151,7 +164,7 @@ def test_edits_change_only_their_own_row_and_not_the_given_logits() -> None:
     logits = some_logits(3)
     before = logits.clone()
     requests = [request_of(), request_of(logit_bias={2: 5.0}), request_of(output=(4,), presence_penalty=1.0)]
-    run(Sampler((), VOCAB), logits, requests)
+    run(sampler_of((), VOCAB), logits, requests)
     assert torch.equal(logits, before)
     changed = (edited(logits, requests) != logits).nonzero().tolist()
     assert changed == [[1, 2], [2, 4]]
@@ -159,8 +172,8 @@ def test_edits_change_only_their_own_row_and_not_the_given_logits() -> None:
 
 def test_edits_wait_for_nothing_on_the_device() -> None:
     known = [request_of("a", output=(3, 4), presence_penalty=1.0), request_of("b", output=(5,), frequency_penalty=0.5)]
-    logits, sampling = some_logits(2), Sampler((), VOCAB).pack(known)
-    edits = pack_edits(sampling.edits, torch.device("cpu"))
+    logits, sampling = some_logits(2), packed(sampler_of((), VOCAB), known)
+    edits = pack_edits(edits_in(sampling), torch.device("cpu"))
     with NothingWaits():
         found = edit(logits, edits)
     changed = (found != logits).nonzero().tolist()
@@ -170,4 +183,4 @@ def test_edits_wait_for_nothing_on_the_device() -> None:
 def test_edits_are_made_in_float32() -> None:
     """In bfloat16, 1/256 more on a logit of 4 would be rounded away, and two tokens would tie."""
     logits = torch.tensor([[4.0, 4.0, 0.0]], dtype=torch.bfloat16)
-    assert run(Sampler((), 3), logits, [request_of(temperature=0, logit_bias={1: 1 / 256})]).tokens == [1]
+    assert run(sampler_of((), 3), logits, [request_of(temperature=0, logit_bias={1: 1 / 256})]).tokens == [1]

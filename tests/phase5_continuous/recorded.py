@@ -95,7 +95,7 @@ class Recorded(CoreObserver):
         running_set, cache, budget = scheduler.running_set, scheduler.cache, scheduler.budget
         match why, more:
             case "tokens", ():
-                computed = step.batch.num_tokens - sum(len(part.request.draft) for part in step.batch)
+                computed = step.batch.num_tokens - sum(len(part.beyond) for part in step.batch)
                 leaving = [each for each in running_set.leaving if not each.request.finished]  # about to be preempted
                 decodes = {each.request for each in (*running_set.running, *running_set.preempted, *leaving)}
                 without_a_page = decodes - {part.request for part in step.batch}

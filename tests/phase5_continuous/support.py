@@ -10,7 +10,7 @@ from itertools import accumulate
 from phase0_request import Batch, Event, FinishReason, Request, SamplingParams, StepOutput
 from phase0_request.core import EngineCore
 from phase1_kv_pool import PagedCache
-from phase2_prefill_decode.extras.outcome import Forced, Verified
+from phase2_prefill_decode.extras.outcome import Forced, Verified, outcome_of
 from phase5_continuous.extras.invariants import check
 from phase5_continuous.extras.speculation.draft_model import CATCH_UP, DraftModel
 from phase5_continuous.extras.speculation.speculation import speculation_in
@@ -84,14 +84,14 @@ class Device:
 
     def launch(self, batch: Batch) -> None:
         step: list[Launched] = []
-        for request, start, length, _ in batch.slices:
+        for request, start, length, beyond in batch.slices:
             stop, size, table = start + length, self.cache.page_size, self.cache.table(request)
-            known: list[int | None] = [*request.tokens(start, min(stop, request.total + len(request.draft)))]
+            known: list[int | None] = [*request.tokens(0, request.total), *beyond][start:stop]
             slots = [table[position // size] * size + position % size for position in range(stop)]
             assert slots[start:] == self.cache.slots(batch.slices[len(step)])
             known += [None] * (length - len(known))
-            assert not request.draft or stop == request.total + len(request.draft)
-            draws = min(1 + len(request.draft), length) if stop >= request.total else 0
+            assert not beyond or stop == request.total + len(beyond)
+            draws = min(1 + len(beyond), length) if stop >= request.total else 0
             step.append(Launched(request, start, known, slots, draws))
         self.steps.append(step)
 
@@ -159,7 +159,8 @@ class DraftRunner:
         tokens = self.device.land()
         for number, (part, token) in enumerate(zip(self.batch, tokens, strict=True)):
             if token is not None:
-                states = [*accumulate(part.request.tokens(0, part.stop), mix, initial=1)]
+                tokens_of = [*part.request.tokens(0, part.request.total), *part.beyond][: part.stop]
+                states = [*accumulate(tokens_of, mix, initial=1)]
                 assert token == sum(states[1:]) % VOCABULARY
                 tokens[number] = token + (part.stop % 5 == 0)
         return StepOutput(tokens)
@@ -199,8 +200,8 @@ class Engine:
         self.in_flight: deque[Batch] = deque()
         self.requests: dict[str, Request] = {}
         self.alone: dict[str, tuple[list[int], FinishReason]] = {}  # the output of each, served alone
-        if speculation_in(scheduler) is not None and isinstance(speculation_in(scheduler).proposer, Oracle):
-            self.alone = speculation_in(scheduler).proposer.outputs
+        if (speculation := speculation_in(scheduler)) is not None and isinstance(speculation.proposer, Oracle):
+            self.alone = speculation.proposer.outputs
         self.delivered: dict[str, list[int]] = {}
         self.ended: dict[str, FinishReason] = {}
         self.batches: list[Batch] = []
@@ -249,7 +250,15 @@ class Engine:
         self.late = {batch.slices[number].request.id: later for number, later in late.items()}
         tokens = [None if number in late else token for number, token in enumerate(tokens)]
         failed, self.failed = self.failed, {}
-        return StepOutput(tokens, failed, forced=forced, late=late, verified=self.device.verified)
+        output = StepOutput(tokens, failed)
+        for number, follows in forced.items():
+            if follows.tokens or follows.ends:
+                outcome_of(output, number).forced = follows
+        for number, verified in self.device.verified.items():
+            outcome_of(output, number).verified = verified
+        for number, later in late.items():
+            outcome_of(output, number).late = later
+        return output
 
     def commit(self, failed: dict[int, str] | None = None) -> list[Event]:
         self.failed = failed or {}

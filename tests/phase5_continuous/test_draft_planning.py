@@ -14,7 +14,7 @@ from tests.phase5_continuous.support import DraftRunner, Engine, Oracle, draft_m
 
 def decoding(speculation: Speculation, *requests: Request, pages: int = 99, **more: Any) -> Engine:
     """Each request has a token of output."""
-    engine = Engine(Scheduler(PagedCache(pages, 4), speculation=speculation, **more))
+    engine = Engine(Scheduler(PagedCache(pages, 4), extender=speculation, **more))
     engine.submit(*requests)
     engine.step()
     return engine
@@ -46,7 +46,7 @@ def test_a_draft_model_follows_its_requests() -> None:
     while prompts arrive, the others go on without drafts."""
     for kind, pages, of_drafts in ((PagedCache, 400, 120), (PrefixCache, 140, 300)):
         speculation = Speculation(drafter := draft_model(kind(of_drafts, 4), context=500), 4, spare_rows=60)
-        engine = Engine(Scheduler(kind(pages, 4), speculation=speculation))
+        engine = Engine(Scheduler(kind(pages, 4), extender=speculation))
         engine.submit(*(request(f"{number}", 5 + number, 80) for number in range(8)))
         for number in range(3):
             for _ in range(9):
@@ -110,7 +110,7 @@ def test_a_request_without_drafts_gets_them_once_its_proposals_are_right() -> No
             return self.outputs[request.id][0][len(request.output_tokens) :][:most]
 
     speculation = Speculation(oracle := Right(), 4, 3)
-    engine = Engine(Scheduler(PagedCache(400, 4), speculation=speculation))
+    engine = Engine(Scheduler(PagedCache(400, 4), extender=speculation))
     requests = [request(name, 3, 100) for name in "abc"]
     engine.submit(*requests)
     oracle.outputs = engine.alone

@@ -87,7 +87,7 @@ class Anything(RuleBasedStateMachine):
             watermark=watermark,
             queue_limit=queue_limit,
             ahead=self.ahead,
-            speculation=None if proposer is None else Speculation(proposer, 5, spare_rows=200),
+            extender=None if proposer is None else Speculation(proposer, 5, spare_rows=200),
         )
         self.engine = Engine(scheduler)
         self.recorded = Recorded(self.engine)

@@ -10,6 +10,7 @@ from phase0_request import FinishReason, Request, SamplingParams
 from phase0_request.core import EngineCore
 from phase1_kv_pool import PagedCache
 from phase2_prefill_decode.engine import static
+from phase2_prefill_decode.extras.outcome import extras_of
 from phase2_prefill_decode.loading.model import Model
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
@@ -38,8 +39,10 @@ def check(oracle: Any, request: Request) -> None:
     tokens = torch.tensor([request.prompt_tokens])
     with torch.inference_mode():
         logprobs = oracle(tokens).logits[0].float().log_softmax(-1)
-    assert len(request.prompt_logprobs) == len(request.prompt_tokens) - 1
-    for position, (found, token) in enumerate(zip(request.prompt_logprobs, request.prompt_tokens[1:], strict=True)):
+    assert len(extras_of(request).prompt_logprobs) == len(request.prompt_tokens) - 1
+    for position, (found, token) in enumerate(
+        zip(extras_of(request).prompt_logprobs, request.prompt_tokens[1:], strict=True)
+    ):
         assert found.logprob == pytest.approx(float(logprobs[position, token]), abs=1e-4)
         best = logprobs[position].topk(request.params.prompt_logprobs or 0)
         assert [value for _, value in found.top] == pytest.approx(best.values.tolist(), abs=1e-4)
@@ -63,7 +66,7 @@ def test_prompt_logprobs_do_not_depend_on_chunks(oracle: Any, model: Model, chun
     one = Request("one", prompt(length), asks)
     serve(loop, others[0], one, *others[1:])
     check(oracle, one)
-    assert all(other.prompt_logprobs == [] for other in others)
+    assert all(extras_of(other).prompt_logprobs == [] for other in others)
 
 
 def test_a_cached_prompt_is_computed_again_for_its_logprobs(oracle: Any, model: Model) -> None:

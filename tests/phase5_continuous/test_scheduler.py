@@ -186,7 +186,7 @@ def test_a_request_that_can_never_be_served_is_refused() -> None:
     one.submit(request("b"), request("c"))
     with pytest.raises(ValueError, match="request b is here already"):
         one.submit(request("b"))
-    with pytest.raises(QueueFullError, match="2 requests wait already"):
+    with pytest.raises(QueueFullError, match="2 requests are already waiting"):
         one.submit(request("d"))
     assert set(one.requests) == {"b", "c"}
     one.run().check_the_end()

@@ -3,6 +3,7 @@
 import pytest
 
 from phase0_request import FinishReason, Request, RequestState, SamplingParams, TokenLogprobs
+from phase2_prefill_decode.extras.outcome import add_prompt_logprobs
 from phase3_chunked_prefill.budget import TokenBudget
 from tests.phase5_continuous.moments import engine, lengths, prefix_engine
 from tests.phase5_continuous.support import request
@@ -84,7 +85,7 @@ def test_a_request_waits_for_pages_whose_prompt_logprobs_it_has() -> None:
     """Preempted after 16 tokens, it may use the pages of these, which another request is computing."""
     one = prefix_engine(8)
     again = Request("again", (5,) * 40, SamplingParams(max_tokens=1, ignore_eos=True, prompt_logprobs=0))
-    again.add_prompt_logprobs(0, [TokenLogprobs(-1.0, ())] * 16)
+    add_prompt_logprobs(again, 0, [TokenLogprobs(-1.0, ())] * 16)
     one.submit(request("first", [5] * 40, max_tokens=1), again)
     assert [lengths(one.step()) for _ in range(3)] == [{"first": 8}, {"first": 8}, {"first": 8, "again": 8}]
     assert one.batches[-1].slices[1].start == 16

@@ -3,6 +3,7 @@
 import pytest
 
 from phase0_request import FinishReason, Request, SamplingParams, StepOutput, TokenLogprobs
+from phase2_prefill_decode.extras.outcome import SliceOutcome
 from phase5_continuous.extras.invariants import check
 from tests.phase5_continuous.moments import engine
 from tests.phase5_continuous.support import EOS, alone, request
@@ -47,8 +48,8 @@ def test_an_event_has_the_logprobs_of_its_token() -> None:
     scheduler.submit(Request("a", (1,), SamplingParams(logprobs=1)))
     scheduler.submit(Request("b", (1,)))
     logprobs = TokenLogprobs(-0.5, ((9, -0.5),))
-    events = scheduler.commit(scheduler.plan(0), StepOutput([8, 9], logprobs={1: logprobs}), 1)
-    assert [(e.request.id, e.token, e.logprobs) for e in events] == [("a", 8, None), ("b", 9, logprobs)]
+    events = scheduler.commit(scheduler.plan(0), StepOutput([8, 9], more={1: SliceOutcome(9, logprobs)}), 1)
+    assert [(e.request.id, e.token, e.more) for e in events] == [("a", 8, None), ("b", 9, logprobs)]
 
 
 def test_every_token_of_a_prompt_and_an_answer_counts_for_its_tenant() -> None:
@@ -80,7 +81,7 @@ def test_a_refused_commit_changes_nothing() -> None:
     scheduler = engine(ahead=1).scheduler
     scheduler.submit(request("a"))
     first = scheduler.plan(0)
-    with pytest.raises(ValueError, match="the step has 1 slices, and 2 tokens came of it"):
+    with pytest.raises(ValueError, match="the step has 1 slices, but the output holds 2 tokens"):
         scheduler.commit(first, StepOutput([9, 9]), 1)
     with pytest.raises(ValueError, match="gave no token for request a, which it completed"):
         scheduler.commit(first, StepOutput([None]), 1)

@@ -130,7 +130,7 @@ async def test_the_queue_is_bounded_and_an_end_makes_room(engine: FakeEngine) ->
 @on_a_silent_engine(max_num_queued_reqs=4)
 async def test_a_tenant_may_have_its_share_of_the_queue(engine: FakeEngine) -> None:
     engine.submit(ask("a", n=2, tenant="t"))
-    with pytest.raises(QueueFullError, match="2 requests wait already"):
+    with pytest.raises(QueueFullError, match="2 requests are already waiting"):
         engine.submit(ask("c", tenant="t"))
     engine.submit(ask("c", tenant="other"))
     engine.submit(ask("d"))  # without a name: as many as the queue holds
