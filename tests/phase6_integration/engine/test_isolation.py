@@ -8,7 +8,7 @@ import pytest
 
 from phase0_request import Batch, FinishReason, Request, SamplingParams, Slice, StepOutput, TokenLogprobs, core
 from phase1_kv_pool import PagedCache
-from phase2_prefill_decode.extras.outcome import Forced
+from phase2_prefill_decode.extras.outcome import Forced, SliceOutcome, outcome_of
 from phase3_chunked_prefill import TokenBudget
 from phase5_continuous import Scheduler
 from phase6_integration.engine.isolation import (
@@ -33,10 +33,12 @@ class Step(PackedBatch):
         tokens = [len(piece.request.prompt_tokens) if piece.completes else None for piece in self.batch.slices]
         quiet = {n: "no token can be drawn" for n, p in enumerate(self.batch.slices) if p.request.id == "nan"}
         logprobs = {n: TokenLogprobs(-1.0 * len(self.batch), ()) for n in numbers if n not in quiet}
-        forced = {n: Forced((7,)) for n in numbers if self.runner.scores}
-        return StepOutput(
-            tokens, quiet, logprobs, {n: [] for n in range(len(self.batch)) if self.runner.scores}, forced
-        )
+        output = StepOutput(tokens, quiet)
+        for number, found in logprobs.items():
+            outcome_of(output, number).logprobs = found
+        for number in numbers if self.runner.scores else ():
+            outcome_of(output, number).forced = Forced((7,))
+        return output
 
 
 def is_probe(piece: Slice) -> bool:
@@ -110,9 +112,11 @@ def test_only_the_request_that_raises_fails(stage: str) -> None:
     found = outcome(Runner(stage, {"c"}), ["a", "nan", "c", "chunk", "e"])
     assert found.tokens == [1, 2, None, None, 5]
     assert found.failed == {1: "no token can be drawn", 2: BLAMED}
-    assert {number: logprobs.logprob for number, logprobs in found.logprobs.items()} == {0: -1.0, 4: -1.0}
-    assert set(found.prompt_logprobs) == {0, 1, 3, 4}
-    assert set(found.forced) == {0, 1, 4}, "what a grammar forces, too"
+    outcomes = {n: outcome for n, outcome in found.more.items() if isinstance(outcome, SliceOutcome)}
+    assert {n: outcome.logprobs for n, outcome in outcomes.items() if outcome.logprobs is not None} == dict.fromkeys(
+        (0, 4), TokenLogprobs(-1.0, ())
+    )
+    assert {n for n, outcome in outcomes.items() if outcome.forced} == {0, 1, 4}, "what a grammar forces, too"
 
 
 @STAGES

@@ -8,6 +8,7 @@ import pytest
 
 from phase0_request import Batch, FinishReason, Request, SamplingParams, StepOutput, TokenLogprobs
 from phase0_request.core import EngineCore
+from phase2_prefill_decode.extras.outcome import outcome_of
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.extras.record.recorder import Recorder
@@ -42,7 +43,13 @@ class Step(PackedBatch):
         late = {}
         if self.grammars is not None and not self.grammars.ready:
             late = {n: self.grammars for n, piece in enumerate(self.batch) if piece.request.params.grammar}
-        return StepOutput(tokens, prompt_logprobs={n: found for n, found in scores.items() if found}, late=late)
+        output = StepOutput(tokens)
+        for n, found in scores.items():
+            if found:
+                outcome_of(output, n).prompt_logprobs = found
+        for n, grammars in late.items():
+            outcome_of(output, n).late = grammars
+        return output
 
 
 @dataclass
