@@ -23,7 +23,8 @@ _BFLOAT16 = {"amx_bf16", "avx512_bf16", "bf16"}
 class Machine:
     """The hardware and software that a measurement depends on, without host or user names.
 
-    `cores` counts the cores that this process may use. `vectors` are the widest vector instructions and whether they
+    `cpu` has family and model where Linux reports them: the name may be that of several generations. `cores` counts the
+    cores that this process may use. `vectors` are the widest vector instructions and whether they
     multiply bfloat16: processors of one name differ in them, and bfloat16 is many times slower without. A field is None
     if the system does not report it. `versions` lists installed packages only."""
 
@@ -39,7 +40,7 @@ class Machine:
 
     @property
     def processor(self) -> str:
-        """For example "AMD EPYC, 2 cores, AVX-512 with bfloat16"."""
+        """For example "AMD EPYC (family 25 model 17), 2 cores, AVX-512 with bfloat16"."""
         return ", ".join(filter(None, (self.cpu, f"{self.cores} cores", self.vectors)))
 
 
@@ -48,7 +49,7 @@ def describe() -> Machine:
     gpu, gpu_memory = _gpu()
     installed = _distributions()
     return Machine(
-        cpu=_cpu(),
+        cpu=cpu(),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         memory_bytes=_memory(),
         gpu=gpu,
@@ -67,10 +68,12 @@ def _distributions() -> Mapping[str, Sequence[str]]:
     return packages_distributions()
 
 
-def _cpu() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists() and (line := re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), re.MULTILINE)):
-        return line[1].strip()
+def cpu(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """The processor, such as "AMD EPYC (family 25 model 17)": the name alone hides the generation."""
+    text = cpuinfo.read_text() if cpuinfo.exists() else ""
+    name, family, model = (_reported(text, field) for field in ("model name", "cpu family", "model"))
+    if name is not None:
+        return f"{name} (family {family} model {model})" if family and model else name
     brand = output_of("sysctl", "-n", "machdep.cpu.brand_string") if platform.system() == "Darwin" else None
     return brand or platform.processor() or platform.machine()
 
@@ -79,14 +82,19 @@ def vectors(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
     """The widest vector instructions of the processor, and what numba is held to. It takes all that there are, unless
     it is given a processor and a list of features."""
     text = cpuinfo.read_text() if cpuinfo.exists() else ""
-    line = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
-    flags = set(line[1].split()) if line else set()
+    flags = set((_reported(text, "flags|Features") or "").split())
     widest = next((name for flag, name in _VECTORS.items() if flag in flags), None)
     if widest is None:
         return None
     words = f"{widest} {'with' if flags & _BFLOAT16 else 'without'} bfloat16"
     limit = os.environ.get("NUMBA_CPU_NAME") if os.environ.get("NUMBA_CPU_FEATURES") else None
     return f"{words}, held to {limit}" if limit else words
+
+
+def _reported(cpuinfo: str, field: str) -> str | None:
+    """A field of the first processor."""
+    line = re.search(rf"^(?:{field})\s*:(.*)$", cpuinfo, re.MULTILINE)
+    return line[1].strip() if line else None
 
 
 def _memory() -> int | None:

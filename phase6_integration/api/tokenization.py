@@ -5,7 +5,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from secrets import token_hex
 from typing import Any, TypeVar
 
@@ -83,7 +82,11 @@ class TokenizerPool:
     async def encode(self, texts: Sequence[str], tenant: str, add_special_tokens: bool = True) -> Tokens:
         """The tokens of each text."""
         tokenizer = self.tokenizer
-        return await self._run(texts, tenant, "prompt", lambda _: tokenizer.encode_batch(texts, add_special_tokens))
+
+        def encode(_: int) -> list[list[int]]:
+            return tokenizer.encode_batch(texts, add_special_tokens)
+
+        return await self._run(texts, tenant, "prompt", encode, self._max_chars)
 
     async def chat(
         self, conversation: Mapping[str, Any], tenant: str, add_special_tokens: bool = False, fits: bool = False
@@ -94,13 +97,12 @@ class TokenizerPool:
         assert self.template
         most = self.most_chars if fits else self._max_chars
 
-        def encode(most_here: int) -> list[list[int]]:
-            max_chars = min(most, most_here)
+        def encode(max_chars: int) -> list[list[int]]:
             given = _with_known_roles(tokenizer, conversation, max_chars)
             tokens = tokenizer.chat(**given, max_chars=max_chars)
             return [tokenizer.wrap(tokens) if add_special_tokens else tokens]
 
-        (tokens,) = await self._run(conversation, tenant, "messages", encode)
+        (tokens,) = await self._run(conversation, tenant, "messages", encode, most)
         return tokens
 
     async def decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -112,12 +114,15 @@ class TokenizerPool:
         """The result of `call`, which runs in a thread unless its input is short."""
         return call() if size < LONG else await asyncio.to_thread(call)
 
-    async def _run(self, given: Any, tenant: str, param: str, job: Callable[[int], list[list[int]]]) -> Tokens:
-        """The tokens that a job finds in a thread for what is `given`. It gets the most characters that it may encode
-        there: what a template makes longer goes to the other lane. A RequestError says what is wrong with `param`."""
+    async def _run(
+        self, given: Any, tenant: str, param: str, job: Callable[[int], list[list[int]]], most: int
+    ) -> Tokens:
+        """The tokens that a job finds in a thread for what is `given`, which may be rendered as `most` characters. It
+        gets the most that it may encode there: what a template makes longer goes to the other lane. A RequestError says
+        what is wrong with `param`."""
 
-        def encode(most: int) -> Tokens:
-            tokens = list(map(tuple, job(most)))
+        def encode(most_here: int) -> Tokens:
+            tokens = list(map(tuple, job(most_here)))
             total = sum(map(len, tokens))
             if total > MANY:
                 give_back_freed_memory()
@@ -127,9 +132,12 @@ class TokenizerPool:
 
         try:
             if not is_long(given):
-                with suppress(TooLongError):
-                    return await self._short.run(tenant, lambda: encode(2 * SHORT))
-            return await self._long.run(tenant, lambda: encode(self._max_chars))
+                try:
+                    return await self._short.run(tenant, lambda: encode(min(most, 2 * SHORT)))
+                except TooLongError:
+                    if most <= 2 * SHORT:  # too long in any lane
+                        raise
+            return await self._long.run(tenant, lambda: encode(most))
         except ValueError as error:
             code = "context_length_exceeded" if isinstance(error, TooLongError) else "conflicting_values"
             raise unservable(param, f"{param}: {str(error)[:300]}", code) from None

@@ -126,6 +126,18 @@ def test_a_tree_of_many_branches_shows_the_latest(shown: Page) -> None:
     assert nodes == list(range(pages - 8, pages))
 
 
+def test_a_request_that_is_admitted_and_not_computed_yet_has_its_row(shown: Page) -> None:
+    """Fault: the time axis read the first span of its lane, and the page stopped."""
+    like = next(new for line in LINES for new in line.get("new", ()))
+    numbers = admitted, waits = 9001, 9002
+    line = {"t": LINES[-1]["t"] + 1, "new": [{**like, "r": r} for r in numbers], "admitted": [[admitted, 0]]}
+    shown.evaluate("line => { shown.history.push(line); shown.player.seek(shown.history.end - 1); }", line)
+    shown.evaluate(PICTURES)
+    rows = dict(shown.evaluate("shown.timeline.rows.map(({ lane, row }) => [lane.r, row])"))
+    assert rows.keys() >= {admitted, waits}
+    assert rows[admitted] != rows[waits]
+
+
 def test_the_keyboard_does_all(shown: Page) -> None:
     viewer, where = shown.locator(".viewer"), shown.locator(".v-where b")
     shown.keyboard.press("ArrowRight")

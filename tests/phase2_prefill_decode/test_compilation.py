@@ -5,8 +5,14 @@ from pathlib import Path
 import pytest
 import torch
 
+<<<<<<< HEAD
 from phase2_prefill_decode.extras.cpu import compilation
 from phase2_prefill_decode.extras.cpu.compilation import KERNELS, Kernel, kernels_of
+=======
+from phase2_prefill_decode.extras.cpu import compilation
+from phase2_prefill_decode.extras.cpu.cache import PLACE, not_kept
+from phase2_prefill_decode.extras.cpu.compilation import KERNELS, Kernel, compile_kernels, kernels_of
+>>>>>>> main
 
 
 def test_only_the_kernels_of_a_model_are_compiled() -> None:
@@ -32,3 +38,15 @@ def test_kernels_are_compiled_in_other_processes_and_one_that_fails_there_is_lef
     assert done == [Kernel("rotation", "float32")]
     assert [file.name for file in tmp_path.rglob("*.nbc") if "rotate_store" in file.name]
     assert not [file.name for file in tmp_path.rglob("*.nbc") if "draw" in file.name]
+
+
+def test_a_place_that_takes_no_kernels_is_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A disk without room for a directory, or an installation of another user: each start compiles."""
+    monkeypatch.setattr(compilation, "is_writable", lambda: False)
+    not_kept.cache_clear()
+    compile_kernels([])
+    not_kept.cache_clear()
+    (warning,) = (record.message for record in caplog.records if record.levelname == "WARNING")
+    assert f"cannot be kept in {PLACE}" in warning

@@ -154,7 +154,7 @@ def test_all_wrong_fields_are_in_one_error() -> None:
 @pytest.mark.parametrize(
     ("path", "meant"),
     [
-        ("/responses", "did you mean /v1/responses?"),
+        ("/messages", "did you mean /v1/messages?"),
         ("/v1/v1/chat/completions", "did you mean /v1/chat/completions?"),
         ("/v1/chat/completions/", "did you mean /v1/chat/completions?"),
         ("/v1/rerank", "/v1/chat/completions, "),
@@ -227,9 +227,9 @@ def test_a_priority_is_not_accepted_and_ignored() -> None:
     assert asyncio.run(send("fcfs")) == [(200, None), (400, "priority")]
 
 
-@pytest.mark.parametrize("path", [COMPLETE, CHAT])
+@pytest.mark.parametrize("path", [COMPLETE, CHAT, "/v1/responses", "/v1/embeddings"])
 def test_a_base_url_without_v1_is_served_too(path: str) -> None:
-    assert post(path.removeprefix("/v1"), BODIES[path]).status_code == 200
+    assert post(path.removeprefix("/v1"), BODIES.get(path, {"input": "Hello"})).status_code == 200
     assert send("GET", "/models").json() == send("GET", "/v1/models").json()
 
 

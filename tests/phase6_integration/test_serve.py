@@ -203,6 +203,7 @@ def test_if_the_server_is_killed_its_engine_ends_too() -> None:
 
 def test_too_few_files_for_a_single_connection_are_an_error_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve, "max_open_files", lambda: serve.SPARE_FILES)
+    monkeypatch.delattr(serve, "listen")  # it comes before any connection
     said: list[object] = []
     monkeypatch.setattr(serve, "_failed", lambda error: said.append(error) or 1)
     assert serve.serve(EngineOptions(), ServerSettings(port=0)) == 1

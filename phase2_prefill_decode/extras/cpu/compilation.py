@@ -122,6 +122,8 @@ def kernels_of(
 def compile_kernels(kernels: Sequence[Kernel], *, progress: bool = False) -> None:
     """Load these kernels; compile them first, unless that has been done on this machine. `progress` shows a bar."""
     mark, kept = _mark(kernels), is_writable()
+    if not kept:
+        not_kept("nothing can be written there")
     if not (kept and mark.exists()):
         words = "compiling kernels for this CPU, once" if kept else "compiling kernels for this CPU, in each process"
         with tqdm(total=len(kernels), desc=words, leave=False, disable=None if progress else True) as bar:

@@ -44,6 +44,7 @@ class EmbeddingsRequest(RequestModel):
 
 
 @router.post(PATH)
+@router.post(PATH.removeprefix("/v1"), include_in_schema=False)  # of clients with a base URL without /v1
 async def create_embeddings(
     body: Annotated[EmbeddingsRequest, json_body(EmbeddingsRequest)], request: Request, server: Server
 ) -> Response:

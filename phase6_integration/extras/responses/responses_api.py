@@ -30,6 +30,7 @@ router = APIRouter(tags=["model"])
 
 
 @router.post("/v1/responses")
+@router.post("/responses", include_in_schema=False)  # of clients with a base URL without /v1
 async def create_response(
     body: Annotated[ResponsesRequest, json_body(ResponsesRequest)], request: Request, server: Server
 ) -> Response:

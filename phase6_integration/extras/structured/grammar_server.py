@@ -24,6 +24,7 @@ class GrammarServer:
         """`directory` has the tokenizer."""
         self._setup = directory, vocab_size, sorted(eos_ids)
         self._running: tuple[subprocess.Popen[bytes], socket.socket] | None = None
+        self.has_answered = False  # a child of it, since it was started
 
     def connect(self) -> socket.socket:
         """Have a child forked, and connect to it: its end is closed if there is none. OSError if no process can be
@@ -38,6 +39,7 @@ class GrammarServer:
         return ours
 
     def _start(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
+        self.has_answered = False
         ours, theirs = socket.socketpair()
         with theirs:
             code = f"from {__name__} import run; run({theirs.fileno()}, *{self._setup!r})"

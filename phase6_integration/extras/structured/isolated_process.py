@@ -22,6 +22,7 @@ from phase6_integration.process.messages import Channel
 log = logging.getLogger(__name__)
 PATIENCE = 0.01  # seconds that a step waits for masks
 STALLED = 30.0  # seconds without an answer after which a process is given up: if it was stopped, no limit ends it
+STARTING = 120.0  # the same, of a server that has not answered yet: it imports, and reads the vocabulary
 FAILED_STARTS = 3  # of a process, in a row: then something else is wrong
 DEATHS = 2  # of processes, before the grammar that each had alone is blamed
 TOO_MUCH = f"{GRAMMAR_FAILED}: it took more time or memory than it may use"
@@ -171,8 +172,10 @@ class IsolatedProcess:
     def send(self) -> None:
         """Send a batch, if the one before is answered."""
         if self._batch:
-            if time.monotonic() - self._since > STALLED:
+            patience = STALLED if self._server.has_answered else STARTING
+            if time.monotonic() - self._since > patience:
                 if not self._has_begun:
+                    log.warning("no answer of the server of grammars in %d seconds: another is started", patience)
                     self._server.close()  # it is what was stopped: the next connection starts another
                 self._end()
             return
@@ -224,6 +227,7 @@ class IsolatedProcess:
     def _receive(self, answers: Answers) -> None:
         """Pass on answers."""
         self._since, self._has_begun, self._failed_starts = time.monotonic(), True, 0
+        self._server.has_answered = True
         for key in self._batch:
             if (request := self._requests.get(key)) is not None:
                 if key in answers.forced:

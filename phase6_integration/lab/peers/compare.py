@@ -6,7 +6,8 @@ meanwhile the others are stopped. The median of all these runs counts. setup.sh 
 without one is left out. The figures are saved after every row, and beside them what the engines said. A row that is
 there with all engines is not measured again: a comparison can be cut off and continued.
 
-`--against COMMIT` adds this engine as it was then: what a change did to the speed of this processor.
+`--against COMMIT` adds this engine as it was then: what a change did to the speed of this processor. Its figures name
+the commit, and a row that has those of another is measured again.
 """
 
 import argparse
@@ -90,12 +91,14 @@ def in_order(shape: str, rows: Mapping[str, Any]) -> list[str]:
 
 
 class Peer(NamedTuple):
-    """An engine with weights of a format: a directory in bfloat16, or a GGUF file. `tree`: where its source is."""
+    """An engine with weights of a format: a directory in bfloat16, or a GGUF file. `tree`: where its source is, which
+    is of `commit` if that is not the one that measures."""
 
     engine: str
     weights: str
     options: tuple[str, ...] = ()
     tree: str = entry.INSTALLATION
+    commit: str | None = None
 
     @property
     def format(self) -> str:
@@ -163,10 +166,11 @@ def environment(isa: str, threads: int, tree: str = entry.INSTALLATION) -> dict[
 def add_before(commit: str) -> None:
     """Add the peers `before`: this engine as it was at a commit, in a folder of its own."""
     git = ["git", "-C", entry.INSTALLATION]
-    found = subprocess.run([*git, "rev-parse", "--short", f"{commit}^{{commit}}"], capture_output=True, text=True)
+    found = subprocess.run([*git, "rev-parse", "--verify", f"{commit}^{{commit}}"], capture_output=True, text=True)
     if found.returncode:
         raise ValueError(f"--against {commit}: {found.stderr.strip()}")
-    tree = BUILD / f"at-{found.stdout.strip()}"
+    commit = found.stdout.strip()
+    tree = BUILD / f"at-{commit}"
     if not tree.exists():
         part = tree.with_suffix(".part")
         part.mkdir(parents=True, exist_ok=True)
@@ -175,7 +179,7 @@ def add_before(commit: str) -> None:
         part.rename(tree)
     for name, peer in [(name, peer) for name, peer in PEERS.items() if peer.engine == "ours"]:
         before = name.replace("ours", "before")
-        PEERS[before] = peer._replace(tree=str(tree.resolve()))
+        PEERS[before] = peer._replace(tree=str(tree.resolve()), commit=commit)
         BESIDE[name] = (*BESIDE.get(name, ()), before)
 
 
@@ -273,11 +277,18 @@ def row(workload: Workload, seconds: Mapping[str, Sequence[float]]) -> dict[str,
     for name, times in seconds.items():
         rates = [workload.rate(each) for each in times]
         figures[name] = {"median": median(rates), "least": min(rates), "most": max(rates), "runs": len(rates)}
+        if (commit := PEERS[name].commit) is not None:
+            figures[name]["commit"] = commit
     for name, beside in BESIDE.items():
         for other in beside if name in figures else ():
             if other in figures:
                 figures[name][f"over_{other}"] = figures[name]["median"] / figures[other]["median"]
     return figures
+
+
+def is_measured(names: Iterable[str], figures: Mapping[str, Any]) -> bool:
+    """Whether a row has these engines, each as of its commit."""
+    return all(name in figures and figures[name].get("commit") == PEERS[name].commit for name in names)
 
 
 def selected(names: Iterable[str], patterns: Sequence[str]) -> list[str]:
@@ -289,7 +300,7 @@ def compare(shape: str, isa: str, options: argparse.Namespace, rows: dict[str, A
     names = [name for name in selected(PEERS, options.peers) if available(name, isa)]
     for workloads, some in ((WORKLOADS[shape], names), (LONG, [name for name in names if name in OF_LONG])):
         wanted = [load for load in workloads if selected([load.name], options.workloads)]
-        wanted = [load for load in wanted if not {*some} <= {*rows.get(load.name, {})}]
+        wanted = [load for load in wanted if not is_measured(some, rows.get(load.name, {}))]
         if not wanted or not some:
             continue
         tokens = max(load.tokens for load in wanted) + PAGE_SIZE

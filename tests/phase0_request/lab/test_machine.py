@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from phase0_request.lab.record import commit, record, without_folders
-from phase0_request.machine import describe, vectors
+from phase0_request.machine import cpu, describe, vectors
 
 
 def fake_nvidia_smi(folder: Path, output: str, code: int = 0) -> None:
@@ -42,6 +42,20 @@ def test_processors_of_one_name_differ_in_vector_instructions_and_bfloat16(
 
 
 @pytest.mark.parametrize(
+    ("reported", "name"),
+    [
+        ("cpu family\t: 25\nmodel\t\t: 17\nmodel name\t: AMD EPYC", "AMD EPYC (family 25 model 17)"),
+        ("cpu family\t: 26\nmodel\t\t: 2\nmodel name\t: AMD EPYC", "AMD EPYC (family 26 model 2)"),
+        ("model name\t: ARMv8 Processor rev 1 (v8l)", "ARMv8 Processor rev 1 (v8l)"),
+    ],
+)
+def test_processors_of_one_name_differ_in_family_and_model(tmp_path: Path, reported: str, name: str) -> None:
+    (tmp_path / "cpuinfo").write_text("".join(f"processor\t: {number}\n{reported}\n\n" for number in range(2)))
+    assert cpu(tmp_path / "cpuinfo") == name
+    assert cpu(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
     ("output", "code", "gpu", "memory"),
     [
         ("NVIDIA H200, 143771\nNVIDIA H200, 143771", 0, "NVIDIA H200", 143771 * 2**20),
@@ -65,7 +79,7 @@ def test_a_record_holds_all_that_figures_depend_on(tmp_path: Path) -> None:
     result = json.loads(text)
     assert text == json.dumps(result, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
     assert sorted(result) == ["command", "commit", "date", "device", "figures", "machine", "versions"]
-    assert result["machine"]["vectors"] == vectors()
+    assert (result["machine"]["cpu"], result["machine"]["vectors"]) == (cpu(), vectors())
     assert result["figures"] == {"us": 1.5, "many": [1, 2]}
     assert result["device"] == "pencil"
     assert result["command"] == "python -m phase0_request --out a.json"

@@ -15,6 +15,7 @@ import pytest
 
 from phase0_request.request import FinishReason
 from phase0_request.tokenizer import Tokenizer
+from phase6_integration.api.errors import RequestError
 from phase6_integration.api.formatter import KEEP_ALIVE
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.api.tokenization import PLACES, SHORT, TokenizerPool
@@ -230,13 +231,8 @@ async def test_long_texts_do_not_delay_short_ones_of_the_same_client(
     long: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fault: two texts of 4 MB held both threads, and the chats of all others waited for 16 seconds."""
-    answered, found, encode = threading.Event(), list[str](), Tokenizer.encode_batch
-
-    def held(tokenizer: Tokenizer, texts: Sequence[str], *rest: Any) -> Any:
-        if len(texts[0]) > SHORT:
-            assert answered.wait(10.0)
-            found.append("long")
-        return encode(tokenizer, texts, *rest)
+    found = list[str]()
+    answered = hold_long_texts(monkeypatch, lambda: found.append("long"))
 
     async def send(pool: TokenizerPool, given: Any) -> None:
         await (pool.encode([given], "one") if isinstance(given, str) else pool.chat(given, "one"))
@@ -246,8 +242,37 @@ async def test_long_texts_do_not_delay_short_ones_of_the_same_client(
         found.append("short")
         answered.set()
 
-    monkeypatch.setattr(Tokenizer, "encode_batch", held)
     pool = TokenizerPool(FakeEngine(), ServerSettings(chat_template=REPEATING))
     await asyncio.gather(*(send(pool, long) for _ in range(PLACES + 1)), send_short(pool))
     assert found[0] == "short"
     assert "long" in found
+
+
+@awaited
+async def test_a_short_conversation_that_cannot_fit_is_refused_while_long_texts_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Fault: it went to the end of the line for long texts, to be refused there."""
+    refused = hold_long_texts(monkeypatch)
+
+    async def send(pool: TokenizerPool) -> None:
+        with pytest.raises(RequestError, match=f"at most {pool.most_chars} fit"):
+            await pool.chat({"messages": [{"role": "user", "content": "word " * 1000}]}, "one", fits=True)
+        refused.set()
+
+    pool = TokenizerPool(FakeEngine(max_model_len=64), ServerSettings())
+    await asyncio.gather(*(pool.encode([LONG_TEXT], "one") for _ in range(PLACES + 1)), send(pool))
+
+
+def hold_long_texts(monkeypatch: pytest.MonkeyPatch, then: Callable[[], object] = lambda: None) -> threading.Event:
+    """The event that long texts wait for before they are encoded."""
+    event, encode = threading.Event(), Tokenizer.encode_batch
+
+    def held(tokenizer: Tokenizer, texts: Sequence[str], *rest: Any) -> Any:
+        if len(texts[0]) > SHORT:
+            assert event.wait(10.0)
+            then()
+        return encode(tokenizer, texts, *rest)
+
+    monkeypatch.setattr(Tokenizer, "encode_batch", held)
+    return event

@@ -26,7 +26,7 @@ from phase5_continuous.extras.record.record_file import encoded, open_record, re
 from phase5_continuous.extras.record.replay import Replay
 from phase6_integration.cli.common import body_of, lines_of
 from phase6_integration.cli.main import main
-from phase6_integration.cli.record_command import write
+from phase6_integration.cli.record_command import lines, write
 from tests.phase6_integration.life import ROOT
 
 HEAD = b'{"record": 1, "page_size": 4}\n'
@@ -119,13 +119,29 @@ def test_a_record_can_be_replayed_whatever_has_ended_the_command(
     assert ("is cut off" in capsys.readouterr().err) <= (ending == signal.SIGKILL)
 
 
+def test_a_line_is_in_the_file_a_second_later_while_more_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = [0.0, 0.0, 0.5, 1.0, 1.0]  # the first line and the last one ask twice: they are flushed
+    monkeypatch.setattr(record_file, "monotonic", lambda: times.pop(0))
+    with open_record(file := tmp_path / "run.jsonl.gz") as written:
+        for number in range(3):
+            write(written, encoded({"record": number}))
+        assert len([*read(file)]) == 3
+
+
+def test_a_comment_of_the_server_is_an_empty_line() -> None:
+    """It says that nothing has happened: what has come is flushed."""
+    sent = httpx.MockTransport(lambda _: httpx.Response(200, content=b"data: {}\n\n: \n\ndata: []\n\n"))
+    with httpx.Client(transport=sent).stream("GET", "http://server/record") as response:
+        assert [*lines(response, None)] == ["{}", "", "[]"]
+
+
 def test_what_came_before_a_silence_is_in_the_file(tmp_path: Path) -> None:
     """Even if it came within a second after a flush."""
     file = tmp_path / "run.jsonl.gz"
-    with open_record(file) as lines:
+    with open_record(file) as written:
         for number in range(3):
-            write(lines, encoded({"record": number}))
-        write(lines, "")
+            write(written, encoded({"record": number}))
+        write(written, "")
         assert len([*read(file)]) == 3
 
 

@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 
+from phase0_request.lab.record import commit
 from phase2_prefill_decode.lab.shapes import SHAPES
 from phase6_integration.lab.gpu.rows import TINY
 from phase6_integration.lab.peers import compare
 from phase6_integration.lab.peers.compare import Workload, available, row
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -58,12 +61,45 @@ def test_a_commit_to_compare_with_that_is_not_there_is_named(capsys: pytest.Capt
     assert "no-such-commit" in capsys.readouterr().err
 
 
+def test_figures_before_name_their_commit_and_those_of_another_are_measured_again(
+    small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = (commit(ROOT) or pytest.skip("a checkout has commits")).removesuffix("-dirty")
+    (tmp_path / f"at-{head}").mkdir()  # its source need not be written
+    file, seconds = tmp_path / "speed.json", iter([4.0, 2.0, 1.0])
+
+    def measure(names: list[str], loads: list[Workload], *_: object) -> Iterator[tuple[Workload, Any]]:
+        taken = next(seconds)
+        return ((load, {name: [taken] for name in names}) for load in loads)
+
+    def against(named: str) -> dict[str, Any]:
+        given = ["--peers", "ours", "before", "--workloads", "2x6*", "--against", named, "--json", str(file)]
+        with monkeypatch.context() as once:
+            once.setattr(compare, "PEERS", {**compare.PEERS})
+            once.setattr(compare, "BESIDE", {**compare.BESIDE})
+            assert compare.main(given) == 0
+        row: dict[str, Any] = json.loads(file.read_text())["figures"]["native"]["17m"]["2x6+1"]
+        assert "commit" not in row["ours"], "it is that of the file"
+        return row
+
+    monkeypatch.setattr(compare, "measure", measure)
+    for _ in range(2):  # what is there stays
+        figures = against("HEAD")["before"]
+        assert (figures["commit"], figures["median"]) == (head, 3.0)
+    result = json.loads(file.read_text())
+    result["figures"]["native"]["17m"]["2x6+1"]["before"]["commit"] = "another"
+    file.write_text(json.dumps(result))
+    figures = against(head[:10])["before"]
+    assert (figures["commit"], figures["median"]) == (head, 6.0)
+
+
 @pytest.mark.slow  # compiles the kernels of that commit
 def test_the_engine_of_a_commit_takes_turns_with_this_one(small: None, tmp_path: Path) -> None:
     file = tmp_path / "speed.json"
     given = ["--peers", "ours", "before", "--workloads", "2x5*", "--rounds", "1", "--threads", "1", "--json", str(file)]
     assert compare.main([*given, "--against", "HEAD"]) == 0
     figures = json.loads(file.read_text())["figures"]["native"]["17m"]["2x5+3"]
+    assert len(figures["before"]["commit"]) == 40
     assert figures["ours"]["over_before"] == figures["ours"]["median"] / figures["before"]["median"]
 
 

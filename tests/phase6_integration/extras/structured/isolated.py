@@ -64,6 +64,7 @@ class Here(IsolatedGrammars):
         self.server = self  # type: ignore[assignment]
         self.made: list[Process] = []
         self.answers = self.begins = True
+        self.has_answered = False
 
     def connect(self) -> socket.socket:
         self.made.append(Process(self.begins))

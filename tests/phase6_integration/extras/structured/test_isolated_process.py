@@ -9,7 +9,7 @@ from phase1_kv_pool import PagedCache
 from phase5_continuous import Scheduler
 from phase6_integration.extras.structured import isolated_grammars, isolated_process
 from phase6_integration.extras.structured.grammar_process import COMPILING, Answers
-from phase6_integration.extras.structured.isolated_process import DEATHS, STALLED
+from phase6_integration.extras.structured.isolated_process import DEATHS, FAILED_STARTS, STALLED
 from tests.phase6_integration.extras.structured.isolated import (
     BRACE,
     Here,
@@ -88,6 +88,25 @@ def test_a_process_that_does_not_answer_or_writes_nonsense_is_given_up(
             patch.setattr(isolated_process, "STALLED", STALLED if answer else -1.0)
             silent.poll()
     assert constraint.error == isolated_process.TOO_MUCH
+
+
+def test_a_server_may_take_longer_to_start_than_to_answer_and_then_its_requests_fail(
+    silent: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: one that needs half a minute was killed and started again, for ever."""
+    silent.begins = False
+    _, (constraint,) = made = several(silent, "")
+    silent.poll()
+    with monkeypatch.context() as patch:
+        patch.setattr(silent, "close", lambda: None)  # which ends the server
+        patch.setattr(isolated_process, "STALLED", -1.0)
+        for _ in range(2 * FAILED_STARTS):
+            silent.poll()
+        assert (len(made), len(silent.made), constraint.error) == (2, 1, None)
+        patch.setattr(isolated_process, "STARTING", -1.0)
+        for _ in range(2 * FAILED_STARTS):  # it is given up, and another is started
+            silent.poll()
+    assert (len(silent.made), constraint.error) == (FAILED_STARTS, isolated_process.NOT_STARTED)
 
 
 def test_processor_time_is_charged_to_the_clients_that_have_requests_and_a_death_as_the_limit(
