@@ -5,14 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-<<<<<<< HEAD
-from phase2_prefill_decode.extras.cpu import compilation
-from phase2_prefill_decode.extras.cpu.compilation import KERNELS, Kernel, kernels_of
-=======
 from phase2_prefill_decode.extras.cpu import compilation
 from phase2_prefill_decode.extras.cpu.cache import PLACE, not_kept
 from phase2_prefill_decode.extras.cpu.compilation import KERNELS, Kernel, compile_kernels, kernels_of
->>>>>>> main
 
 
 def test_only_the_kernels_of_a_model_are_compiled() -> None:
