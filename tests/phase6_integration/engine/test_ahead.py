@@ -8,6 +8,7 @@ import torch
 from llguidance import LLMatcher
 
 from phase0_request import Batch, FinishReason, SamplingParams
+from phase2_prefill_decode.extras.outcome import extras_of
 from phase2_prefill_decode.generation import Completion
 from phase6_integration.engine.engine import NanoServingEngine
 
@@ -51,7 +52,7 @@ def params(rng: random.Random, number: int) -> SamplingParams:
 
 def told(answer: Completion) -> tuple[Any, ...]:
     request = answer.request
-    return request.output_tokens, answer.text, answer.finish_reason, answer.logprobs, request.prompt_logprobs
+    return request.output_tokens, answer.text, answer.finish_reason, answer.logprobs, extras_of(request).prompt_logprobs
 
 
 @pytest.mark.parametrize("seed", [0, 1, pytest.param(3, marks=pytest.mark.slow)])
