@@ -10,6 +10,7 @@ from phase2_prefill_decode.loading.model import Model
 from phase2_prefill_decode.step.runner import ModelRunner
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
+from phase5_continuous.connect import turns
 from phase5_continuous.extras.speculation.draft_loading import connect, load_draft_model, sampler_of_drafts
 from phase5_continuous.extras.speculation.speculation import speculation_of
 from phase5_continuous.policies import Policy
@@ -33,7 +34,14 @@ def continuous(
     cache = cache or PrefixCache(512, 16)
     speculation = speculation_of(speculative_config)
     scheduler = Scheduler(
-        cache, model.eos_ids, budget, policy=policy, max_running=max_running, ahead=ahead, extender=speculation
+        cache,
+        model.eos_ids,
+        budget,
+        policy=policy,
+        turns=turns(),
+        max_running=max_running,
+        ahead=ahead,
+        extender=speculation,
     )
     engine = Engine.of(model, scheduler, seed, clock)
     if speculation is not None and (drafter := speculation.draft_model) is not None:

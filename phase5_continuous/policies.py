@@ -1,4 +1,4 @@
-"""Policies: in which order a tenant's waiting requests are admitted. By arrival, with head starts that are bounded."""
+"""Policies: in which order waiting requests are admitted. By arrival, with head starts that are bounded."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,15 +10,15 @@ LEVELS = 8  # of priority either side of 0; what lies beyond counts as the outer
 
 
 class Policy:
-    """A policy gives some of a tenant's waiting requests a head start, in seconds: they are admitted earlier. This base
-    class gives none. A policy does not order tenants, since any client could claim a head start.
+    """A policy gives some of the waiting requests a head start, in seconds: they are admitted earlier. This base class
+    gives none.
 
-    `rank` places a request once, at submission, and also decides which of a tenant's is preempted: the last.
+    `rank` places a request once, at submission, and also decides which is preempted: the last.
     `head_start` may move it forward among the first few candidates, by what changes while it waits, such as the cache.
 
-    No head start, of the two together, exceeds `bound`. So a request that could start is never passed by one of its
-    tenant that arrives more than `bound` seconds after it: waiting requests age, and in the end none is ahead. Two
-    kinds cannot start yet, and may be passed in the meantime, since it costs them nothing:
+    No head start, of the two together, exceeds `bound`. So a request that could start is never passed by one that
+    arrives more than `bound` seconds after it: waiting requests age, and in the end none is ahead. Two kinds cannot
+    start yet, and may be passed in the meantime, since it costs them nothing:
 
     - a long prompt behind other long ones, until these are computed: half of a step's prompt tokens are for them;
     - a request that waits on a prefix in progress, until the other request has computed it, or leaves.
@@ -30,8 +30,8 @@ class Policy:
         return 0.0
 
     def rank(self, request: Request) -> float:
-        """The time at which a request counts as having arrived. Called once, at submission. Of a tenant's
-        requests the last in rank is preempted first."""
+        """The time at which a request counts as having arrived. Called once, at submission. The last in rank is
+        preempted first."""
         return request.arrival
 
     def head_start(self, request: Request, cache: PagedCache) -> float:

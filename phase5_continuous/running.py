@@ -1,37 +1,33 @@
-"""The running set: allocates pages to requests, and preempts one when the pool is full or a tenant has too many."""
+"""The running set: allocates pages to requests, and preempts one when the pool is full."""
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from phase0_request.queue import RequestQueue, SequenceState
 from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
-from phase5_continuous.extras.fairness import FairQueue
+from phase5_continuous.turns import Turns
 
 
 @dataclass(slots=True)
 class RunningSet:
-    """The requests that hold pages, and those that lost them.
+    """The requests that hold pages.
 
     A step in flight reads and writes the pages of its requests. So a request that ends or is preempted while it has a
     slice in flight keeps its pages until that is committed:
 
-        running    holds pages and takes part in steps
-        leaving    has ended or is to be preempted, and holds pages until its last slice is committed
-        preempted  holds no pages, and resumes before any waiting request of its tenant is admitted
+        running  holds pages and takes part in steps
+        leaving  has ended or is to be preempted, and holds pages until its last slice is committed
     """
 
     cache: PagedCache
+    turns: Turns  # one that is preempted waits there
     watermark: int  # tokens for which the pool must have room besides, when a request is admitted
     running: RequestQueue = field(default_factory=RequestQueue)
     leaving: list[SequenceState] = field(default_factory=list)
-    preempted: FairQueue = field(default_factory=FairQueue)
-    places: Counter[str] = field(default_factory=Counter)  # running requests, by tenant
-    pool_full: bool = False  # the last allocation failed, and no pages were freed since
-    did_not_fit: Request | None = None  # the request of the last allocation that failed
+    did_not_fit: Request | None = None  # the pool is full: this one got no pages, and none were freed since
     num_preemptions: int = 0
-    preempted_for: Request | None = None  # needed the pages of the last one preempted; None: a tenant's turn
+    preempted_for: Request | None = None  # needed the pages of the last one preempted; None: it was for its place
 
     # region exercise 5.3
     def allocate(self, sequence: SequenceState, now: float) -> bool:
@@ -42,23 +38,17 @@ class RunningSet:
         request, cache = sequence.request, self.cache
         cached = cache.attach(request)
         watermark = self.watermark if self.running or self.leaving else 0
-        self.pool_full = not cache.can_grow(request, request.total + watermark)
-        if self.pool_full:
-            self.did_not_fit = request
+        if not cache.can_grow(request, request.total + watermark):
             cache.release(request)
+            self.did_not_fit = request
             return False
         cache.grow(request, request.total)
         request.admit(now)
         if cached:
             request.advance(0, cached)
         sequence.reset(len(cache.table(request)) * cache.page_size)
-        self.add(sequence)
-        return True
-
-    def add(self, sequence: SequenceState) -> None:
-        """Add a request that has pages."""
         self.running.add(sequence)
-        self.places[sequence.request.tenant] += 1
+        return True
 
     def allocate_slots(self, sequences: Sequence[SequenceState]) -> list[SequenceState]:
         """Make sure that the tokens of each have slots. Returns the ones that can be computed in this step."""
@@ -68,8 +58,8 @@ class RunningSet:
         return [sequence for sequence in sequences if sequence.num_tokens <= sequence.capacity]
 
     def _append_page(self, sequence: SequenceState) -> None:
-        """Give a request one more page, or the few that forced tokens need. If the pool is full, preempt others for
-        it, unless a commit is about to free pages, or the whole pool is too small: then it is the last to fail."""
+        """Give a request one more page, or as many as its tokens need. If the pool is full, preempt others for it,
+        unless a commit is about to free pages, or the whole pool is too small: then it is the last to fail."""
         while sequence.capacity:  # else it was preempted itself
             if self.cache.can_grow(sequence.request, sequence.num_tokens):
                 self._grow(sequence, sequence.num_tokens)
@@ -77,7 +67,7 @@ class RunningSet:
             if self.leaving or len(self.running) == 1 or sequence.num_tokens > self.cache.max_tokens:
                 return
             self.preempted_for = sequence.request
-            self.remove(self.victim)
+            self.remove(self.turns.victim(self.running))
 
     def allocate_more(self, sequence: SequenceState, tokens: int) -> int:
         """Give a request slots for up to `tokens` tokens more than it has, as far as the pool has room beside the
@@ -93,22 +83,11 @@ class RunningSet:
         self.cache.grow(sequence.request, tokens)
         sequence.capacity = len(self.cache.table(sequence.request)) * self.cache.page_size
 
-    @property
-    def victim(self) -> SequenceState:
-        """The request that is preempted next: the last in rank of the tenant that runs the most, of those that wait to
-        draw a token if there are any."""
-        places = self.places
-        return max(self.running, key=lambda each: (places[each.request.tenant], each.blocked_by is not None, each.key))
-
     def remove(self, sequence: SequenceState) -> None:
         """Remove a request because it has ended, or else to preempt it. Its pages are freed now, or once nothing of it
         is in flight."""
-        tenant = sequence.request.tenant
         if sequence.capacity:  # else it is leaving already
             self.running.remove(sequence)
-            self.places[tenant] -= 1
-            if not self.places[tenant]:
-                del self.places[tenant]
             sequence.capacity = 0
             self.leaving.append(sequence)
         if not sequence.in_flight:
@@ -126,11 +105,11 @@ class RunningSet:
         again when it resumes."""
         self.leaving.remove(sequence)
         self.cache.release(sequence.request)
-        self.pool_full = False
+        self.did_not_fit = None
         if not sequence.request.finished:
             sequence.request.preempt()
             sequence.reset()
-            self.preempted.add(sequence)
+            self.turns.put_back(sequence)
             self.num_preemptions += 1
 
     # endregion

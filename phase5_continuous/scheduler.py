@@ -1,7 +1,7 @@
 """Scheduler: plans the tokens of the next step, and commits the results of the last. Integers over a PagedCache."""
 
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Protocol
 
@@ -14,9 +14,9 @@ from phase2_prefill_decode.scheduler import PagedScheduler
 from phase3_chunked_prefill.budget import StepPlan, TokenBudget
 from phase3_chunked_prefill.chunker import Chunker
 from phase5_continuous.admission import Admission
-from phase5_continuous.extras.fairness import FairQueue
 from phase5_continuous.policies import FirstComeFirstServed, Policy
 from phase5_continuous.running import RunningSet
+from phase5_continuous.turns import OneQueue, Turns
 
 
 class Extender(Protocol):
@@ -32,13 +32,12 @@ class Scheduler(PagedScheduler):
     """Owns every live request. Running ones are scheduled first, then preempted ones resume, then waiting ones start.
 
     - Running requests share a step as the Chunker splits it: decodes, then prompts, in the order of the policy's ranks.
-    - A decode that needs a page when none is free takes it from the last in rank of the tenant that runs the most. That
-      one is preempted: its pages are freed (a cache that shares keeps what was computed), and it is the first of its
-      tenant to resume. The first in rank is never preempted while it runs, so it ends, and then the next one is first:
-      every request ends. One that waits to draw its next token is preempted before others.
-    - No waiting request is admitted while a preempted one of its tenant waits for pages.
-    - Tenants get equal shares of tokens, places and pages (`fairness`): a tenant that runs far fewer than another may
-      take a place from it.
+    - A decode that needs a page when none is free takes it from the last in rank. That one is preempted: its pages are
+      freed (a cache that shares keeps what was computed), and it is the first to resume. The first in rank is never
+      preempted while it runs, so it ends, and then the next one is first: every request ends. One that waits to draw
+      its next token is preempted before others.
+    - No waiting request is admitted while a preempted one waits for pages.
+    - `turns` may order requests in another way than by rank alone.
     - `watermark` of the pool, 1 % as in vLLM and rounded down, stays free when a request is admitted, so that those
       that run can grow before one of them must be preempted.
 
@@ -56,6 +55,7 @@ class Scheduler(PagedScheduler):
         budget: TokenBudget | None = None,
         *,
         policy: Policy | None = None,
+        turns: Callable[[int | None], Turns] = OneQueue,
         max_running: int = 256,
         watermark: float = 0.01,
         queue_limit: int | None = None,
@@ -70,13 +70,14 @@ class Scheduler(PagedScheduler):
         self.chunker = Chunker(budget or TokenBudget(), cache.page_size)
         self.ahead = ahead
         self.extender = extender
-        self.running_set = RunningSet(cache, watermark=int(watermark * cache.usage.total) * cache.page_size)
+        self.turns = turns(queue_limit)
+        self.running_set = RunningSet(cache, self.turns, int(watermark * cache.usage.total) * cache.page_size)
         self.admission = Admission(
             policy or FirstComeFirstServed(),
+            self.turns,
             self.running_set,
             max_running,
             self.chunker.budget.max_chunk_size,
-            FairQueue(queue_limit),
         )
         self.last_plan: StepPlan | None = None
         self._in_flight: deque[tuple[Batch, list[SequenceState]]] = deque()  # oldest first
@@ -104,11 +105,6 @@ class Scheduler(PagedScheduler):
         sequence = SequenceState(request, (self.admission.policy.rank(request), number))
         self.admission.add(sequence)
         return sequence
-
-    def charge(self, tenant: str, tokens: float) -> None:
-        """Charge a tenant for work beside its tokens, in tokens, as long as it has a request here."""
-        if tenant in self.admission.share.served:
-            self.admission.share.served[tenant] += tokens
 
     # A step is planned.
 
@@ -149,7 +145,7 @@ class Scheduler(PagedScheduler):
     def _fail_first(self, now: float) -> None:
         """End the first request: it has the whole pool, nothing is in flight, and still its next token does not fit."""
         running_set = self.running_set
-        sequence = next(chain(running_set.running, self.admission.in_turn()))
+        sequence = next(chain(running_set.running, self.turns.in_turn()))
         room = f"the whole cache has room for {self.cache.max_tokens}"
         error = f"out of memory: it needs {sequence.num_tokens} tokens, and {room}"
         self.end(sequence.request, FinishReason.ERROR, now, error)
@@ -166,10 +162,12 @@ class Scheduler(PagedScheduler):
         for sequence in self.running_set.flush():
             if sequence.request.finished:
                 self._forget(sequence.request)
-        served = self.admission.share.served
-        for request, token, _, _ in events:
-            if token is not None and request.tenant in served:
-                served[request.tenant] += 1
+        return events
+
+    def drain(self) -> list[Event]:
+        """Return the events since the last commit or drain: what has come of requests since, each event once."""
+        events = super().drain()
+        self.turns.delivered(events)
         return events
 
     # region exercise 5.1
@@ -196,27 +194,22 @@ class Scheduler(PagedScheduler):
         if self.cache.has_table(sequence.request):
             self.running_set.remove(sequence)
         else:
-            self.admission.queue_of(sequence).remove(sequence)
-            self.running_set.pool_full = False  # it may have been the one that did not fit
-
-    def _forget(self, request: Request) -> None:
-        super()._forget(request)
-        self.admission.share.leave(request.tenant)
+            self.turns.remove(sequence)
+            self.running_set.did_not_fit = None  # it may have been that one
 
     # endregion
 
     def _empty_queues(self) -> Iterable[SequenceState]:
         self._in_flight.clear()
-        running_set, admission = self.running_set, self.admission
+        running_set = self.running_set
         ran = running_set.running
-        running_set.running, running_set.leaving, running_set.preempted = RequestQueue(), [], FairQueue()
-        running_set.places.clear()
-        running_set.pool_full, running_set.preempted_for = False, None
-        admission.waiting = FairQueue(admission.waiting.limit)
+        running_set.running, running_set.leaving = RequestQueue(), []
+        running_set.did_not_fit = running_set.preempted_for = None
+        self.turns.clear()
         return ran
 
     def _queue_again(self, sequence: SequenceState) -> None:
         if sequence.request.state is RequestState.RUNNING:
-            self.running_set.add(sequence)
+            self.running_set.running.add(sequence)
         else:
-            self.admission.queue_of(sequence).add(sequence)
+            self.turns.put_back(sequence)

@@ -172,7 +172,8 @@ def reachable(start: Iterable[str], labs: bool = False) -> set[str]:
 
 # Core and extras
 
-CONNECT = {f"{package}.engine" for package in PHASES} | {f"{SIX}.engine.assemble", f"{SIX}.app"}  # the core's ends
+ENDS = ("engine", "connect")  # modules of a phase that connect its extras
+CONNECT = {f"{package}.{end}" for package in PHASES for end in ENDS} | {f"{SIX}.engine.assemble", f"{SIX}.app"}
 # What still crosses the border. It only gets shorter.
 KNOWN = {
     "phase0_request.tokenizer knows phase0_request: gguf_file",
@@ -212,9 +213,6 @@ KNOWN = {
     "phase2_prefill_decode.step.packed knows phase2_prefill_decode: logprobs",
     "phase2_prefill_decode.step.runner knows phase2_prefill_decode: logprobs",
     "phase2_prefill_decode.step.runner knows phase2_prefill_decode: piecewise",
-    "phase5_continuous.admission knows phase5_continuous: fairness",
-    "phase5_continuous.running knows phase5_continuous: fairness",
-    "phase5_continuous.scheduler knows phase5_continuous: fairness",
     "phase5_continuous.scheduler knows phase5_continuous: speculation.speculation",
     "phase6_integration.engine.hub knows phase0_request: gguf_file",
     "phase6_integration.engine.hub knows phase2_prefill_decode: cpu.threads",

@@ -1,42 +1,16 @@
 """Fair queueing: which tenant is next. Tenants are the clients of a server, as far as it can tell them apart."""
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heapreplace
-from itertools import chain
+from itertools import chain, islice
 
-from phase0_request.queue import QueueFullError, RequestQueue, SequenceState
-
-
-class FairQueue:
-    """Requests that wait: a queue for each tenant that has one here, in the order of their keys."""
-
-    def __init__(self, limit: int | None = None) -> None:
-        self.limit = limit
-        self.by_tenant: dict[str, RequestQueue] = {}
-        self._length = 0
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __iter__(self) -> Iterator[SequenceState]:
-        return chain.from_iterable(self.by_tenant.values())
-
-    def add(self, entry: SequenceState) -> None:
-        """Insert an entry into the queue of its tenant. QueueFullError if all of them together are at the limit."""
-        if self.limit is not None and self._length >= self.limit:
-            raise QueueFullError(self.limit)
-        self.by_tenant.setdefault(entry.request.tenant, RequestQueue()).add(entry)
-        self._length += 1
-
-    def remove(self, entry: SequenceState) -> None:
-        """Take an entry out. KeyError or ValueError if it is not here."""
-        queue = self.by_tenant[entry.request.tenant]
-        queue.remove(entry)
-        self._length -= 1
-        if not queue:
-            del self.by_tenant[entry.request.tenant]
+from phase0_request.batch import Event
+from phase0_request.queue import QueueFullError, SequenceState
+from phase0_request.request import RequestState
+from phase5_continuous.admission import SEARCHED, waits_for_prefix
+from phase5_continuous.turns import OneQueue
 
 
 @dataclass(slots=True)
@@ -72,7 +46,7 @@ class FairShare:
 
     def charge(self, tenant: str, tokens: int) -> None:
         """Charge the tokens that a request prefills, all of them when it is admitted, and again when it resumes after a
-        preemption. The scheduler adds each token of its output to `served` when that is committed."""
+        preemption. Each token of its output is added to `served` when that is committed."""
         self.served[tenant] += tokens
         self.virtual_time += tokens / len(self._live)
 
@@ -92,3 +66,105 @@ class FairShare:
                 heapreplace(heap, (served + entry.num_tokens, number, queue))
 
     # endregion
+
+
+class FairQueues:
+    """A queue for each tenant with requests that do not run. Tenants take turns, and get equal shares of tokens, places
+    and pages: one that runs far fewer than another takes a place from it. A policy orders the requests of each tenant,
+    and not the tenants, since any client could claim a head start. At most `limit` new requests wait in all."""
+
+    def __init__(self, limit: int | None = None, share: FairShare | None = None) -> None:
+        self.limit = limit
+        self.share = share or FairShare()
+        self.clear()
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[SequenceState]:
+        return chain.from_iterable(self.by_tenant.values())
+
+    def add(self, sequence: SequenceState) -> None:
+        if self.limit is not None and sum(len(queue.waiting) for queue in self.by_tenant.values()) >= self.limit:
+            raise QueueFullError(self.limit)
+        self.put_back(sequence)
+        self.share.enter(sequence.request.tenant)
+
+    def put_back(self, sequence: SequenceState) -> None:
+        self.by_tenant.setdefault(sequence.request.tenant, OneQueue()).put_back(sequence)
+        self._length += 1
+
+    def remove(self, sequence: SequenceState) -> None:
+        """Take a request out of the queue, and charge its tenant if it runs now."""
+        tenant = sequence.request.tenant
+        queue = self.by_tenant[tenant]
+        queue.remove(sequence)
+        self._length -= 1
+        if not queue:
+            del self.by_tenant[tenant]
+        if sequence.request.state is RequestState.RUNNING:
+            self.share.charge(tenant, sequence.num_tokens - sequence.num_scheduled)
+
+    def clear(self) -> None:
+        self.by_tenant: dict[str, OneQueue] = {}
+        self._length = 0
+
+    def in_turn(self) -> Iterator[SequenceState]:
+        return self.share.in_turn({tenant: queue.in_turn() for tenant, queue in self.by_tenant.items()})
+
+    def heads(self) -> list[SequenceState]:
+        """The next request of each tenant."""
+        return [next(queue.in_turn()) for queue in self.by_tenant.values()]
+
+    def reorder(
+        self, candidates: Sequence[SequenceState], place: Callable[[SequenceState], float]
+    ) -> Sequence[SequenceState]:
+        """Order the requests of each tenant by their places. The turns of the tenants stay as they are."""
+        of_tenant = defaultdict[str, deque[SequenceState]](deque)
+        for sequence in sorted(candidates, key=place):
+            of_tenant[sequence.request.tenant].append(sequence)
+        return [of_tenant[sequence.request.tenant].popleft() for sequence in candidates]
+
+    # region exercise 5.6
+    def victim(self, running: Iterable[SequenceState]) -> SequenceState:
+        """A request of the tenant that runs the most: of those that wait to draw a token if there are any, the last in
+        rank."""
+        places = places_of(running)
+        return max(running, key=lambda each: (places[each.request.tenant], each.blocked_by is not None, each.key))
+
+    def gives_way(self, running: Iterable[SequenceState]) -> SequenceState | None:
+        """A request of the tenant that runs the most, if the next in turn is of a tenant that runs at least two fewer,
+        and has had fewer tokens. One that waits to draw its next token gives its place to any request of such a
+        tenant."""
+        places = places_of(running)
+        if min(places[tenant] for tenant in self.by_tenant) + 1 >= max(places.values(), default=0):
+            return None
+        victim = self.victim(running)
+        other, served = victim.request.tenant, self.share.served
+        ready = (sequence for sequence in islice(self.in_turn(), SEARCHED) if not waits_for_prefix(sequence))
+        for sequence in islice(ready, 1) if victim.blocked_by is None else self.heads():
+            tenant = sequence.request.tenant
+            if places[tenant] + 1 < places[other] and (victim.blocked_by is not None or served[tenant] < served[other]):
+                return victim
+        return None
+
+    # endregion
+
+    def delivered(self, events: Iterable[Event]) -> None:
+        served = self.share.served
+        for request, token, reason, _ in events:
+            if token is not None:
+                served[request.tenant] += 1
+            if reason is not None:
+                self.share.leave(request.tenant)
+                served = self.share.served
+
+    def charge(self, tenant: str, tokens: float) -> None:
+        """Charge a tenant for work beside its tokens, in tokens, as long as it has a request here."""
+        if tenant in self.share.served:
+            self.share.served[tenant] += tokens
+
+
+def places_of(running: Iterable[SequenceState]) -> Counter[str]:
+    """How many requests each tenant runs."""
+    return Counter(sequence.request.tenant for sequence in running)

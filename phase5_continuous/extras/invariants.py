@@ -1,10 +1,10 @@
 """What holds between any two calls of a scheduler. Slow; for tests and for `--check-invariants`."""
 
-from collections import Counter
-
 from phase0_request.queue import RequestQueue, SequenceState
 from phase0_request.request import RequestState
+from phase5_continuous.extras.fairness import FairQueues
 from phase5_continuous.scheduler import Scheduler
+from phase5_continuous.turns import OneQueue
 
 
 class SchedulerError(RuntimeError):
@@ -18,18 +18,11 @@ def check(scheduler: Scheduler) -> None:
     usage = cache.usage
     _hold(usage.free + usage.cached + usage.referenced == usage.total, f"pages are lost or counted twice: {usage}")
     _check_queue(RequestState.RUNNING, running_set.running)
-    fair_queues = ((RequestState.PREEMPTED, running_set.preempted), (RequestState.WAITING, scheduler.admission.waiting))
-    for state, fair_queue in fair_queues:
-        _hold(len(fair_queue) == len([*fair_queue]), f"{len(fair_queue)} are counted as {state.value}")
-        for tenant, queue in fair_queue.by_tenant.items():
-            _check_queue(state, queue)
-            mixed = len(queue) == 0 or any(sequence.request.tenant != tenant for sequence in queue)
-            _hold(not mixed, f"a queue of the {state.value} is empty, or of more than one tenant")
-    queued = [*running_set.running, *running_set.leaving, *running_set.preempted, *scheduler.admission.waiting]
+    _check_turns(scheduler)
+    queued = [*running_set.running, *running_set.leaving, *scheduler.turns]
     _hold({*queued} == {*scheduler.sequences}, "the queues and the sequences are not of the same requests")
     _hold(len(queued) == len(scheduler.sequences), "a request is in two queues")
     _hold(len(running_set.running) <= scheduler.admission.max_running, f"{len(running_set.running)} are running")
-    _check_tenants(scheduler)
     for sequence in running_set.running:
         _check_running(scheduler, sequence)
     for sequence in running_set.leaving:
@@ -43,13 +36,21 @@ def check(scheduler: Scheduler) -> None:
         _hold(usage.referenced == 0, f"no request runs, and {usage.referenced} pages are referenced")
 
 
-def _check_tenants(scheduler: Scheduler) -> None:
-    running, share = scheduler.running_set.running, scheduler.admission.share
-    places = Counter(sequence.request.tenant for sequence in running)
-    _hold(dict(places) == dict(scheduler.running_set.places), f"tenants run {places}, not what is counted")
-    live = {sequence.request.tenant for sequence in scheduler.sequences}
-    _hold(live <= share.served.keys(), "a tenant has a request and no count of its tokens")
-    _hold(bool(live) or not share.served, "no request is live, and a tenant is ahead of others")
+def _check_turns(scheduler: Scheduler) -> None:
+    turns = scheduler.turns
+    _hold(len(turns) == len([*turns]), f"{len(turns)} are counted as waiting or preempted")
+    if isinstance(turns, OneQueue):
+        _check_queue(RequestState.WAITING, turns.waiting)
+        _check_queue(RequestState.PREEMPTED, turns.preempted)
+    if isinstance(turns, FairQueues):
+        for tenant, queue in turns.by_tenant.items():
+            _check_queue(RequestState.WAITING, queue.waiting)
+            _check_queue(RequestState.PREEMPTED, queue.preempted)
+            mixed = not queue or any(sequence.request.tenant != tenant for sequence in queue)
+            _hold(not mixed, "a queue is empty, or of more than one tenant")
+        live = {sequence.request.tenant for sequence in scheduler.sequences if not sequence.request.finished}
+        _hold(live <= turns.share.served.keys(), "a tenant has a request and no count of its tokens")
+        _hold(scheduler.has_work or not turns.share.served, "no request is live, and a tenant is ahead of others")
 
 
 def _check_queue(state: RequestState, queue: RequestQueue) -> None:

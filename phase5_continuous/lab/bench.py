@@ -23,6 +23,7 @@ from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
+from phase5_continuous.connect import turns
 from phase5_continuous.scheduler import Scheduler
 
 EOS = 0
@@ -50,7 +51,7 @@ def decoding(cache_type: type[PagedCache], running: int, steps: int) -> EngineCo
     """Return a loop with requests that have all computed their prompts, and will not end within so many steps."""
     pages = running * (-(-(PROMPT + steps + 64) // PAGE_SIZE) + 1)
     cache = cache_type(pages + pages // 50, PAGE_SIZE)
-    scheduler = Scheduler(cache, [EOS], TokenBudget(512, 8192), max_running=running)
+    scheduler = Scheduler(cache, [EOS], TokenBudget(512, 8192), turns=turns(), max_running=running)
     core = EngineCore(scheduler, InstantRunner())
     rng = random.Random(0)
     for n in range(running):

@@ -15,7 +15,7 @@ from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
-from phase5_continuous.extras.fairness import FairShare
+from phase5_continuous.extras.fairness import FairQueues, FairShare
 from phase5_continuous.extras.invariants import check
 from phase5_continuous.lab import fairness
 from phase5_continuous.lab.simulator import Setting, Simulation
@@ -48,9 +48,8 @@ class Entry:
 
     def scheduler(self, pages: int, page_size: int, budget: TokenBudget, max_running: int) -> Scheduler:
         policy = CheckedPolicy(self.policy())
-        made = Scheduler(self.cache(pages, page_size), [EOS], budget, policy=policy, max_running=max_running)
-        made.admission.share = self.share()
-        return made
+        cache, turns = self.cache(pages, page_size), lambda limit: FairQueues(limit, self.share())
+        return Scheduler(cache, [EOS], budget, policy=policy, turns=turns, max_running=max_running)
 
 
 OURS = (

@@ -24,6 +24,7 @@ from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.scheduler import PagedScheduler, StaticScheduler
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
+from phase5_continuous.connect import turns
 from phase5_continuous.lab.stats import SLO, Outcome, Stats
 from phase5_continuous.lab.traces import EOS, KINDS, Arrival, Trace, load, request
 from phase5_continuous.lab.virtual import StepTimes, VirtualClock, VirtualRunner, VirtualStep
@@ -80,6 +81,7 @@ class Setting:
             [EOS],
             TokenBudget(WHOLE, WHOLE) if whole else TokenBudget(self.chunk, self.budget),
             policy=policy("fcfs" if whole else self.way),
+            turns=turns(),
             max_running=self.max_running,
             queue_limit=self.queue_limit,
         )

@@ -29,6 +29,7 @@ from phase2_prefill_decode.step.graphs import batch_sizes
 from phase2_prefill_decode.step.packed import PackedStep
 from phase2_prefill_decode.step.runner import ModelRunner
 from phase4_radix.prefix_cache import PrefixCache
+from phase5_continuous.connect import turns
 from phase5_continuous.extras.speculation.draft_loading import connect, load_draft_model, sampler_of_drafts
 from phase5_continuous.extras.speculation.speculation import speculation_of
 from phase5_continuous.policies import policy
@@ -106,6 +107,7 @@ def connected(model: Model, options: EngineOptions) -> Assembled:
         model.eos_ids,
         budget,
         policy=policy(options.scheduling_policy),
+        turns=turns(),
         max_running=running,
         ahead=options.ahead(on_gpu),
         extender=speculation,

@@ -41,7 +41,7 @@ class Gauges:
     def read(cls, scheduler: Scheduler) -> "Gauges":
         running_set, cache = scheduler.running_set, scheduler.cache
         usage = cache.usage
-        running, waiting = len(running_set.running), len(scheduler.admission.waiting) + len(running_set.preempted)
+        running, waiting = len(running_set.running), len(scheduler.turns)
         now = running, waiting, usage.total, usage.free, usage.referenced, usage.cached, running_set.num_preemptions
         counts = cache.counts if isinstance(cache, PrefixCache) else Counts()
         prefixes, speculation = (counts.query_tokens, counts.hit_tokens), speculation_in(scheduler)

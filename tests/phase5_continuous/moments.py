@@ -8,7 +8,7 @@ from phase1_kv_pool import PagedCache
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.scheduler import Scheduler
-from tests.phase5_continuous.support import EOS, Engine, request
+from tests.phase5_continuous.support import EOS, Engine, preempted_of, request
 
 
 def engine(
@@ -52,7 +52,7 @@ def in_flight(one: Engine) -> None:
 
 def preempted(one: Engine) -> None:
     waiting(one)
-    while not one.scheduler.running_set.preempted:
+    while not preempted_of(one.scheduler):
         one.step()
 
 

@@ -5,10 +5,10 @@ import json
 from phase0_request.core import CoreObserver, Step
 from phase0_request.request import Request
 from phase4_radix.prefix_cache import PrefixCache
-from phase5_continuous.admission import Held
+from phase5_continuous.extras.record.held import Held, held
 from phase5_continuous.extras.record.recorder import Line, Recorder
 from phase5_continuous.extras.record.replay import Replay
-from tests.phase5_continuous.support import Engine
+from tests.phase5_continuous.support import Engine, preempted_of, share_of
 
 
 class Recorded(CoreObserver):
@@ -82,11 +82,9 @@ class Recorded(CoreObserver):
     def planned(self, step: Step) -> None:
         """Each reason why a request was not admitted is true: trying it fails."""
         scheduler = self.engine.scheduler
-        assert scheduler.last_plan is not None
-        held = scheduler.admission.held(scheduler.last_plan)
-        waiting = [*scheduler.admission.in_turn()] if scheduler.admission._queues else []
-        assert bool(held) == bool(waiting)
-        for each in held:
+        reasons = held(scheduler)
+        assert bool(reasons) == bool(scheduler.turns)
+        for each in reasons:
             self.whys.append(each.why)
             assert self.is_true(each, step), each
 
@@ -97,7 +95,7 @@ class Recorded(CoreObserver):
             case "tokens", ():
                 computed = step.batch.num_tokens - sum(len(part.beyond) for part in step.batch)
                 leaving = [each for each in running_set.leaving if not each.request.finished]  # about to be preempted
-                decodes = {each.request for each in (*running_set.running, *running_set.preempted, *leaving)}
+                decodes = {each.request for each in (*running_set.running, *leaving)} | {*preempted_of(scheduler)}
                 without_a_page = decodes - {part.request for part in step.batch}
                 return computed <= budget.max_batched_tokens <= computed + len(without_a_page)
             case "places", ():
@@ -119,7 +117,6 @@ class Recorded(CoreObserver):
                 return other.prompt_tokens[:page] == request.prompt_tokens[:page]
             case "fairness", (tenant,):
                 assert tenant != request.tenant
-                return bool(
-                    scheduler.admission.share.served[str(tenant)] <= scheduler.admission.share.served[request.tenant]
-                )
+                served = share_of(scheduler).served
+                return served[str(tenant)] <= served[request.tenant]
         return False

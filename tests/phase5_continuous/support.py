@@ -9,8 +9,10 @@ from itertools import accumulate
 
 from phase0_request import Batch, Event, FinishReason, Request, SamplingParams, StepOutput
 from phase0_request.core import EngineCore
+from phase0_request.request import RequestState
 from phase1_kv_pool import PagedCache
 from phase2_prefill_decode.extras.outcome import Forced, Verified, outcome_of
+from phase5_continuous.extras.fairness import FairQueues, FairShare
 from phase5_continuous.extras.invariants import check
 from phase5_continuous.extras.speculation.draft_model import CATCH_UP, DraftModel
 from phase5_continuous.extras.speculation.speculation import speculation_in
@@ -326,6 +328,20 @@ class Engine:
         usage = self.scheduler.cache.usage
         assert usage.referenced == 0
         assert usage.free + usage.cached == usage.total
+
+
+def waiting_of(scheduler: Scheduler) -> list[Request]:
+    """Requests that have not run yet."""
+    return [sequence.request for sequence in scheduler.turns if sequence.request.state is RequestState.WAITING]
+
+
+def preempted_of(scheduler: Scheduler) -> list[Request]:
+    return [sequence.request for sequence in scheduler.turns if sequence.request.state is RequestState.PREEMPTED]
+
+
+def share_of(scheduler: Scheduler) -> FairShare:
+    assert isinstance(scheduler.turns, FairQueues)
+    return scheduler.turns.share
 
 
 def request(

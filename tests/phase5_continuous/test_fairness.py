@@ -11,16 +11,18 @@ from phase0_request.queue import SequenceState
 from phase1_kv_pool import PagedCache
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
-from phase5_continuous.extras.fairness import FairShare
+from phase5_continuous.extras.fairness import FairQueues, FairShare
 from phase5_continuous.policies import ByPriority, LongestPrefixFirst
 from phase5_continuous.scheduler import Scheduler
-from tests.phase5_continuous.support import EOS, Engine, request
+from tests.phase5_continuous.support import EOS, Engine, preempted_of, request, share_of, waiting_of
 
 PLACES, PROMPT, ANSWER = 4, 12, 16  # running requests, and the most tokens of a prompt and an answer
 
 
 def engine(pages: int = 400, places: int = PLACES, ahead: int = 0, cache: type[PagedCache] = PagedCache) -> Engine:
-    return Engine(Scheduler(cache(pages, 4), EOS, TokenBudget(64, 64), max_running=places, watermark=0, ahead=ahead))
+    budget = TokenBudget(64, 64)
+    turns = FairQueues
+    return Engine(Scheduler(cache(pages, 4), EOS, budget, turns=turns, max_running=places, watermark=0, ahead=ahead))
 
 
 def flood(one: Engine, tenant: str, count: int, prompt: int = 8, answer: int = 40) -> None:
@@ -63,7 +65,7 @@ def test_tenants_that_always_have_requests_waiting_get_equal_tokens(
     names = [f"t{number}" for number in range(len(tenants))]
     sent = Counter[str]()
     for _ in range(400):
-        queued = Counter(sequence.request.tenant for sequence in one.scheduler.admission.waiting)
+        queued = Counter(each.tenant for each in waiting_of(one.scheduler))
         for name, (sizes, depth) in zip(names, tenants, strict=True):
             for _ in range(depth - queued[name]):
                 prompt, answer = sizes[sent[name] % len(sizes)]
@@ -133,7 +135,7 @@ def test_no_request_of_another_tenant_is_preempted_for_pages_that_the_next_commi
     one.step()
     one.submit(request("one", 8, 1, arrival=one.now, tenant="modest"))
     one.step()
-    assert one.scheduler.running_set.pool_full
+    assert one.scheduler.running_set.did_not_fit is not None
     one.scheduler.finish(next(iter(one.requests.values())), FinishReason.ABORT, one.now)
     while not one.requests["one"].finished:
         one.step()
@@ -144,10 +146,10 @@ def test_a_tenant_is_charged_for_what_is_not_cached() -> None:
     one = engine(cache=PrefixCache)
     one.submit(request("first", [5] * 9, 30, tenant="t"))
     one.step()
-    before = one.scheduler.admission.share.served["t"]
+    before = share_of(one.scheduler).served["t"]
     one.submit(request("again", [5] * 9, 30, tenant="t"))
     one.step()
-    charged = one.scheduler.admission.share.served["t"] - before
+    charged = share_of(one.scheduler).served["t"] - before
     assert charged == 1 + 2, "of its nine tokens eight are cached: it computes one, and each request draws one"
 
 
@@ -171,12 +173,12 @@ def test_no_place_is_made_for_a_tenant_that_has_had_more_tokens() -> None:
     one = engine()
     flood(one, "new", PLACES)
     one.step()
-    one.scheduler.admission.share.served["spent"] = 100.0
+    share_of(one.scheduler).served["spent"] = 100.0
     flood(one, "spent", 1, answer=1)
     for _ in range(4):
         one.step()
         assert (places(one), one.scheduler.running_set.num_preemptions) == ({"new": PLACES}, 0)
-    while one.scheduler.admission.share.served["new"] <= 100:
+    while share_of(one.scheduler).served["new"] <= 100:
         one.step()
     assert "spent" not in places(one)
     one.step()
@@ -195,9 +197,9 @@ def test_the_one_that_runs_the_most_gives_up_a_page_when_another_needs_one() -> 
     one = engine(pages=18, places=8)
     flood(one, "greedy", 3, prompt=16, answer=20)
     one.submit(request("late", 16, 20, arrival=1, tenant="modest"))
-    while not one.scheduler.running_set.preempted:
+    while not preempted_of(one.scheduler):
         one.step()
-    assert [sequence.request.tenant for sequence in one.scheduler.running_set.preempted] == ["greedy"]
+    assert [each.tenant for each in preempted_of(one.scheduler)] == ["greedy"]
     assert next(iter(one.scheduler.running_set.running)).request.id.endswith("-0")
     one.run().check_the_end()
 
@@ -241,7 +243,7 @@ def test_a_tenant_that_is_ahead_is_not_passed_by_new_ones_for_ever() -> None:
         one.step()
         steps += 1
         assert steps < 600, "new tenants pass a request for ever"
-    assert len(one.scheduler.admission.share.served) < 600, "counts of tenants that have left are kept"
+    assert len(share_of(one.scheduler).served) < 600, "counts of tenants that have left are kept"
 
 
 def test_the_counts_of_tenants_that_have_left_are_dropped() -> None:
@@ -250,7 +252,7 @@ def test_the_counts_of_tenants_that_have_left_are_dropped() -> None:
     for number in range(300):
         flood(one, f"visitor{number}.", 1, answer=1)
         one.step()
-    share = one.scheduler.admission.share
+    share = share_of(one.scheduler)
     assert len(share.served) < 40, "counts of tenants that have left are kept"
     one.run()
     assert share.served == {}
@@ -260,7 +262,8 @@ def test_the_counts_of_tenants_that_have_left_are_dropped() -> None:
 def test_a_policy_orders_the_requests_of_a_tenant_and_not_the_tenants(policy: ByPriority | LongestPrefixFirst) -> None:
     """Any client may set its own priority, or repeat a prompt that is cached."""
     cache = PrefixCache(200, 4)
-    one = Engine(Scheduler(cache, EOS, TokenBudget(64, 64), policy=policy, max_running=1, watermark=0))
+    budget = TokenBudget(64, 64)
+    one = Engine(Scheduler(cache, EOS, budget, policy=policy, turns=FairQueues, max_running=1, watermark=0))
     one.submit(request("seed", [5] * 41, 1, tenant="greedy"))
     one.run()
     prompts = {"low": [6] * 41, "high": [5] * 41}

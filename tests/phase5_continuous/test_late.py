@@ -8,8 +8,9 @@ from phase0_request import FinishReason, Request
 from phase1_kv_pool import PagedCache
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
+from phase5_continuous.extras.fairness import FairQueues
 from phase5_continuous.scheduler import Scheduler
-from tests.phase5_continuous.support import EOS, Engine, request
+from tests.phase5_continuous.support import EOS, Engine, preempted_of, request
 from tests.phase5_continuous.test_forced import forces
 
 AHEAD = pytest.mark.parametrize("ahead", [0, 1])
@@ -104,7 +105,7 @@ def test_a_late_request_holds_up_none_that_shares_its_prefix(more: list[int]) ->
 @pytest.mark.parametrize("waiting", [3, 12])
 def test_late_requests_keep_no_places_from_another_tenant(waiting: int) -> None:
     """Their tenant has had no more tokens than the other one, and gets none while they wait."""
-    scheduler = Scheduler(PagedCache(64, 4), max_running=3)
+    scheduler = Scheduler(PagedCache(64, 4), turns=FairQueues, max_running=3)
     engine = Engine(scheduler, delays=lambda one: 1000 if one.tenant == "waits" else 0)
     engine.submit(*(request(f"{number}", 4, 2, tenant="waits") for number in range(waiting)))
     for _ in range(3):
@@ -119,24 +120,25 @@ def test_late_requests_keep_no_places_from_another_tenant(waiting: int) -> None:
 
 
 def test_a_late_request_is_preempted_before_one_that_draws() -> None:
-    scheduler = Scheduler(PagedCache(64, 4), max_running=2)
+    scheduler = Scheduler(PagedCache(64, 4), turns=FairQueues, max_running=2)
     engine = Engine(scheduler, delays=lambda one: 1000 if one.id == "late" else 0)
     engine.submit(request("late", 4, 40), request("draws", 4, 40))
     engine.step()
     engine.submit(request("other", 4, 9, tenant="other"))
     engine.step()
-    assert [sequence.request.id for sequence in scheduler.running_set.preempted] == ["late"]
+    assert [each.id for each in preempted_of(scheduler)] == ["late"]
 
 
 def test_time_beside_tokens_is_charged_to_a_tenant() -> None:
     """Of two tenants that have had as many tokens, the one that was charged is the later one."""
-    scheduler = Scheduler(PagedCache(64, 4), max_running=1)
-    engine = Engine(scheduler)
+    scheduler = Scheduler(PagedCache(64, 4), turns=FairQueues, max_running=1)
+    engine, turns = Engine(scheduler), scheduler.turns
+    assert isinstance(turns, FairQueues)
     for tenant in "ab":
         engine.submit(*(request(f"{tenant}{n}", 4, 4, tenant=tenant) for n in range(2)))
-    scheduler.charge("a", 1000.0)
-    scheduler.charge("nobody", 5.0)
+    turns.charge("a", 1000.0)
+    turns.charge("nobody", 5.0)
     engine.run().check_the_end()
-    assert "nobody" not in scheduler.admission.share.served
+    assert "nobody" not in turns.share.served
     started: dict[Request, None] = dict.fromkeys(piece.request for batch in engine.batches for piece in batch)
     assert [one.tenant for one in started] == ["b", "b", "a", "a"]

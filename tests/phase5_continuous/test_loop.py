@@ -21,6 +21,7 @@ from phase5_continuous.admission import Admission
 from phase5_continuous.extras.invariants import check
 from phase5_continuous.running import RunningSet
 from phase5_continuous.scheduler import Scheduler
+from phase5_continuous.turns import OneQueue
 from tests.phase5_continuous.support import EOS, Device, PackedBatch, alone, request
 
 
@@ -129,7 +130,7 @@ def test_an_abort_without_a_step_is_reported_and_then_there_is_nothing_to_do() -
 
 
 Line = tuple[str, int]
-PARTS = Scheduler, StaticScheduler, RunningSet, Admission, Chunker
+PARTS = Scheduler, StaticScheduler, RunningSet, Admission, OneQueue, Chunker
 TRACED = {sys.modules[part.__module__].__file__ for part in PARTS}
 
 

@@ -20,11 +20,13 @@ from phase0_request import FinishReason, QueueFullError, Request, SamplingParams
 from phase1_kv_pool import PagedCache
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
+from phase5_continuous.extras.fairness import FairQueues
 from phase5_continuous.extras.speculation.speculation import Proposer, Speculation, speculation_in
 from phase5_continuous.policies import ByPriority, FirstComeFirstServed, LongestPrefixFirst
 from phase5_continuous.scheduler import Scheduler
+from phase5_continuous.turns import OneQueue, Turns
 from tests.phase5_continuous.recorded import Recorded
-from tests.phase5_continuous.support import EOS, Engine, Oracle, draft_model
+from tests.phase5_continuous.support import EOS, Engine, Oracle, draft_model, waiting_of
 
 BEGINNINGS = [(), (5,) * 4, (5,) * 8, (5,) * 8 + (6,) * 5]
 
@@ -47,6 +49,7 @@ class Anything(RuleBasedStateMachine):
 
     cache_type: type[PagedCache] = PagedCache
     how = "one by one"
+    turns: Callable[[int | None], Turns] = FairQueues
     ahead = 0
     rules_run = 0
     seen: ClassVar[Counter[str]] = Counter()
@@ -83,13 +86,14 @@ class Anything(RuleBasedStateMachine):
             EOS,
             TokenBudget(min(chunk, batched), batched),
             policy=policy,
+            turns=type(self).turns,
             max_running=max_running,
             watermark=watermark,
             queue_limit=queue_limit,
             ahead=self.ahead,
             extender=None if proposer is None else Speculation(proposer, 5, spare_rows=200),
         )
-        self.engine = Engine(scheduler)
+        self.engine, self.queue_limit = Engine(scheduler), queue_limit
         self.recorded = Recorded(self.engine)
         self.joined: Recorded | None = None  # a record that began in the middle
 
@@ -110,7 +114,7 @@ class Anything(RuleBasedStateMachine):
         tenant: str = "",
     ) -> Request | None:
         """Submit a request. None if it had to be refused, and was."""
-        engine, queue = self.engine, self.engine.scheduler.admission
+        engine, limit = self.engine, self.queue_limit
         number = len(engine.requests)
         prompt = (*beginning, *range(number, number + ending)) or (1,)
         params = SamplingParams(max_tokens=max_tokens, ignore_eos=ignore_eos)
@@ -119,7 +123,7 @@ class Anything(RuleBasedStateMachine):
             with pytest.raises(ValueError, match="can never be served"):
                 engine.submit(one)
             return None
-        if len(queue.waiting) == queue.waiting.limit:
+        if len(waiting_of(engine.scheduler)) == limit:
             with pytest.raises(QueueFullError):
                 engine.submit(one)
             return None
@@ -230,7 +234,7 @@ class Anything(RuleBasedStateMachine):
         if speculation is not None and speculation.draft_model is not None:
             speculation.draft_model.cache.check()
         running_set = self.engine.scheduler.running_set
-        Anything.seen += Counter(leaving=len(running_set.leaving), pool_full=running_set.pool_full)
+        Anything.seen += Counter(leaving=len(running_set.leaving), pool_full=running_set.did_not_fit is not None)
 
     def teardown(self) -> None:
         if hasattr(self, "engine"):
@@ -248,13 +252,19 @@ class Anything(RuleBasedStateMachine):
                 Anything.seen["rejected"] += speculation.drafted - sum(speculation.accepted)
 
 
-def run_machine(cache_type: type[PagedCache], how: str, examples: int, rarely: int) -> int:
+def run_machine(
+    cache_type: type[PagedCache],
+    how: str,
+    examples: int,
+    rarely: int,
+    turns: Callable[[int | None], Turns] = FairQueues,
+) -> int:
     """The number of rules that were run. Each rare case is counted, and must have happened."""
 
     class Machine(Anything):
         pass
 
-    Machine.cache_type, Machine.how, Machine.ahead = cache_type, how, int(how == "ahead")
+    Machine.cache_type, Machine.how, Machine.ahead, Machine.turns = cache_type, how, int(how == "ahead"), turns
     Anything.rules_run, Anything.seen = 0, Counter()
     run_state_machine_as_test(
         Machine, settings=settings(max_examples=examples, stateful_step_count=60, derandomize=True, deadline=None)
@@ -272,7 +282,8 @@ def run_machine(cache_type: type[PagedCache], how: str, examples: int, rarely: i
     ]
     rare += ["pending preemption"] if how == "ahead" else []
     rare += ["accepted", "rejected"] if how.startswith("with") else []
-    rare += [f"held: {why}" for why in ("tokens", "places", "pages", "fairness")]
+    rare += [f"held: {why}" for why in ("tokens", "places", "pages")]
+    rare += ["held: fairness"] if turns is FairQueues else []
     assert {what: Anything.seen[what] for what in rare if Anything.seen[what] < rarely} == {}
     return Anything.rules_run
 
@@ -284,6 +295,11 @@ SETTINGS = [(cache_type, how) for cache_type in (PagedCache, PrefixCache) for ho
 @pytest.mark.parametrize(("cache_type", "how"), SETTINGS)
 def test_any_order_of_events(cache_type: type[PagedCache], how: str) -> None:
     assert run_machine(cache_type, how, examples=12, rarely=3) >= 600
+
+
+@pytest.mark.parametrize(("cache_type", "how"), [(PagedCache, "one by one"), (PrefixCache, "ahead")])
+def test_any_order_of_events_in_one_queue(cache_type: type[PagedCache], how: str) -> None:
+    assert run_machine(cache_type, how, examples=12, rarely=3, turns=OneQueue) >= 600
 
 
 @pytest.mark.slow

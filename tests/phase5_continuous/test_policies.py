@@ -16,7 +16,7 @@ from phase5_continuous.policies import (
     Policy,
 )
 from phase5_continuous.scheduler import Scheduler
-from tests.phase5_continuous.support import EOS, Engine, request
+from tests.phase5_continuous.support import EOS, Engine, preempted_of, request
 
 
 def engine(by: Policy, cache: PagedCache | None = None, **more: Any) -> Engine:
@@ -67,9 +67,9 @@ def test_priorities_are_clamped_to_the_outermost_level() -> None:
 def test_the_lowest_priority_is_preempted_first() -> None:
     one = Engine(Scheduler(PagedCache(9, 4), EOS, policy=ByPriority(10), watermark=0))
     one.submit(request("early", 8, 20, priority=1), request("late", 8, 20, priority=0))
-    while not one.scheduler.running_set.preempted:
+    while not preempted_of(one.scheduler):
         one.step()
-    assert [sequence.request.id for sequence in one.scheduler.running_set.preempted] == ["early"]
+    assert [each.id for each in preempted_of(one.scheduler)] == ["early"]
     one.run().check_the_end()
 
 

@@ -14,7 +14,7 @@ from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.extras.invariants import SchedulerError, check
 from phase5_continuous.scheduler import Scheduler
 from tests.phase5_continuous.moments import engine, lengths, names
-from tests.phase5_continuous.support import EOS, alone, request
+from tests.phase5_continuous.support import EOS, alone, preempted_of, request, waiting_of
 
 
 @pytest.mark.proof
@@ -60,7 +60,7 @@ def test_a_request_runs_from_its_prompt_to_its_last_token() -> None:
 def test_running_then_preempted_then_waiting() -> None:
     one = engine(pages=9, max_running=2)
     one.submit(request("a", 15, max_tokens=18), request("b", 15, max_tokens=18), request("c", 4, max_tokens=9))
-    while not one.scheduler.running_set.preempted:
+    while not preempted_of(one.scheduler):
         assert "c" not in names(one.step())
     b, c = one.requests["b"], one.requests["c"]
     assert [b.state, c.state] == [RequestState.PREEMPTED, RequestState.WAITING]  # c would fit, and does not pass b
@@ -102,7 +102,7 @@ def test_a_long_prompt_under_a_steady_stream_of_short_ones_starts_at_once_and_ke
     assert long.times.admitted <= before
     assert long.times.tokens[0] <= before + 640 / (32 - 16) + 1
     assert one.requests["t0-0"].times.tokens[0] < long.times.tokens[0]  # and the long prompt does not block them
-    assert len(one.scheduler.admission.waiting) > 20  # more requests arrive than can be served
+    assert len(waiting_of(one.scheduler)) > 20  # more requests arrive than can be served
 
 
 def test_a_long_prompt_does_not_block_short_ones_behind_it() -> None:
@@ -215,7 +215,7 @@ def first_running(scheduler: Scheduler) -> SequenceState:
 @pytest.mark.parametrize(
     ("breakage", "message"),
     [
-        (lambda s: s.admission.waiting.add(first_running(s)), "r is running among the waiting"),
+        (lambda s: s.turns.add(first_running(s)), "r is running among the waiting"),
         (lambda s: s.running_set.running.remove(first_running(s)), "not of the same requests"),
         (lambda s: setattr(first_running(s), "num_scheduled", 3), "computed 4, scheduled 3, of 5"),
         (lambda s: setattr(first_running(s), "capacity", 16), "capacity 16"),

@@ -11,7 +11,7 @@ from phase0_request import FinishReason
 from phase1_kv_pool import PagedCache
 from phase4_radix.prefix_cache import PrefixCache
 from tests.phase5_continuous.moments import engine, in_flight, preempted, running, waiting
-from tests.phase5_continuous.support import Engine, request
+from tests.phase5_continuous.support import Engine, preempted_of, request
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
@@ -62,8 +62,8 @@ def test_a_request_may_be_ended_with_another_reason_than_abort() -> None:
 def test_a_stop_string_may_end_a_request_that_was_preempted_since() -> None:
     one = engine(pages=9)
     preempted(one)
-    (sequence,) = one.scheduler.running_set.preempted
-    assert one.scheduler.finish(sequence.request, FinishReason.STOP, one.now)
+    (request,) = preempted_of(one.scheduler)
+    assert one.scheduler.finish(request, FinishReason.STOP, one.now)
     one.run()
     assert one.ended == {"other": FinishReason.LENGTH, "r": FinishReason.STOP}
 

@@ -8,7 +8,7 @@ from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.policies import ByPriority
 from tests.phase5_continuous.moments import engine, names, preemption_pending
-from tests.phase5_continuous.support import request
+from tests.phase5_continuous.support import preempted_of, request
 
 # Admission.
 
@@ -61,7 +61,7 @@ def test_a_new_request_that_ranks_before_the_one_that_did_not_fit_is_admitted() 
     one = engine(pages=10, policy=ByPriority(10))
     one.submit(request("runs", 16, max_tokens=20), request("large", 32))
     one.step()
-    assert one.scheduler.running_set.pool_full
+    assert one.scheduler.running_set.did_not_fit is not None
     one.submit(request("urgent", 4, priority=-1))
     assert names(one.step()) == ["runs", "urgent"]
     one.run().check_the_end()
@@ -82,7 +82,7 @@ def test_an_abort_of_the_request_that_did_not_fit_lets_the_next_one_start() -> N
 def test_the_last_in_rank_is_preempted_and_resumes_before_waiting_requests() -> None:
     one = engine(pages=9)
     one.submit(*(request(name, 8, max_tokens=20) for name in "abc"))
-    while not one.scheduler.running_set.preempted:
+    while not preempted_of(one.scheduler):
         one.step()
     one.submit(request("d", 1))
     c = one.requests["c"]

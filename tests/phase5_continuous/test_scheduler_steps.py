@@ -4,9 +4,10 @@ import pytest
 
 from phase0_request import FinishReason, Request, SamplingParams, StepOutput, TokenLogprobs
 from phase2_prefill_decode.extras.outcome import SliceOutcome
+from phase5_continuous.extras.fairness import FairQueues
 from phase5_continuous.extras.invariants import check
 from tests.phase5_continuous.moments import engine
-from tests.phase5_continuous.support import EOS, alone, request
+from tests.phase5_continuous.support import EOS, alone, request, share_of
 
 # The events of a step.
 
@@ -53,11 +54,11 @@ def test_an_event_has_the_logprobs_of_its_token() -> None:
 
 
 def test_every_token_of_a_prompt_and_an_answer_counts_for_its_tenant() -> None:
-    one = engine()
+    one = engine(turns=FairQueues)
     one.submit(request("a", 8, max_tokens=5, tenant="t"), request("b", 4, max_tokens=5, tenant="u"))
     for step in range(1, 4):
         one.step()
-        served = dict(one.scheduler.admission.share.served)
+        served = dict(share_of(one.scheduler).served)
         assert served == {"t": 8 + step, "u": 4 + step}, f"tokens of each tenant after {step} steps"
 
 

@@ -15,6 +15,7 @@ from phase1_kv_pool.cache import PagedCache
 from phase2_prefill_decode.scheduler import PagedScheduler, StaticScheduler
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
+from phase5_continuous.connect import turns
 from phase5_continuous.extras.record.recorder import Line, Recorder
 from phase5_continuous.policies import POLICIES
 from phase5_continuous.scheduler import Scheduler
@@ -101,7 +102,7 @@ def engine(scene: Scene) -> EngineCore[PagedScheduler, Batch]:
     else:
         budget = TokenBudget(min(scene.chunk, scene.budget), scene.budget)
         policy = POLICIES[scene.policy]()
-        scheduler = Scheduler(cache, (), budget, policy=policy, max_running=scene.running)
+        scheduler = Scheduler(cache, (), budget, policy=policy, turns=turns(), max_running=scene.running)
     clock = Clock()
     return EngineCore(scheduler, Filling(clock), clock)
 

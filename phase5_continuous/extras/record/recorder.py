@@ -24,6 +24,7 @@ from phase1_kv_pool.cache import CacheObserver
 from phase2_prefill_decode.extras.outcome import extras_of
 from phase2_prefill_decode.scheduler import PagedScheduler, StaticScheduler
 from phase4_radix.prefix_cache import PrefixCache
+from phase5_continuous.extras.record.held import held
 from phase5_continuous.policies import POLICIES
 from phase5_continuous.scheduler import Scheduler
 
@@ -223,10 +224,8 @@ class Recorder(CoreObserver, CacheObserver):
 
     def _held(self) -> list[list[Any]]:
         scheduler, numbers = self.scheduler, self._numbers
-        if not isinstance(scheduler, Scheduler) or scheduler.last_plan is None:
-            return []
-        held = scheduler.admission.held(scheduler.last_plan)
-        return [[numbers[request], why, *map(self._name, more)] for request, why, more in held]
+        reasons = held(scheduler) if isinstance(scheduler, Scheduler) else ()
+        return [[numbers[request], why, *map(self._name, more)] for request, why, more in reasons]
 
     def _name(self, more: int | str | Request) -> int | str:
         return self._numbers[more] if isinstance(more, Request) else more

@@ -27,6 +27,7 @@ from phase2_prefill_decode.extras.grammar.constraints import (
 )
 from phase2_prefill_decode.extras.grammar.masks import masks_of
 from phase2_prefill_decode.sampling.sampler import Sampler
+from phase5_continuous.extras.fairness import FairQueues
 from phase5_continuous.scheduler import Scheduler
 from phase6_integration.engine.hub import directory_of
 from phase6_integration.engine.options import EngineOptions
@@ -118,7 +119,8 @@ class IsolatedGrammars(Constraints):
                     scheduler.finish(request, FinishReason.ERROR, now, constraint.error)
             while process.seconds:
                 tenant, seconds = process.seconds.popitem()
-                scheduler.charge(tenant, seconds * TOKENS_PER_SECOND)
+                if isinstance(scheduler.turns, FairQueues):
+                    scheduler.turns.charge(tenant, seconds * TOKENS_PER_SECOND)
 
     def poll(self, timeout: float) -> None:
         """Send what waits and read answers; wait for these so many seconds if there is none."""

@@ -7,6 +7,7 @@ import pytest
 from phase0_request import FinishReason
 from phase1_kv_pool import PagedCache
 from phase5_continuous import Scheduler
+from phase5_continuous.extras.fairness import FairQueues
 from phase6_integration.extras.structured import isolated_grammars, isolated_process
 from phase6_integration.extras.structured.grammar_process import COMPILING, Answers
 from phase6_integration.extras.structured.isolated_process import DEATHS, FAILED_STARTS, STALLED
@@ -114,11 +115,12 @@ def test_processor_time_is_charged_to_the_clients_that_have_requests_and_a_death
 ) -> None:
     monkeypatch.setattr(isolated_grammars, "PROCESSES", 1)
     monkeypatch.setattr(isolated_process, "PATIENCE", 1.0)
-    scheduler = Scheduler(PagedCache(64, 4))
+    scheduler = Scheduler(PagedCache(64, 4), turns=FairQueues)
     made, constraints = several(silent, *"aab")
     for one in made:
         scheduler.submit(one)
-    served = scheduler.admission.share.served
+    assert isinstance(scheduler.turns, FairQueues)
+    served = scheduler.turns.share.served
     before = dict(served)
     silent.poll()
     silent.made[0].send(Answers(seconds=3.0))

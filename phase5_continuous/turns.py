@@ -1,0 +1,94 @@
+"""Turns: which of the requests that do not run is next, and which of those that run gives way. OneQueue: by rank."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Protocol
+
+from phase0_request.batch import Event
+from phase0_request.queue import QueueFullError, RequestQueue, SequenceState
+from phase0_request.request import RequestState
+
+
+class Turns(Protocol):
+    """The requests that do not run, and the order in which they get pages."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[SequenceState]: ...
+
+    def add(self, sequence: SequenceState) -> None:
+        """Queue a new request. QueueFullError if the queue is at its limit."""
+
+    def put_back(self, sequence: SequenceState) -> None:
+        """Queue a request that was here before: it was preempted, for example."""
+
+    def remove(self, sequence: SequenceState) -> None:
+        """Take a request out of the queue: it runs now, or has ended."""
+
+    def clear(self) -> None:
+        """Take all requests out of the queue. They are put back."""
+
+    def in_turn(self) -> Iterator[SequenceState]:
+        """The requests that may be admitted, of which there is at least one, in order."""
+
+    def reorder(
+        self, candidates: Sequence[SequenceState], place: Callable[[SequenceState], float]
+    ) -> Sequence[SequenceState]:
+        """The first few in turn, by their places: ranks less head starts."""
+
+    def victim(self, running: Iterable[SequenceState]) -> SequenceState:
+        """The request that is preempted when another one needs its pages."""
+
+    def gives_way(self, running: Iterable[SequenceState]) -> SequenceState | None:
+        """A request that is preempted so that one of this queue, which is not empty, gets its place. None: none is."""
+
+    def delivered(self, events: Iterable[Event]) -> None:
+        """Requests have got tokens, and some have ended."""
+
+
+class OneQueue:
+    """First in rank, first served. Preempted requests resume before any other is admitted; none is preempted for its
+    place. At most `limit` new requests wait."""
+
+    def __init__(self, limit: int | None = None) -> None:
+        self.limit = limit
+        self.clear()
+
+    def __len__(self) -> int:
+        return len(self.waiting) + len(self.preempted)
+
+    def __iter__(self) -> Iterator[SequenceState]:
+        return chain(self.preempted, self.waiting)
+
+    def add(self, sequence: SequenceState) -> None:
+        if self.limit is not None and len(self.waiting) >= self.limit:
+            raise QueueFullError(self.limit)
+        self.waiting.add(sequence)
+
+    def put_back(self, sequence: SequenceState) -> None:
+        preempted = sequence.request.state is RequestState.PREEMPTED
+        (self.preempted if preempted else self.waiting).add(sequence)
+
+    def remove(self, sequence: SequenceState) -> None:
+        (self.preempted if sequence in self.preempted else self.waiting).remove(sequence)
+
+    def clear(self) -> None:
+        self.waiting, self.preempted = RequestQueue(), RequestQueue()
+
+    def in_turn(self) -> Iterator[SequenceState]:
+        return iter(self.preempted or self.waiting)
+
+    def reorder(
+        self, candidates: Sequence[SequenceState], place: Callable[[SequenceState], float]
+    ) -> Sequence[SequenceState]:
+        return sorted(candidates, key=place)
+
+    def victim(self, running: Iterable[SequenceState]) -> SequenceState:
+        """The last in rank: of those that wait to draw a token, if there are any."""
+        return max(running, key=lambda each: (each.blocked_by is not None, each.key))
+
+    def gives_way(self, running: Iterable[SequenceState]) -> SequenceState | None:
+        return None
+
+    def delivered(self, events: Iterable[Event]) -> None:
+        pass
