@@ -22,6 +22,10 @@ from phase5_continuous.running import RunningSet
 class Extender(Protocol):
     """Makes slices of a planned step longer, by tokens beyond those of the requests."""
 
+    @property
+    def counts(self) -> tuple[int, int, tuple[int, ...]]:
+        """Since the engine was made: slices, their tokens beyond, and how many of the first, the second, ... counted."""
+
     def extend(self, step: StepPlan, running_set: RunningSet) -> Sequence[Slice]: ...
 
     def committed(self, batch: Batch, output: StepOutput) -> None:

@@ -222,18 +222,11 @@ KNOWN = {
     "phase6_integration.engine.machine_checks knows phase2_prefill_decode: cpu.microkernel",
     "phase6_integration.engine.options knows phase2_prefill_decode: quantized.layout",
     "phase6_integration.engine.options knows phase5_continuous: speculation.speculation",
-    "phase6_integration.engine.stats knows phase5_continuous: invariants",
-    "phase6_integration.engine.stats knows phase6_integration: kv_events.kv_events",
-    "phase6_integration.process.async_engine knows phase5_continuous: record.recorder",
-    "phase6_integration.process.engine_process knows phase2_prefill_decode: parallel.ranks",
-    "phase6_integration.process.recording knows phase5_continuous: record.recorder",
-    "phase6_integration.process.watcher knows phase5_continuous: record.recorder",
     "phase6_integration.serve knows phase6_integration: edge.listener",
     "phase6_integration.serve knows phase6_integration: edge.tls",
     "phase6_integration.serve knows phase6_integration: edge.transport",
     "phase6_integration.serve knows phase6_integration: observe.logs",
     "phase6_integration.serve knows phase6_integration: observe.spans",
-    "phase6_integration.serve knows phase6_integration: structured.isolated_grammars",
 }
 
 
@@ -265,7 +258,7 @@ def test_the_core_knows_no_extra() -> None:
 def layer(name: str) -> int | None:
     """The number of a module's layer in phase 6; None outside of the layers."""
     top = name.removeprefix(f"{SIX}.").partition(".")[0]
-    top = "app" if top == "serve" else top
+    top = "app" if top in ("serve", "serve_flags") else top
     return LAYERS.index(top) if name.startswith(SIX) and top in LAYERS else None
 
 
@@ -292,11 +285,19 @@ def test_no_extra_of_the_server_knows_another() -> None:
     assert [f"{name} knows {other}" for name, other in others if extra(other) != extra(name)] == []
 
 
-def test_labs_never_import_the_command_line() -> None:
-    labs = filter(of_the_lab, modules())
+def test_only_the_command_line_imports_the_command_line() -> None:
+    """Neither labs nor the engine, the server or the cluster."""
+    others = [name for name in modules() if name.split(".")[0] in PHASES and not of_the_cli(name)]
     assert [
-        f"{name}:{line} imports {other}" for name in labs for other, line in imports(name) if of_the_cli(other)
+        f"{name}:{line} imports {other}" for name in others for other, line in imports(name) if of_the_cli(other)
     ] == []
+
+
+def test_the_process_of_http_loads_no_scheduler() -> None:
+    """What schedules is in the engine's process. The page's readers of its record are not."""
+    program = f"import sys, {SIX}.app\nassert 'phase5_continuous.scheduler' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_cli_imports_labs_only_inside_functions() -> None:

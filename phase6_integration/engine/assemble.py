@@ -2,17 +2,20 @@
 
 import gc
 import logging
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
 from phase0_request.batch import Batch, Slice
 from phase0_request.checks import ConfigError
+from phase0_request.core import CoreObserver
 from phase0_request.machine import give_back_freed_memory
 from phase0_request.params import MAX_LOGPROBS, SamplingParams
 from phase0_request.request import Request
@@ -34,13 +37,10 @@ from phase5_continuous.extras.speculation.speculation import speculation_of
 from phase5_continuous.policies import policy
 from phase5_continuous.scheduler import Scheduler
 from phase6_integration.engine.hub import directory_of
-from phase6_integration.engine.isolation import IsolatedStep, IsolatingRunner, LoadShedding
-from phase6_integration.engine.options import EngineOptions, KVEventsConfig
-from phase6_integration.engine.stats import ObservedCore
+from phase6_integration.engine.isolation import IsolatingCore, IsolatingRunner, LoadShedding
+from phase6_integration.engine.loop_hooks import Extra, LoopHooks
+from phase6_integration.engine.options import EngineOptions
 from phase6_integration.engine.warmup import attention_batches, long_step, sampling_batches, warmup_pages
-
-if TYPE_CHECKING:
-    from phase6_integration.extras.kv_events.kv_events import KVEventPublisher
 
 log = logging.getLogger(__name__)
 LARGEST = SamplingParams(logprobs=MAX_LOGPROBS, logit_bias={0: 1.0}, allowed_token_ids=(0,))  # copies of its logits
@@ -55,10 +55,10 @@ class Assembled:
 
     model: Model  # its config's max_position_embeddings is this engine's context length
     scheduler: Scheduler
-    core: ObservedCore[IsolatedStep[PackedStep]]
+    core: IsolatingCore[PackedStep]
     sampler: Sampler
     layout: KVLayout
-    kv_events: "KVEventPublisher | None"
+    resources: ExitStack = field(default_factory=ExitStack)  # what is closed with the engine: processes and sockets
 
 
 # region assemble
@@ -121,22 +121,47 @@ def connected(model: Model, options: EngineOptions) -> Assembled:
     if drafter is not None:
         connect(drafter, runners[1], runners[0])
     isolating = IsolatingRunner(runners[0], LoadShedding(scheduler))
-    publisher = publish_events(caches[0], options.kv_events)
-    core = ObservedCore(scheduler, isolating, check_invariants=options.check_invariants, kv_events=publisher)
+    core = IsolatingCore(scheduler, isolating, time.monotonic)
     shorter = replace(model, config=replace(model.config, max_position_embeddings=context))
-    return Assembled(shorter, scheduler, core, sampler, layouts[0], publisher)
+    parts = Assembled(shorter, scheduler, core, sampler, layouts[0])
+    core.observers += observers(parts, options)
+    return parts
 
 
 # endregion
 
 
-def publish_events(cache: PagedCache, config: KVEventsConfig | None) -> "KVEventPublisher | None":
-    """Publish what the cache holds from now on, if that is wanted. It needs packages that an engine does not."""
-    if config is None or not isinstance(cache, PrefixCache):
-        return None
-    from phase6_integration.extras.kv_events.kv_events import KVEventPublisher
+def observers(parts: Assembled, options: EngineOptions) -> Iterator[CoreObserver]:
+    """The extras that observe the steps, if they are wanted. What they hold is closed with the engine."""
+    if (ranks := parts.model.decoder.ranks) is not None:
+        parts.resources.callback(ranks.close)
+    if options.check_invariants:
+        from phase5_continuous.extras.invariants import Checks
 
-    return KVEventPublisher(cache, config)
+        yield Checks(parts.scheduler)
+    if options.kv_events is not None and isinstance(cache := parts.scheduler.cache, PrefixCache):
+        from phase6_integration.extras.kv_events.kv_events import KVEventPublisher
+
+        yield (publisher := KVEventPublisher(cache, options.kv_events))
+        parts.resources.callback(publisher.close)
+
+
+def loop_extras(parts: Assembled, options: EngineOptions) -> list[Extra]:
+    """The extras in the process of a server's engine: they work beside the steps, and answer the server's side. It
+    trusts no grammar of a client, so these are followed in processes of their own."""
+    extras: list[Extra] = []
+    if (ranks := parts.model.decoder.ranks) is not None:
+        extras.append(lambda *_: LoopHooks(descriptors=ranks.filenos(), woken=ranks.check))
+    if find_spec("phase6_integration.extras") is None:
+        return extras
+    from phase6_integration.extras.page.recording import record
+    from phase6_integration.extras.reports import reports
+    from phase6_integration.extras.structured.isolated_grammars import IsolatedGrammars
+
+    extras += [record, reports]
+    if parts.model.tokenizer is not None:
+        extras.append(IsolatedGrammars.install(parts.sampler, options).work)
+    return extras
 
 
 def _layout(model: Model, options: EngineOptions) -> KVLayout:

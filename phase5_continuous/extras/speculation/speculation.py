@@ -89,6 +89,10 @@ class Speculation:
     def __post_init__(self) -> None:
         self.accepted = [0] * self.most
 
+    @property
+    def counts(self) -> tuple[int, int, tuple[int, ...]]:
+        return self.drafts, self.drafted, tuple(self.accepted)
+
     def extend(self, step: StepPlan, running_set: RunningSet) -> Sequence[Slice]:
         """The slices of a step, those of decodes longer by a draft. Drafts take what the requests have left of the
         step's budget and of the pool; no request waits or is preempted for one."""
