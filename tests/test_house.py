@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
+from runpy import run_path
 
 import pytest
 from packaging.requirements import Requirement
@@ -250,6 +251,15 @@ def test_the_core_knows_no_extra() -> None:
         if of_the_extras(other) and other.partition(".extras.")[2]
     }
     assert crossing == KNOWN
+
+
+def test_the_core_speaks_no_more_of_extras_and_its_files_and_rooms_get_no_worse() -> None:
+    """By the measures of `make house`, which has the aims. A limit that was reached is lowered."""
+    limits = {
+        m.name: (m.now, m.limit) for m in run_path(str(ROOT / ".ci/house.py"))["measures"]() if m.limit is not None
+    }
+    assert len(limits) == 3
+    assert {name: now for name, (now, limit) in limits.items() if now > limit} == {}
 
 
 # The layers of phase 6
