@@ -1,6 +1,6 @@
 """`make house`: the size of the project, and how far the core is from what it shall be. Prints lines and files of the
-core and the extras of each phase and of the other parts, and a table of measures with their aims. A test holds some to a
-limit, which only gets lower.
+core, the extras and the other parts, and a table of measures with their aims. A test holds some to a limit, which only
+gets lower.
 
 Lazy imports count, and so do modules that a string names. Lines are those of the files, docstrings included.
 """

@@ -24,7 +24,7 @@ class Extender(Protocol):
 
     @property
     def counts(self) -> tuple[int, int, tuple[int, ...]]:
-        """Since the engine was made: slices, their tokens beyond, and how many of the first, the second, ... counted."""
+        """Since the start: longer slices, their tokens beyond, and how many of the first, the second, ... were kept."""
 
     def extend(self, step: StepPlan, running_set: RunningSet) -> Sequence[Slice]: ...
 

@@ -173,7 +173,10 @@ def reachable(start: Iterable[str], labs: bool = False) -> set[str]:
 
 # Core and extras
 
-CONNECT = {f"{package}.engine" for package in PHASES} | {f"{SIX}.engine.assemble", f"{SIX}.app"}  # the core's ends
+CONNECT = {f"{package}.{name}" for package in PHASES for name in ("engine", "connect")} | {
+    f"{SIX}.engine.assemble",
+    f"{SIX}.app",
+}  # the core's ends
 # What still crosses the border. It only gets shorter.
 KNOWN = {
     "phase0_request.tokenizer knows phase0_request: gguf_file",
@@ -203,20 +206,10 @@ KNOWN = {
     "phase2_prefill_decode.loading.weights knows phase2_prefill_decode: quantized.checkpoint",
     "phase2_prefill_decode.loading.weights knows phase2_prefill_decode: quantized.quantize",
     "phase2_prefill_decode.loading.weights knows phase2_prefill_decode: quantized.weight",
-    "phase2_prefill_decode.sampling.metadata knows phase2_prefill_decode: grammar.constraints",
-    "phase2_prefill_decode.sampling.metadata knows phase2_prefill_decode: penalties",
-    "phase2_prefill_decode.sampling.sampler knows phase2_prefill_decode: grammar.constraints",
-    "phase2_prefill_decode.sampling.sampler knows phase2_prefill_decode: grammar.grammar",
-    "phase2_prefill_decode.sampling.sampler knows phase2_prefill_decode: grammar.mask",
-    "phase2_prefill_decode.sampling.sampler knows phase2_prefill_decode: logprobs",
-    "phase2_prefill_decode.sampling.sampler knows phase2_prefill_decode: penalties",
-    "phase2_prefill_decode.step.packed knows phase2_prefill_decode: logprobs",
-    "phase2_prefill_decode.step.runner knows phase2_prefill_decode: logprobs",
     "phase2_prefill_decode.step.runner knows phase2_prefill_decode: piecewise",
     "phase5_continuous.admission knows phase5_continuous: fairness",
     "phase5_continuous.running knows phase5_continuous: fairness",
     "phase5_continuous.scheduler knows phase5_continuous: fairness",
-    "phase5_continuous.scheduler knows phase5_continuous: speculation.speculation",
     "phase6_integration.engine.hub knows phase0_request: gguf_file",
     "phase6_integration.engine.hub knows phase2_prefill_decode: cpu.threads",
     "phase6_integration.engine.machine_checks knows phase2_prefill_decode: cpu.cache",

@@ -33,7 +33,7 @@ class LoopHooks:
     is_due: Callable[[], bool] = _never  # whether it must be called soon: then an idle engine sleeps for a moment only
     before_step: Callable[[], object] = _nothing  # a turn begins, which runs a step if there is work
     no_step: Callable[[], object] = _nothing  # a turn has ended without a step
-    # Fields for the progress of a request, which has extras of its own, of a token or of the end: `more` is of its event.
+    # What to add to the Progress of an event, by its fields: the request, the token, and what its Outcome added.
     report: Callable[[Request, int | None, object], Mapping[str, Any]] = _silent
     received: Callable[[bytes], object] = _nothing  # a message has come
 
