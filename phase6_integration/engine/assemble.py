@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from phase0_request.batch import Batch, Slice
-from phase0_request.checks import ConfigError
+from phase0_request.checks import ConfigError, extra_for
 from phase0_request.core import CoreObserver
 from phase0_request.machine import give_back_freed_memory
 from phase0_request.params import MAX_LOGPROBS, SamplingParams
@@ -23,8 +23,6 @@ from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.layout import KVLayout
 from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.connect import sampler_for
-from phase2_prefill_decode.extras.logprobs import BLOCK
-from phase2_prefill_decode.extras.piecewise import token_counts
 from phase2_prefill_decode.loading.model import Model, load_tokenizer
 from phase2_prefill_decode.sampling.sampler import Sampler
 from phase2_prefill_decode.step.device_state import DeviceState
@@ -32,8 +30,6 @@ from phase2_prefill_decode.step.graphs import batch_sizes
 from phase2_prefill_decode.step.packed import PackedStep
 from phase2_prefill_decode.step.runner import ModelRunner
 from phase4_radix.prefix_cache import PrefixCache
-from phase5_continuous.extras.speculation.draft_loading import connect, load_draft_model, sampler_of_drafts
-from phase5_continuous.extras.speculation.speculation import speculation_of
 from phase5_continuous.policies import policy
 from phase5_continuous.scheduler import Scheduler
 from phase6_integration.engine.hub import directory_of
@@ -83,14 +79,26 @@ def connected(model: Model, options: EngineOptions) -> Assembled:
     context = _wanted_context(options, model.config.max_position_embeddings)
     budget, running = options.budget(on_gpu, context), options.running(on_gpu)
     sampler = sampler_for(model, options.seed)
-    speculation = speculation_of(options.speculative_config, SPARE_ROWS_ON_GPU if on_gpu else SPARE_ROWS)
-    drafter = speculation.draft_model if speculation else None
-    models = [model] if drafter is None else [model, load_draft_model(drafter.model, model, options.kv_cache_dtype)]
+    models, samplers = [model], [sampler]
+    speculation = None
+    drafter = None
+    if options.speculative_config is not None:
+        with extra_for("speculative_config"):
+            from phase5_continuous.extras.speculation import draft_loading
+            from phase5_continuous.extras.speculation.speculation import speculation_of
+        speculation = speculation_of(options.speculative_config, SPARE_ROWS_ON_GPU if on_gpu else SPARE_ROWS)
+        if speculation is not None and (drafter := speculation.draft_model) is not None:
+            models.append(draft_loading.load_draft_model(drafter.model, model, options.kv_cache_dtype))
+            samplers.append(draft_loading.sampler_of_drafts(sampler))
     layouts = [_layout(each, options) for each in models]
     sizes = batch_sizes(running) if on_gpu and not options.enforce_eager else []
-    counts = token_counts(budget.max_batched_tokens) if options.enable_piecewise_cuda_graph else []
-    if counts and not on_gpu:
-        raise ConfigError(f"enable_piecewise_cuda_graph is for a GPU, and the model is on {device}")
+    counts: Sequence[int] = ()
+    if options.enable_piecewise_cuda_graph:
+        if not on_gpu:
+            raise ConfigError(f"enable_piecewise_cuda_graph is for a GPU, and the model is on {device}")
+        with extra_for("enable_piecewise_cuda_graph"):
+            from phase2_prefill_decode.extras.piecewise import token_counts
+        counts = token_counts(budget.max_batched_tokens)
     activations = graphs = 0
     for each, layout in zip(models, layouts, strict=True):
         activations = max(activations, profile(each, sampler, budget.max_batched_tokens, running, layout, context))
@@ -111,15 +119,14 @@ def connected(model: Model, options: EngineOptions) -> Assembled:
         extender=speculation,
     )
     context = _context_length(options, context, caches[0])
-    samplers = sampler, sampler_of_drafts(sampler)
     runners = [
         make_runner(
             each, each.decoder.kv_pool(layout, pages), cache, own, sizes, counts, context, ahead=scheduler.ahead > 0
         )
-        for each, layout, cache, own in zip(models, layouts, caches, samplers, strict=False)
+        for each, layout, cache, own in zip(models, layouts, caches, samplers, strict=True)
     ]
     if drafter is not None:
-        connect(drafter, runners[1], runners[0])
+        draft_loading.connect(drafter, runners[1], runners[0])
     isolating = IsolatingRunner(runners[0], LoadShedding(scheduler))
     core = IsolatingCore(scheduler, isolating, time.monotonic)
     shorter = replace(model, config=replace(model.config, max_position_embeddings=context))
@@ -136,12 +143,12 @@ def observers(parts: Assembled, options: EngineOptions) -> Iterator[CoreObserver
     if (ranks := parts.model.decoder.ranks) is not None:
         parts.resources.callback(ranks.close)
     if options.check_invariants:
-        from phase5_continuous.extras.invariants import Checks
-
+        with extra_for("check_invariants"):
+            from phase5_continuous.extras.invariants import Checks
         yield Checks(parts.scheduler)
     if options.kv_events is not None and isinstance(cache := parts.scheduler.cache, PrefixCache):
-        from phase6_integration.extras.kv_events.kv_events import KVEventPublisher
-
+        with extra_for("kv_events_config"):
+            from phase6_integration.extras.kv_events.kv_events import KVEventPublisher
         yield (publisher := KVEventPublisher(cache, options.kv_events))
         parts.resources.callback(publisher.close)
 
@@ -194,7 +201,7 @@ def profile(model: Model, sampler: Sampler, tokens: int, running: int, layout: K
     On a GPU, then compile every kernel variant that serving can launch."""
     requests = min(tokens, running)
     length = min(tokens // requests, model.config.max_position_embeddings)
-    block = min(tokens, BLOCK, model.config.max_position_embeddings)
+    block = min(tokens, scored_rows(), model.config.max_position_embeddings)
     on_gpu, page_size = model.decoder.device.type == "cuda", layout.page_size
     pages = -(-length // page_size) * requests + -(-block // page_size)
     pages = max(pages, warmup_pages(page_size)) if on_gpu else pages
@@ -205,7 +212,7 @@ def profile(model: Model, sampler: Sampler, tokens: int, running: int, layout: K
         decoder.layers = decoder.layers[:1]
     runner = ModelRunner(decoder, decoder.kv_pool(layout, pages), cache, sampler)
     dummies = [Request(f"{number}", (0,) * length, LARGEST) for number in range(requests)]
-    scored = Request("scored", (0,) * (block + 1), SamplingParams(prompt_logprobs=MAX_LOGPROBS))
+    scored = [Request("scored", (0,) * (block + 1), SamplingParams(prompt_logprobs=MAX_LOGPROBS))] if block else []
 
     def run(slices: Sequence[Slice]) -> None:
         for request, start, count, _ in slices:
@@ -213,12 +220,12 @@ def profile(model: Model, sampler: Sampler, tokens: int, running: int, layout: K
         runner.run(runner.pack(Batch(tuple(slices))))
 
     def largest() -> None:
-        for request in (*dummies, scored):
+        for request in (*dummies, *scored):
             cache.attach(request)
         if length > 1:
             run([Slice(request, 0, length - 1) for request in dummies])
-        run([*(Slice(request, length - 1, 1) for request in dummies), Slice(scored, 0, block)])
-        for request in (*dummies, scored):
+        run([*(Slice(r, length - 1, 1) for r in dummies), *(Slice(r, 0, block) for r in scored)])
+        for request in (*dummies, *scored):
             cache.release(request)
 
     def longest() -> None:
@@ -232,6 +239,15 @@ def profile(model: Model, sampler: Sampler, tokens: int, running: int, layout: K
         for batch in chain(attention_batches(cache, model.config.max_position_embeddings), sampling_batches(cache)):
             runner.run(runner.pack(batch))
     return activations
+
+
+def scored_rows() -> int:
+    """How many rows of a prompt are scored at once, which an extra does."""
+    if find_spec("phase2_prefill_decode.extras") is None:
+        return 0
+    from phase2_prefill_decode.extras.logprobs import BLOCK
+
+    return BLOCK
 
 
 def make_runner(
