@@ -77,10 +77,10 @@ def _bad_sampler(core: Any, _: Any) -> None:
     sampler = _runner(core).sampler
     pack = sampler.pack
 
-    def poisoned(requests: Any, totals: Any) -> Any:
-        if any(request.params.top_k == 13 for request in requests):
+    def poisoned(batch: Batch) -> Any:
+        if any(piece.request.params.top_k == 13 for piece in batch):
             raise RuntimeError("secret: no sampling for you")
-        return pack(requests, totals)
+        return pack(batch)
 
     sampler.pack = poisoned
 
