@@ -106,7 +106,7 @@ gates: $(VENV)/.dev ## listings equal the source; every exercise and every plant
 	@$(BIN)/python -m chapters exercises --gate
 	@$(BIN)/python -m chapters break --gate
 
-house: $(VENV)/.serve ## the size of the parts, what the server reaches, and the hops of a request
+house: $(VENV)/.serve ## the size of core and extras, and how far the core is from its aims
 	@$(BIN)/python .ci/house.py
 
 book: $(VENV)/.book ## the site of the book, into build/book; a warning, as of a dead link, is an error

@@ -1,6 +1,6 @@
-"""`make house`: the size of the project. Prints the lines and files of each part, what `nanoserve serve` reaches by its
-imports, with the number of classes there, the largest folders, and the rows of the map, a table that is written by
-hand.
+"""`make house`: the size of the project, and how far the core is from what it shall be. Prints lines and files of the
+core, the extras and the other parts, and a table of measures with their aims. A test holds some to a limit, which only
+gets lower.
 
 Lazy imports count, and so do modules that a string names. Lines are those of the files, docstrings included.
 """
@@ -9,15 +9,37 @@ import ast
 import re
 import sys
 from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
+from types import FrameType
+from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
 SERVE = "phase6_integration.cli.serve_command"
 COMMANDS = "phase6_integration.cli"  # the package, which names every command: it is not followed
-MOST_FILES = 16  # of a folder of phase 6
-LAYERS = ("engine", "process", "api", "extras", "load", "cli")  # of phase 6
+SIX, TWO = "phase6_integration", "phase2_prefill_decode"
+TOOLS = ("cli", "load", "cluster")  # of phase 6, around the server
+LARGEST = 250  # lines of a file of the core
+# What extras are about. A policy has a rank too, and a model embeddings of its own: those words are not here.
+WORDS = re.compile(
+    r"draft|specul|grammar|\bforced|\blate\b|_late\b|logprob|penalt|quantiz|\branks\b|tensor.parallel|recorder|tenant"
+    r"|\bembed\b|\.embedding\b|\bembeddings?\b(?= *[:=])",
+    re.IGNORECASE,
+)
+NAMING = ("connect", "engine", "assemble", "app", "params", "schemas")  # connect extras, or are data of the API
 
 
+class Measure(NamedTuple):
+    """A number, what it shall come to, and what `tests/test_house.py` holds it to until then."""
+
+    name: str
+    now: int
+    aim: int
+    limit: int | None = None
+
+
+@cache
 def modules() -> dict[str, Path]:
     """Every Python module of the project by its dotted name."""
     folders = (*ROOT.glob("phase?_*"), ROOT / "chapters", ROOT / "tests", ROOT / ".ci")
@@ -39,17 +61,40 @@ def part_of(name: str) -> str:
         return {"tests": "tests", "chapters": "course"}[top]
     if not top.startswith("phase"):
         return "tools"
-    if "lab" in inner[:1]:
+    if inner[:1] == ["lab"]:
         return "labs"
-    if top != "phase6_integration":
-        return "kernels" if "kernels" in inner else "phases 0 to 5"
-    return inner[0] if inner and inner[0] in LAYERS else "phase 6, root"
+    if top == SIX and inner[:1] and inner[0] in TOOLS:
+        return inner[0]
+    phase = "server" if top == SIX else top.partition("_")[0]
+    if inner[:1] == ["extras"]:
+        return f"{phase}, extras"
+    return "phases, core's kernels" if "kernels" in inner else f"{phase}, core"
 
 
-def named(name: str, known: dict[str, Path]) -> set[str]:
+def core(part: str) -> list[str]:
+    """The modules of the core in the parts that match."""
+    return [name for name in modules() if re.fullmatch(part, part_of(name))]
+
+
+@cache
+def source(name: str) -> str:
+    return modules()[name].read_text()
+
+
+def lines(names: Iterable[str]) -> int:
+    return sum(len(source(name).splitlines()) for name in names)
+
+
+def files(names: Iterable[str]) -> int:
+    """Without those that only make a folder a package or a phase a command."""
+    return sum(not modules()[name].stem.startswith("__") for name in names)
+
+
+@cache
+def named(name: str) -> frozenset[str]:
     """The modules that a module imports or names in a string, and the packages that hold it."""
     others = {name.rpartition(".")[0]} if "." in name else set()
-    for node in ast.walk(ast.parse(known[name].read_text())):
+    for node in ast.walk(ast.parse(source(name))):
         match node:
             case ast.Import():
                 others |= {alias.name for alias in node.names}
@@ -57,55 +102,115 @@ def named(name: str, known: dict[str, Path]) -> set[str]:
                 others |= {module, *(f"{module}.{alias.name}" for alias in node.names)}
             case ast.Constant(value=str(text)):
                 others.add(text.partition(":")[0])
-    return others & known.keys()
+    return frozenset(others & modules().keys())
 
 
-def reached(start: str, known: dict[str, Path]) -> set[str]:
+def reached(start: str) -> set[str]:
     """The modules that can be loaded from this one, labs and tests left out."""
     todo, seen = [start], {COMMANDS}
     while todo:
         name = todo.pop()
         if name not in seen and part_of(name) not in ("labs", "tests", "course"):
             seen.add(name)
-            todo += named(name, known)
+            todo += named(name)
     return seen - {COMMANDS}
 
 
-def classes(file: Path) -> int:
-    return sum(isinstance(node, ast.ClassDef) for node in ast.walk(ast.parse(file.read_text())))
+def words() -> dict[str, int]:
+    """How often modules of the core speak of extras. Those whose task it is to name extras are left out."""
+    found = {
+        name: len(WORDS.findall(source(name))) for name in core(".*core.*") if name.rpartition(".")[2] not in NAMING
+    }
+    return {name: count for name, count in found.items() if count}
 
 
-def hops() -> list[str]:
-    """The modules that the map names, row by row: its author's choice, and not counted from calls."""
-    table = (ROOT / "chapters/map.md").read_text()
-    return re.findall(r"^\| \w+ \| \d \| \[(\w+)\]", table, re.MULTILINE)
+def rooms() -> set[tuple[str, str]]:
+    """The pairs of folders and top files of phase 2 that import each other, extras left out."""
+
+    def room(name: str) -> str:
+        return name.split(".")[1]
+
+    inside = [name for name in core("phase.*core.*") if name.startswith(f"{TWO}.")]
+    ways = {(room(name), room(other)) for name in inside for other in named(name) if other in inside}
+    return {(one, other) for one, other in ways if one < other and (other, one) in ways}
+
+
+def large() -> dict[str, int]:
+    """The files of the core of phases 0 to 5 that are too large, kernels left out."""
+    sizes = {name: len(source(name).splitlines()) for name in core(r"phase\d, core")}
+    return {name: size for name, size in sizes.items() if size > LARGEST}
+
+
+def hops() -> tuple[set[str], set[str]]:
+    """The functions and the files of the project that a step of 8 decodes enters between its plan and its commit. On a
+    CPU some are of its kernels, an extra."""
+    from phase0_request.params import SamplingParams
+    from phase6_integration.engine.engine import NanoServingEngine
+
+    functions, entered, between = set[str](), set[str](), False
+    with NanoServingEngine.from_pretrained(kv_cache_pages=64, async_scheduling=False) as engine:
+        scheduler = engine.parts.scheduler
+        plan, commit = (getattr(type(scheduler), name).__code__ for name in ("plan", "commit"))
+
+        def profile(frame: FrameType, event: str, _: object) -> None:
+            nonlocal between
+            code = frame.f_code
+            if (code, event) in ((plan, "return"), (commit, "call")):
+                between = code is plan
+            place = code.co_filename.removeprefix(f"{ROOT}/")
+            if between and event == "call" and place.startswith("phase") and not code.co_name.startswith("<"):
+                functions.add(f"{place}:{code.co_qualname}")
+                entered.add(place)
+
+        for number in range(8):
+            engine.add_request([number + 5, 6, 7, 8], SamplingParams(max_tokens=9))
+        for _ in range(4):
+            engine.step()
+        sys.setprofile(profile)
+        try:
+            engine.step()
+        finally:
+            sys.setprofile(None)
+    return functions, entered
+
+
+def measures() -> Iterator[Measure]:
+    """What can be counted without running anything."""
+    phases, kernels, server = core(r"phase\d, core"), core("phases, core's kernels"), core("server, core")
+    yield Measure("lines of the core of phases 0 to 5, without kernels", lines(phases), 5000)
+    yield Measure("  its files", files(phases), 45)
+    yield Measure(f"  its files of more than {LARGEST} lines", len(large()), 0, 3)
+    yield Measure("lines of the core's kernels", lines(kernels), 1800)
+    yield Measure("lines of the core of the server", lines(server), 3600)
+    yield Measure("words of extras in the core", sum(words().values()), 0, 786)
+    yield Measure("pairs of rooms of phase 2 that import each other", len(rooms()), 1, 3)
+    yield Measure("lines that `nanoserve serve` reaches", lines(reached(SERVE)), 24000)
+    yield Measure("lines of tests", lines(core("tests")), 33000)
+    yield Measure("lines of labs", lines(core("labs")), 10500)
 
 
 def main() -> int:
-    known = modules()
-    lines = {name: len(file.read_text().splitlines()) for name, file in known.items()}
-    parts: dict[str, list[int]] = defaultdict(list)
-    for name, count in lines.items():
-        parts[part_of(name)].append(count)
-    print(f"{'part':16}{'lines':>8}{'files':>8}")
-    for part, counts in sorted(parts.items(), key=lambda item: -sum(item[1])):
-        print(f"{part:16}{sum(counts):8,}{len(counts):8}")
-    print(f"{'all Python':16}{sum(lines.values()):8,}{len(lines):8}\n")
-    served = reached(SERVE, known)
-    by_part: dict[str, int] = defaultdict(int)
-    for name in served:
-        by_part[part_of(name)] += lines[name]
-    count = sum(classes(known[name]) for name in served)
-    print(f"reachable from `nanoserve serve`: {sum(by_part.values()):,} lines, {count} classes, {len(served)} files")
-    print("  " + ", ".join(f"{part} {count:,}" for part, count in sorted(by_part.items(), key=lambda item: -item[1])))
-    folders: dict[Path, int] = defaultdict(int)
-    for name, file in known.items():
-        if name.startswith("phase") and not file.stem.startswith("__"):
-            folders[file.parent.relative_to(ROOT)] += 1
-    large = {str(folder): count for folder, count in folders.items() if count > MOST_FILES}
-    print(f"folders of the phases with more than {MOST_FILES} files: {large or 'none'}")
-    way = hops()
-    print(f"rows of the map (chapters/map.md, by hand): {len(way)}, which name {len(set(way))} modules")
+    parts: dict[str, list[str]] = defaultdict(list)
+    for name in modules():
+        parts[part_of(name)].append(name)
+    print(f"{'part':24}{'lines':>8}{'files':>8}")
+    for part in sorted(parts):
+        print(f"{part:24}{lines(parts[part]):8,}{files(parts[part]):8}")
+    print(f"{'all Python':24}{lines(modules()):8,}{files(modules()):8}\n")
+    print("words of extras, by module: " + ", ".join(f"{name} {count}" for name, count in words().items()))
+    print(f"files of more than {LARGEST} lines: " + ", ".join(f"{name} {size}" for name, size in large().items()))
+    print(
+        "rooms of phase 2 that import each other: " + ", ".join(f"{one} and {other}" for one, other in sorted(rooms()))
+    )
+    functions, entered = hops()
+    print("files that a step of 8 decodes enters: " + ", ".join(sorted(entered)) + "\n")
+    steps = (
+        Measure("functions that a step of 8 decodes enters, plan to commit", len(functions), 25),
+        Measure("  in files", len(entered), 9),
+    )
+    print(f"{'measure':60}{'now':>8}{'aim':>8}{'limit':>8}")
+    for name, now, aim, limit in (*measures(), *steps):
+        print(f"{name:60}{now:8,}{aim:8,}{'' if limit is None else f'{limit:8,}'}")
     return 0
 
 

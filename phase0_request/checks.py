@@ -1,7 +1,8 @@
 """Checks of values from outside: arguments, options, model files. The error says what was given and what is allowed."""
 
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from math import inf
 
 _LARGEST = sys.float_info.max
@@ -14,6 +15,18 @@ class ConfigError(ValueError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message if len(message) <= _LONGEST else message[: _LONGEST - 3] + "...")
+
+
+@contextmanager
+def extra_for(wanted: str) -> Iterator[None]:
+    """Import an extra, because it is wanted. ConfigError if its folder is not there."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        phase, extras, _ = (error.name or "").partition(".extras")
+        if not extras:
+            raise
+        raise ConfigError(f"{wanted} needs {phase}/extras, which is not installed") from None
 
 
 def check_int(name: str, value: object, low: int, high: int | None = None) -> int:

@@ -21,6 +21,10 @@ from phase0_request.request import FinishReason, Request
 from phase0_request.scheduler import BaseScheduler
 
 
+class EngineFailedError(BaseException):
+    """No further step can be computed, and no request is at fault. Only what ends the engine catches it."""
+
+
 class Launched(Protocol):
     """A step that may still be on the device. `output` waits for it."""
 
@@ -138,7 +142,7 @@ class EngineCore(Generic[S, P]):
         except BaseException:
             self.discard_in_flight()
             raise
-        events = self._drain()
+        events = self.drain()
         return Step(events=events) if events else None
 
     def launch(self) -> Step | None:
@@ -190,9 +194,6 @@ class EngineCore(Generic[S, P]):
 
     def drain(self) -> list[Event]:
         """Return the events since the last step. For a caller that will not take another one."""
-        return self._drain()
-
-    def _drain(self) -> list[Event]:
         events = self.scheduler.drain()
         for observer in self.observers if events else ():
             observer.completed(Step(events=events))

@@ -13,6 +13,7 @@ import sys
 from importlib import import_module
 from typing import NoReturn
 
+PR_SET_PDEATHSIG = 1
 INSTALLATION = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # where the phases are
 
 
@@ -33,6 +34,15 @@ def run(main: str, *arguments: str) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the flush at exit must not fail again
         code = 128 + signal.SIGPIPE
     sys.exit(code)
+
+
+def die_with(parent: int) -> bool:
+    """Have the kernel kill this process when its parent dies. False if that has happened already."""
+    if sys.platform == "linux":
+        from ctypes import CDLL
+
+        CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    return os.getppid() == parent
 
 
 def environment() -> dict[str, str]:

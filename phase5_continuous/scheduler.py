@@ -22,6 +22,10 @@ from phase5_continuous.turns import OneQueue, Turns
 class Extender(Protocol):
     """Makes slices of a planned step longer, by tokens beyond those of the requests."""
 
+    @property
+    def counts(self) -> tuple[int, int, tuple[int, ...]]:
+        """Since the start: longer slices, their tokens beyond, and how many of the first, the second, ... were kept."""
+
     def extend(self, step: StepPlan, running_set: RunningSet) -> Sequence[Slice]: ...
 
     def committed(self, batch: Batch, output: StepOutput) -> None:

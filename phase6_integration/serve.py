@@ -35,7 +35,6 @@ from phase6_integration.extras.observe import logs, spans
 from phase6_integration.process.async_engine import AsyncEngine
 from phase6_integration.process.health import UnavailableError
 
-ENGINE = "phase6_integration.extras.structured.isolated_grammars:isolating_engine"
 ENGINE_FAILED = 70  # exit status: EX_SOFTWARE of sysexits.h
 LINGER = 5  # seconds for responses to reach their clients, once all requests have ended
 SPARE_FILES = 64  # kept for the engine, files and responses: without them the kernel closes connections silently
@@ -63,7 +62,7 @@ def serve(options: EngineOptions, settings: ServerSettings, warnings: Sequence[s
         return _failed(f"cannot listen on {settings.uds or f'{settings.host} port {settings.port}'}: {error}")
     try:
         context = None if settings.ssl_certfile is None else tls.tls_context(settings)
-        engine = AsyncEngine(options, factory=ENGINE)
+        engine = AsyncEngine(options)
         defaults = sampling_defaults(
             settings.generation_config, Path(engine.options.model), settings.override_generation_config
         )

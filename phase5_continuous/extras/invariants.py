@@ -1,5 +1,6 @@
 """What holds between any two calls of a scheduler. Slow; for tests and for `--check-invariants`."""
 
+from phase0_request.core import CoreObserver, Step
 from phase0_request.queue import RequestQueue, SequenceState
 from phase0_request.request import RequestState
 from phase5_continuous.extras.fairness import FairQueues
@@ -9,6 +10,19 @@ from phase5_continuous.turns import OneQueue
 
 class SchedulerError(RuntimeError):
     """The scheduler contradicts itself or its cache: a fault of the engine."""
+
+
+class Checks(CoreObserver):
+    """Checks a scheduler after each step."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+
+    def completed(self, step: Step) -> None:
+        check(self._scheduler)
+
+    def discarded(self) -> None:
+        check(self._scheduler)
 
 
 def check(scheduler: Scheduler) -> None:

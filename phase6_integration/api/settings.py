@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
 from ipaddress import ip_address
+from pathlib import Path
 from typing import Any
 
 from phase0_request.checks import ConfigError, check_bool, check_choice, check_int, check_number
@@ -152,6 +153,20 @@ def check_keys(keys: Sequence[str]) -> tuple[str, ...]:
     if not all(map(partial(re.fullmatch, NAME), keys)):  # the message must not repeat a key
         raise ConfigError("an API key must have 1 to 256 printable ASCII characters without spaces")
     return tuple(keys)
+
+
+def read_keys(file: str | Path) -> tuple[str, ...]:
+    """The keys in a file, one on each line. Empty lines and those that begin with # are left out. A file without keys
+    is an error: it would open the server to all."""
+    try:
+        lines = [line.strip() for line in Path(file).read_text("utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ConfigError(f"cannot read the API keys in {file}: {reason}") from None
+    keys = check_keys([line for line in lines if line and not line.startswith("#")])
+    if not keys:
+        raise ConfigError(f"{file} holds no API key: write one on each line")
+    return keys
 
 
 def is_address(host: str) -> bool:

@@ -1,7 +1,6 @@
 """ServerState: what the routes of one server share, with the hooks that extras fill, and the body of a request."""
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -118,7 +117,6 @@ class ServerState:
     lease: Lease = lambda request, length_field: nullcontext()
     # How an API writes an error of the request with this id, by the path that its routes begin with; else as OpenAI's.
     error_bodies: dict[str, Callable[[RequestError, str], bytes]] = field(default_factory=dict)
-    watching: Counter[str] = field(default_factory=Counter)  # readers of the engine's record, by tenant
     warned: set[str] = field(default_factory=set)  # unknown fields that the log has
 
     @classmethod

@@ -10,12 +10,12 @@ from urllib.parse import urlsplit
 
 from phase6_integration.engine.flags import values_of, whole_number
 from phase6_integration.engine.options import EngineOptions
+from phase6_integration.serve_flags import API_KEYS
 
 if TYPE_CHECKING:
     import httpx
 
 
-API_KEYS = ("NANOSERVE_API_KEY", "VLLM_API_KEY")  # environment variables
 SAMPLING = {
     "max_tokens": ("N", "most tokens of an answer"),
     "temperature": ("T", "0: always the most likely token"),

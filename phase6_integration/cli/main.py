@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import version
 
-from phase2_prefill_decode.extras.parallel.ranks import RankError
+from phase0_request.core import EngineFailedError
 from phase6_integration.engine.flags import Parser, did_you_mean
 
 # Each module has add_flags(parser) and run(given, parser) -> exit code. Only the chosen one is imported.
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command.refuse(unknown)
     try:
         return int(module.run(given, command))
-    except RankError as error:
+    except EngineFailedError as error:
         print(f"{command.prog}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

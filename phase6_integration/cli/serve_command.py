@@ -1,61 +1,15 @@
-"""`nanoserve serve`: an OpenAI-compatible server. Its flags are the fields of EngineOptions and ServerSettings, named
-as in `vllm serve` where it has them."""
+"""`nanoserve serve`: an OpenAI-compatible server."""
 
 import argparse
 import os
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
 
-from phase0_request.extras.gguf_file import is_gguf
-from phase6_integration.api.settings import ServerSettings, default_hosts
-from phase6_integration.cli.common import API_KEYS, engine_options
-from phase6_integration.engine.flags import Parser, add_fields, values_of
-from phase6_integration.engine.options import EngineOptions
-from phase6_integration.extras.edge.api_keys import read_keys
+from phase6_integration.cli.common import engine_options
+from phase6_integration.engine.flags import Parser
+from phase6_integration.serve_flags import API_KEYS, add_flags, server_settings
+
+__all__ = ["add_flags", "run"]
 
 VISIBLE = f"every user of this machine can see --api-key in ps; use --api-key-file or {API_KEYS[0]}"
-
-# Flags in people's scripts for `vllm serve`, with the values that ask for what is so here anyway.
-AS_IT_IS: Mapping[str, Sequence[str]] = {
-    "--pipeline-parallel-size": ["1"],
-    "--data-parallel-size": ["1"],
-    "--cpu-offload-gb": ["0"],
-    "--swap-space": ["0"],
-    "--task": ["auto", "generate"],
-    "--runner": ["auto", "generate"],
-    "--load-format": ["auto", "safetensors"],
-    "--tokenizer-mode": ["auto"],
-    "--response-role": ["assistant"],
-}
-NOT_LOGGED = "--disable-log-requests", "--no-enable-log-requests"  # what requests say never is
-
-
-def add_flags(parser: Parser) -> None:
-    parser.usage = "nanoserve serve [MODEL] [flags]"
-    parser.add_argument(
-        "model", nargs="?", help="a directory, a GGUF file or a name on the Hugging Face hub (tiny_chat)"
-    )
-    engine, server = parser.add_argument_group("engine"), parser.add_argument_group("server")
-    add_fields(engine, EngineOptions)
-    add_fields(server, ServerSettings)
-    server.add_argument(
-        "--served-model-name",
-        nargs="+",
-        action="extend",
-        metavar="NAME",
-        help="names of the model in requests (the last part of MODEL's path, or its name on the hub)",
-    )
-    server.add_argument(
-        "--api-key",
-        action="append",
-        metavar="KEY",
-        help=f"a client's key; repeatable, but visible in ps; also from {' and '.join(API_KEYS)} (none is needed)",
-    )
-    server.add_argument("--chat-template", metavar="FILE", help="a Jinja file, or the template itself (the model's)")
-    for flag, values in AS_IT_IS.items():
-        parser.add_argument(flag, choices=values, help=argparse.SUPPRESS)
-    parser.add_argument(*NOT_LOGGED, action="store_true", help=argparse.SUPPRESS)
 
 
 def run(given: argparse.Namespace, parser: Parser) -> int:
@@ -67,47 +21,3 @@ def run(given: argparse.Namespace, parser: Parser) -> int:
     from phase6_integration.serve import serve
 
     return serve(options, settings, [VISIBLE] if "api_key" in given else [])
-
-
-def server_settings(given: Mapping[str, Any], environment: Mapping[str, str]) -> ServerSettings:
-    """ServerSettings from arguments, with API keys from the environment."""
-    chosen = values_of(ServerSettings, given)
-    keys = (*given.get("api_key", ()), *(environment[name] for name in API_KEYS if environment.get(name)))
-    if "api_key_file" in given:
-        if keys:
-            raise ValueError(f"API keys come from --api-key-file, or from --api-key and {API_KEYS[0]}: not from both")
-        keys = read_keys(given["api_key_file"])
-    if "uds" in given:
-        if unused := [name for name in ("host", "port") if name in given]:
-            raise ValueError(f"--uds is in place of --host and --port, and --{unused[0]} is given too")
-        chosen.setdefault("allowed_hosts", ())  # no web page can reach a Unix socket
-    chosen.setdefault("allowed_hosts", default_hosts(chosen.get("host", ServerSettings().host)))
-    names = given.get("served_model_name") or [_model_name(given.get("model", EngineOptions().model))]
-    if "chat_template" in given:
-        chosen["chat_template"] = _template(given["chat_template"])
-    return ServerSettings(served_model_names=tuple(names), api_keys=keys, **chosen)
-
-
-def _model_name(model: str) -> str:
-    """The name of a directory or file without its path, which clients need not know."""
-    if is_gguf(model):
-        return Path(model).stem
-    return Path(model).resolve().name if Path(model).is_dir() else model
-
-
-def _template(given: str) -> str:
-    """Read and check the chat template, given as a file or as the template itself."""
-    try:
-        text = given if "{" in given else Path(given).read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"cannot read the chat template {given!r}: {error}") from None
-    from jinja2 import TemplateSyntaxError
-    from transformers.utils.chat_template_utils import render_jinja_template
-
-    try:
-        render_jinja_template(conversations=[], chat_template=text)
-    except TemplateSyntaxError as error:
-        raise ValueError(f"the chat template has a fault in line {error.lineno}: {error.message}") from None
-    except SyntaxError as error:  # the Python code that jinja generates is invalid
-        raise ValueError(f"the chat template has a fault: {error.msg}") from None
-    return text

@@ -9,7 +9,7 @@ from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any
 
-from phase5_continuous.extras.record.recorder import Line
+from phase5_continuous.extras.record.lines import Line
 from phase5_continuous.extras.record.replay import Replay
 from phase6_integration.cli.replay_command import checked
 from phase6_integration.engine.flags import Parser

@@ -6,9 +6,9 @@ from typing import Any
 
 from phase0_request.checks import ConfigError
 from phase6_integration.api.settings import ServerSettings
-from phase6_integration.cli.serve_command import add_flags, server_settings
 from phase6_integration.engine.flags import Parser, did_you_mean, values_of
 from phase6_integration.engine.options import EngineOptions
+from phase6_integration.serve_flags import add_flags, server_settings
 
 LISTENER = ("host", "port", "uds", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs", "root_path")
 ELSEWHERE = {  # flags of a server that are no arguments here, and why

@@ -26,11 +26,10 @@ from phase6_integration.engine.hub import located
 from phase6_integration.engine.options import EngineOptions
 from phase6_integration.engine.stats import Gauges
 from phase6_integration.extras.kv_events.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch
-from phase6_integration.process.engine_client import EngineClient
+from phase6_integration.process.engine_client import BUNDLED_ENGINE, EngineClient
 from phase6_integration.process.health import Health
-from phase6_integration.process.messages import EngineRequest, Finish, Logged, Progress, Ready, Recorded, Update
+from phase6_integration.process.messages import EngineRequest, Finish, Logged, Progress, Ready, SideMessage, Update
 
-ENGINE = "phase6_integration.extras.structured.isolated_grammars:isolating_engine"
 ENGINE_FAILED = 70  # exit status of the actor
 NAMESPACE = "serve"  # of the actors of Ray Serve
 WATCH = 2.0  # seconds between two looks at whether a front lives
@@ -68,7 +67,7 @@ class Replica:
             options = replace(options, kv_events_config={"endpoint": events})
         self._client = EngineClient(
             options,
-            ENGINE,
+            BUNDLED_ENGINE,
             on_message=self._receive,
             on_failure=self._failed,
             has_work=lambda: bool(self._unsent),
@@ -178,7 +177,7 @@ class Replica:
 
     # Called by the engine's client.
 
-    def _receive(self, message: Ready | Update | Recorded | Logged) -> None:
+    def _receive(self, message: Ready | Update | SideMessage | Logged) -> None:
         match message:
             case Ready():
                 self._ready.set_result(message)

@@ -2,17 +2,20 @@
 
 import gc
 import logging
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
 from phase0_request.batch import Batch, Slice
-from phase0_request.checks import ConfigError
+from phase0_request.checks import ConfigError, extra_for
+from phase0_request.core import CoreObserver
 from phase0_request.machine import give_back_freed_memory
 from phase0_request.params import MAX_LOGPROBS, SamplingParams
 from phase0_request.request import Request
@@ -20,8 +23,6 @@ from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.layout import KVLayout
 from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.connect import sampler_for
-from phase2_prefill_decode.extras.logprobs import BLOCK
-from phase2_prefill_decode.extras.piecewise import token_counts
 from phase2_prefill_decode.loading.model import Model, load_tokenizer
 from phase2_prefill_decode.sampling.sampler import Sampler
 from phase2_prefill_decode.step.device_state import DeviceState
@@ -30,18 +31,13 @@ from phase2_prefill_decode.step.packed import PackedStep
 from phase2_prefill_decode.step.runner import ModelRunner
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.connect import turns
-from phase5_continuous.extras.speculation.draft_loading import connect, load_draft_model, sampler_of_drafts
-from phase5_continuous.extras.speculation.speculation import speculation_of
 from phase5_continuous.policies import policy
 from phase5_continuous.scheduler import Scheduler
 from phase6_integration.engine.hub import directory_of
-from phase6_integration.engine.isolation import IsolatedStep, IsolatingRunner, LoadShedding
-from phase6_integration.engine.options import EngineOptions, KVEventsConfig
-from phase6_integration.engine.stats import ObservedCore
+from phase6_integration.engine.isolation import IsolatingCore, IsolatingRunner, LoadShedding
+from phase6_integration.engine.loop_hooks import Extra, LoopHooks
+from phase6_integration.engine.options import EngineOptions
 from phase6_integration.engine.warmup import attention_batches, long_step, sampling_batches, warmup_pages
-
-if TYPE_CHECKING:
-    from phase6_integration.extras.kv_events.kv_events import KVEventPublisher
 
 log = logging.getLogger(__name__)
 LARGEST = SamplingParams(logprobs=MAX_LOGPROBS, logit_bias={0: 1.0}, allowed_token_ids=(0,))  # copies of its logits
@@ -56,10 +52,10 @@ class Assembled:
 
     model: Model  # its config's max_position_embeddings is this engine's context length
     scheduler: Scheduler
-    core: ObservedCore[IsolatedStep[PackedStep]]
+    core: IsolatingCore[PackedStep]
     sampler: Sampler
     layout: KVLayout
-    kv_events: "KVEventPublisher | None"
+    resources: ExitStack = field(default_factory=ExitStack)  # what is closed with the engine: processes and sockets
 
 
 # region assemble
@@ -84,14 +80,26 @@ def connected(model: Model, options: EngineOptions) -> Assembled:
     context = _wanted_context(options, model.config.max_position_embeddings)
     budget, running = options.budget(on_gpu, context), options.running(on_gpu)
     sampler = sampler_for(model, options.seed)
-    speculation = speculation_of(options.speculative_config, SPARE_ROWS_ON_GPU if on_gpu else SPARE_ROWS)
-    drafter = speculation.draft_model if speculation else None
-    models = [model] if drafter is None else [model, load_draft_model(drafter.model, model, options.kv_cache_dtype)]
+    models, samplers = [model], [sampler]
+    speculation = None
+    drafter = None
+    if options.speculative_config is not None:
+        with extra_for("speculative_config"):
+            from phase5_continuous.extras.speculation import draft_loading
+            from phase5_continuous.extras.speculation.speculation import speculation_of
+        speculation = speculation_of(options.speculative_config, SPARE_ROWS_ON_GPU if on_gpu else SPARE_ROWS)
+        if speculation is not None and (drafter := speculation.draft_model) is not None:
+            models.append(draft_loading.load_draft_model(drafter.model, model, options.kv_cache_dtype))
+            samplers.append(draft_loading.sampler_of_drafts(sampler))
     layouts = [_layout(each, options) for each in models]
     sizes = batch_sizes(running) if on_gpu and not options.enforce_eager else []
-    counts = token_counts(budget.max_batched_tokens) if options.enable_piecewise_cuda_graph else []
-    if counts and not on_gpu:
-        raise ConfigError(f"enable_piecewise_cuda_graph is for a GPU, and the model is on {device}")
+    counts: Sequence[int] = ()
+    if options.enable_piecewise_cuda_graph:
+        if not on_gpu:
+            raise ConfigError(f"enable_piecewise_cuda_graph is for a GPU, and the model is on {device}")
+        with extra_for("enable_piecewise_cuda_graph"):
+            from phase2_prefill_decode.extras.piecewise import token_counts
+        counts = token_counts(budget.max_batched_tokens)
     activations = graphs = 0
     for each, layout in zip(models, layouts, strict=True):
         activations = max(activations, profile(each, sampler, budget.max_batched_tokens, running, layout, context))
@@ -113,32 +121,56 @@ def connected(model: Model, options: EngineOptions) -> Assembled:
         extender=speculation,
     )
     context = _context_length(options, context, caches[0])
-    samplers = sampler, sampler_of_drafts(sampler)
     runners = [
         make_runner(
             each, each.decoder.kv_pool(layout, pages), cache, own, sizes, counts, context, ahead=scheduler.ahead > 0
         )
-        for each, layout, cache, own in zip(models, layouts, caches, samplers, strict=False)
+        for each, layout, cache, own in zip(models, layouts, caches, samplers, strict=True)
     ]
     if drafter is not None:
-        connect(drafter, runners[1], runners[0])
+        draft_loading.connect(drafter, runners[1], runners[0])
     isolating = IsolatingRunner(runners[0], LoadShedding(scheduler))
-    publisher = publish_events(caches[0], options.kv_events)
-    core = ObservedCore(scheduler, isolating, check_invariants=options.check_invariants, kv_events=publisher)
+    core = IsolatingCore(scheduler, isolating, time.monotonic)
     shorter = replace(model, config=replace(model.config, max_position_embeddings=context))
-    return Assembled(shorter, scheduler, core, sampler, layouts[0], publisher)
+    parts = Assembled(shorter, scheduler, core, sampler, layouts[0])
+    core.observers += observers(parts, options)
+    return parts
 
 
 # endregion
 
 
-def publish_events(cache: PagedCache, config: KVEventsConfig | None) -> "KVEventPublisher | None":
-    """Publish what the cache holds from now on, if that is wanted. It needs packages that an engine does not."""
-    if config is None or not isinstance(cache, PrefixCache):
-        return None
-    from phase6_integration.extras.kv_events.kv_events import KVEventPublisher
+def observers(parts: Assembled, options: EngineOptions) -> Iterator[CoreObserver]:
+    """The extras that observe the steps, if they are wanted. What they hold is closed with the engine."""
+    if (ranks := parts.model.decoder.ranks) is not None:
+        parts.resources.callback(ranks.close)
+    if options.check_invariants:
+        with extra_for("check_invariants"):
+            from phase5_continuous.extras.invariants import Checks
+        yield Checks(parts.scheduler)
+    if options.kv_events is not None and isinstance(cache := parts.scheduler.cache, PrefixCache):
+        with extra_for("kv_events_config"):
+            from phase6_integration.extras.kv_events.kv_events import KVEventPublisher
+        yield (publisher := KVEventPublisher(cache, options.kv_events))
+        parts.resources.callback(publisher.close)
 
-    return KVEventPublisher(cache, config)
+
+def loop_extras(parts: Assembled, options: EngineOptions) -> list[Extra]:
+    """The extras in the process of a server's engine: they work beside the steps, and answer the server's side. It
+    trusts no grammar of a client, so these are followed in processes of their own."""
+    extras: list[Extra] = []
+    if (ranks := parts.model.decoder.ranks) is not None:
+        extras.append(lambda *_: LoopHooks(descriptors=ranks.filenos(), woken=ranks.check))
+    if find_spec("phase6_integration.extras") is None:
+        return extras
+    from phase6_integration.extras.page.recording import record
+    from phase6_integration.extras.reports import reports
+    from phase6_integration.extras.structured.isolated_grammars import IsolatedGrammars
+
+    extras += [record, reports]
+    if parts.model.tokenizer is not None:
+        extras.append(IsolatedGrammars.install(parts.sampler, options).work)
+    return extras
 
 
 def _layout(model: Model, options: EngineOptions) -> KVLayout:
@@ -171,7 +203,7 @@ def profile(model: Model, sampler: Sampler, tokens: int, running: int, layout: K
     On a GPU, then compile every kernel variant that serving can launch."""
     requests = min(tokens, running)
     length = min(tokens // requests, model.config.max_position_embeddings)
-    block = min(tokens, BLOCK, model.config.max_position_embeddings)
+    block = min(tokens, scored_rows(), model.config.max_position_embeddings)
     on_gpu, page_size = model.decoder.device.type == "cuda", layout.page_size
     pages = -(-length // page_size) * requests + -(-block // page_size)
     pages = max(pages, warmup_pages(page_size)) if on_gpu else pages
@@ -182,7 +214,7 @@ def profile(model: Model, sampler: Sampler, tokens: int, running: int, layout: K
         decoder.layers = decoder.layers[:1]
     runner = ModelRunner(decoder, decoder.kv_pool(layout, pages), cache, sampler)
     dummies = [Request(f"{number}", (0,) * length, LARGEST) for number in range(requests)]
-    scored = Request("scored", (0,) * (block + 1), SamplingParams(prompt_logprobs=MAX_LOGPROBS))
+    scored = [Request("scored", (0,) * (block + 1), SamplingParams(prompt_logprobs=MAX_LOGPROBS))] if block else []
 
     def run(slices: Sequence[Slice]) -> None:
         for request, start, count, _ in slices:
@@ -190,12 +222,12 @@ def profile(model: Model, sampler: Sampler, tokens: int, running: int, layout: K
         runner.run(runner.pack(Batch(tuple(slices))))
 
     def largest() -> None:
-        for request in (*dummies, scored):
+        for request in (*dummies, *scored):
             cache.attach(request)
         if length > 1:
             run([Slice(request, 0, length - 1) for request in dummies])
-        run([*(Slice(request, length - 1, 1) for request in dummies), Slice(scored, 0, block)])
-        for request in (*dummies, scored):
+        run([*(Slice(r, length - 1, 1) for r in dummies), *(Slice(r, 0, block) for r in scored)])
+        for request in (*dummies, *scored):
             cache.release(request)
 
     def longest() -> None:
@@ -209,6 +241,15 @@ def profile(model: Model, sampler: Sampler, tokens: int, running: int, layout: K
         for batch in chain(attention_batches(cache, model.config.max_position_embeddings), sampling_batches(cache)):
             runner.run(runner.pack(batch))
     return activations
+
+
+def scored_rows() -> int:
+    """How many rows of a prompt are scored at once, which an extra does."""
+    if find_spec("phase2_prefill_decode.extras") is None:
+        return 0
+    from phase2_prefill_decode.extras.logprobs import BLOCK
+
+    return BLOCK
 
 
 def make_runner(

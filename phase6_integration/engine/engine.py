@@ -110,10 +110,7 @@ class NanoServingEngine:
         if self._parts is not None:
             for sequence in list(self._parts.scheduler.sequences):
                 self._parts.core.abort(sequence.request)
-            if (ranks := self._parts.model.decoder.ranks) is not None:
-                ranks.close()
-            if self._parts.kv_events is not None:
-                self._parts.kv_events.close()
+            self._parts.resources.close()
             self._parts = self._texts = None
 
     def __enter__(self) -> "NanoServingEngine":

@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from typing import Any, Generic, TypeVar
 
 from phase0_request.batch import Batch, Slice, StepOutput
-from phase0_request.core import Launched, Runner
+from phase0_request.core import EngineCore, Launched, Runner, Step
 from phase0_request.request import Request
 from phase5_continuous.scheduler import Scheduler
 
@@ -152,3 +152,14 @@ class IsolatingRunner(Generic[P]):
             raise StepFailedError(why) from error
 
     # endregion
+
+
+class IsolatingCore(EngineCore[Scheduler, IsolatedStep[P]]):
+    """The engine loop over an IsolatingRunner. A step that fails through no request's fault is planned again by the
+    next call, and returned as an empty one: requests that ended in flight have freed their pages."""
+
+    def step(self) -> Step | None:
+        try:
+            return super().step()
+        except StepFailedError:
+            return Step(events=self.drain())

@@ -15,8 +15,9 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from rich.console import Console
 
 from phase0_request.lab.report import finish, parser
+from phase5_continuous.extras.record.lines import Line
 from phase5_continuous.extras.record.record_file import encoded
-from phase5_continuous.extras.record.recorder import Line, Recorder
+from phase5_continuous.extras.record.recorder import Recorder
 from phase5_continuous.lab.simulator import Setting, Simulation
 from phase5_continuous.lab.traces import Trace
 from phase6_integration.extras.page.replay import replay

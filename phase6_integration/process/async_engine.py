@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,11 +16,10 @@ from phase0_request.checks import check_number
 from phase0_request.queue import QueueFullError
 from phase0_request.request import FinishReason
 from phase0_request.tokenizer import Tokenizer
-from phase5_continuous.extras.record.recorder import Line
 from phase6_integration.engine.hub import located
 from phase6_integration.engine.options import EngineOptions
 from phase6_integration.engine.stats import Gauges
-from phase6_integration.process.engine_client import STOP_TIMEOUT, EngineClient
+from phase6_integration.process.engine_client import BUNDLED_ENGINE, STOP_TIMEOUT, EngineClient
 from phase6_integration.process.health import Health, UnavailableError
 from phase6_integration.process.messages import (
     EngineRequest,
@@ -29,23 +27,21 @@ from phase6_integration.process.messages import (
     Logged,
     Progress,
     Ready,
-    Recorded,
+    SideMessage,
     ToEngine,
     Update,
-    Watch,
 )
 from phase6_integration.process.outputs import LogprobArrays, Output, OutputStream
-from phase6_integration.process.watcher import Watcher
 
 log = logging.getLogger(__name__)
-BUNDLED_ENGINE = "phase6_integration.process.engine_process:bundled_engine"
 RESTART_DELAY = 1.0  # seconds before the first restart; each further one doubles it
 MAX_RESTART_DELAY = 30.0
 STABLE = 600.0  # seconds after which an engine that ran so long counts as sound, and its restarts as none
 
 
 class Observer:
-    """Called for every step, and every completion that has finished."""
+    """Called for every step, and every completion that has finished; for messages of extras, and when the engine ends.
+    A method that an observer does not define does nothing."""
 
     def stepped(self, update: Update, prompt_tokens: int, cached_tokens: int) -> None:
         """The engine has run a step. The tokens are those of prompts that got their first token in it."""
@@ -53,12 +49,18 @@ class Observer:
     def finished(self, stream: OutputStream, output: Output, reason: FinishReason) -> None:
         """A completion, one of the outputs of its stream, has finished."""
 
+    def received(self, message: SideMessage) -> None:
+        """An extra has said this in the engine's process."""
+
+    def ended(self) -> None:
+        """The engine's process has failed, or is about to end: nothing more comes from it."""
+
 
 class AsyncEngine:
     """The HTTP process's handle of the engine. It runs on one event loop, without blocking it."""
 
     client_type = EngineClient
-    has_record = True  # it can be watched
+    has_side_messages = True  # it has a process of its own, whose extras can be sent messages
 
     def __init__(self, options: EngineOptions | None = None, *, factory: str = BUNDLED_ENGINE) -> None:
         """Read the model's config and tokenizer. `factory`, a `module:name`, builds the engine in its process."""
@@ -85,8 +87,6 @@ class AsyncEngine:
         self._idle = asyncio.Event()
         self._live: dict[str, tuple[Output, OutputStream]] = {}  # by id, until the engine reports the end
         self._waiting: set[str] = set()  # ids of live completions that are not admitted yet
-        self._watchers: list[Watcher] = []
-        self._header: Line | None = None  # of the record, while someone watches
 
     # Start.
 
@@ -186,12 +186,13 @@ class AsyncEngine:
 
     # Messages of the engine.
 
-    def handle(self, message: Ready | Update | Recorded | Logged) -> None:
+    def handle(self, message: Ready | Update | SideMessage | Logged) -> None:
         match message:
             case Update():
                 self._update(message)
-            case Recorded(line=line):
-                self._record(line)
+            case SideMessage():
+                for observer in self.observers:
+                    observer.received(message)
             case Ready():
                 self._process_ready(message)
             case Logged(text=text) if self.health is Health.LOADING:
@@ -258,40 +259,9 @@ class AsyncEngine:
 
     # endregion
 
-    # The record.
-
-    @property
-    def watchers(self) -> int:
-        """How many readers the record has."""
-        return len(self._watchers)
-
-    async def watch(self, text: bool, silence: float) -> AsyncGenerator[list[Line]]:
-        """The engine's record from now on, some lines at a time, until the engine ends; an empty list after so many
-        seconds without a line. With `text` it has the tokens of requests, for all readers or for none."""
-        watcher = Watcher(self._header, self.tokenizer if text else None)
-        self._watchers.append(watcher)
-        self._send(Watch(True, text))
-        try:
-            while (lines := await watcher.lines(silence)) is not None:
-                yield lines
-        finally:
-            self._watchers.remove(watcher)
-            if not self._watchers:
-                self._header = None
-                self._send(Watch(False))
-
-    def _record(self, line: Line) -> None:
-        """Pass a line on to the readers."""
-        if "record" in line:
-            self._header = line
-        for watcher in self._watchers:
-            if watcher.put(line):
-                self._send(Watch(True))
-
-    def _end_watchers(self) -> None:
-        self._header = None
-        for watcher in self._watchers:
-            watcher.end()
+    def send(self, message: SideMessage) -> None:
+        """Send a message to the other side of an extra."""
+        self._send(message)
 
     def _send(self, message: ToEngine) -> None:
         if self._client is not None:
@@ -332,8 +302,12 @@ class AsyncEngine:
         now = time.monotonic()
         for id in list(self._live):
             self._end(id, FinishReason.ERROR, now, UnavailableError(health, reason))
-        self._end_watchers()
+        self._end_observers()
         self.gauges = replace(self.gauges, running=0, waiting=0, pages_used=0)
+
+    def _end_observers(self) -> None:
+        for observer in self.observers:
+            observer.ended()
 
     async def drain(self, timeout: float) -> None:
         """Refuse new requests and wait for the live ones. Those that remain after `timeout` end with an error."""
@@ -343,7 +317,7 @@ class AsyncEngine:
             for output, _ in list(self._live.values()):
                 self._finish_early(output, FinishReason.ERROR, UnavailableError(self.health, self.reason))
             await self._is_idle(STOP_TIMEOUT)
-        self._end_watchers()
+        self._end_observers()
 
     async def _is_idle(self, timeout: float) -> bool:
         """Whether the engine has ended every request, now or before the time is up."""

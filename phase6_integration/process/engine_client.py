@@ -24,7 +24,7 @@ from phase6_integration.process.messages import (
     Ping,
     Pong,
     Ready,
-    Recorded,
+    SideMessage,
     ToEngine,
     ToFront,
     Update,
@@ -34,6 +34,7 @@ from phase6_integration.process.messages import (
 from phase6_integration.process.watchdog import Watchdog
 
 log = logging.getLogger("phase6_integration.process.engine_process")  # its records arrive as messages
+BUNDLED_ENGINE = "phase6_integration.process.engine_process:bundled_engine"
 STOP_TIMEOUT = 2.0  # seconds the engine has to abort its requests, and its process to exit, before it is killed
 
 
@@ -46,7 +47,7 @@ class EngineClient(asyncio.Protocol):
         options: EngineOptions,
         factory: str,
         *,
-        on_message: Callable[[Ready | Update | Recorded | Logged], None],
+        on_message: Callable[[Ready | Update | SideMessage | Logged], None],
         on_failure: Callable[[Health, str], None],
         has_work: Callable[[], bool],
     ) -> None:
@@ -114,7 +115,7 @@ class EngineClient(asyncio.Protocol):
                 self._stop_timers()
                 self._on_message(message)
                 self.watchdog.start()
-            case Update() | Recorded():
+            case Update() | SideMessage():
                 self._on_message(message)
             case Logged(level=level, text=text):
                 log.log(level, text)

@@ -10,18 +10,17 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from pkgutil import resolve_name
-from typing import Any, NamedTuple, NoReturn, Protocol, cast
+from typing import Any, NamedTuple, NoReturn
 
-from phase0_request.core import EngineCore, Step
-from phase0_request.params import TokenLogprobs
+from phase0_request.core import EngineCore, EngineFailedError, Step
+from phase0_request.entry import die_with
 from phase0_request.request import FinishReason, Request
-from phase2_prefill_decode.extras.outcome import extras_of
-from phase2_prefill_decode.extras.parallel.ranks import RankError, Ranks, die_with
 from phase5_continuous.scheduler import Scheduler
 from phase6_integration.engine.gc_freeze import gc_freeze
 from phase6_integration.engine.isolation import BrokenError
+from phase6_integration.engine.loop_hooks import NOTHING, Extra
 from phase6_integration.engine.options import EngineOptions
 from phase6_integration.engine.stats import Gauges
 from phase6_integration.process.messages import (
@@ -35,25 +34,13 @@ from phase6_integration.process.messages import (
     Pong,
     Progress,
     Ready,
-    Recorded,
+    SideMessage,
     ToEngine,
     Update,
-    Watch,
 )
-from phase6_integration.process.recording import Recording
 
 log = logging.getLogger(__name__)
-CLOCKED = 0.5  # seconds after which deadlines are looked at if all wait for their grammars, and snapshots that wait
-
-
-class GrammarWork(Protocol):
-    """The work for grammars that goes on beside the steps."""
-
-    def fileno(self) -> int: ...
-
-    def prepare(self, request: Request) -> object: ...
-
-    def receive(self, scheduler: Scheduler, now: float) -> None: ...
+CLOCKED = 0.5  # seconds that an engine sleeps at most if all requests wait, which have deadlines, or an extra is due
 
 
 class Loop:
@@ -63,42 +50,44 @@ class Loop:
         self,
         channel: Channel,
         core: EngineCore[Scheduler, Any],
-        grammars: GrammarWork | None = None,
+        extras: Sequence[Extra] = (),
     ) -> None:
         self.channel = channel
         self.core = core
         self.scheduler = core.scheduler
-        self.grammars = grammars
-        self._all_wait = False  # each request that runs waits for its grammar
+        self.hooks = [extra(core, lambda name, body: channel.send(SideMessage(name, body))) for extra in extras]
+        for hooks in self.hooks:
+            for descriptor in hooks.descriptors:
+                channel.watch(descriptor, hooks.woken)
+        self._all_wait = False  # each request that runs waits for an extra
         self._requests: dict[str, Request] = {}  # the end of each is not sent yet
         self._unannounced: dict[str, Request] = {}  # the admission of each is not sent yet
-        self._unscored: set[str] = set()  # the prompt logprobs of each are not sent yet
-        self._recording = Recording(core, lambda line: self.channel.send(Recorded(line)))
 
     # region exercise 6.2
     def run(self) -> NoReturn:
         """Read messages and run steps until the HTTP process closes the channel."""
         while True:
             wait = self._all_wait or not self.core.has_work
-            timeout = CLOCKED if self._all_wait or self._recording.is_waiting else None
-            for message in self.channel.receive(wait, timeout):
+            soon = self._all_wait or any(hooks.is_due() for hooks in self.hooks)
+            for message in self.channel.receive(wait, CLOCKED if soon else None):
                 self.handle(message)
             self.turn()
 
     def turn(self) -> None:
-        """Run a step, if there is work, and send what it did. Watchers get a snapshot before it."""
-        self._recording.write()
-        if self.grammars is not None:
-            self.grammars.receive(self.scheduler, self.core.clock())
+        """Run a step, if there is work, and send what it did."""
+        for hooks in self.hooks:
+            hooks.before_step()
         step = self.core.step() if self.core.has_work else None
         self._all_wait = step is None and self.scheduler.is_waiting
         if step is not None:
             self.channel.send(self._update(step))
         else:
-            self._recording.flush()
+            for hooks in self.hooks:
+                hooks.no_step()
 
     def handle(self, message: ToEngine) -> None:
-        """Act on one message: submit completions, finish one, answer a ping. ValueError for a second LoadModel."""
+        """Act on one message: submit completions, finish one, answer a ping, pass on what is for an extra. ValueError
+        for a second LoadModel."""
         match message:
             case EngineRequest():
                 for number in message.numbers:
@@ -109,8 +98,10 @@ class Loop:
                     self.core.finish(request, reason)
             case Ping():
                 self.channel.send(Pong())
-            case Watch():
-                self._recording.watch(message)
+            case SideMessage(name=name, body=body):
+                for hooks in self.hooks:
+                    if hooks.name == name:
+                        hooks.received(body)
             case LoadModel():
                 raise ValueError("an engine can be loaded only once")
 
@@ -125,30 +116,23 @@ class Loop:
             self.channel.send(Update(self.core.clock(), 0.0, 0, 0, [refused], Gauges.read(self.scheduler)))
             return
         self._requests[request.id] = self._unannounced[request.id] = request
-        if request.params.grammar is not None and self.grammars is not None:
-            self.grammars.prepare(request)
-        if request.params.prompt_logprobs is not None:
-            self._unscored.add(request.id)
 
     def _update(self, step: Step) -> Update:
         """The message about a step: requests that were admitted, tokens, requests that ended, and the gauges."""
         progress = self._admitted(step)
         for request, token, reason, more in step.events:
-            scores = None
-            if token is not None and request.id in self._unscored:
-                self._unscored.discard(request.id)
-                scores = extras_of(request).prompt_logprobs or None
             error = None if reason is None else request.error
-            extras = extras_of(request)
-            end = extras.accepted_drafts, extras.rejected_drafts, extras.embedding
-            logprobs = cast(TokenLogprobs | None, more)
-            progress.append(Progress(request.id, token, logprobs, scores, reason, error, None, 0, *end))
+            said = NOTHING if more is None and request.more is None else self._reported(request, token, more)
+            progress.append(Progress(request.id, token, finish_reason=reason, error=error, **said))
             if reason is not None:
                 self._requests.pop(request.id, None)
                 self._unannounced.pop(request.id, None)
-                self._unscored.discard(request.id)
         tokens = step.prefill_tokens, step.decode_tokens
         return Update(self.core.clock(), step.seconds, *tokens, progress, Gauges.read(self.scheduler))
+
+    def _reported(self, request: Request, token: int | None, more: object) -> Mapping[str, Any]:
+        """What extras add to the progress of a request, by the names of its fields."""
+        return {name: value for hooks in self.hooks for name, value in hooks.report(request, token, more).items()}
 
     def _admitted(self, step: Step) -> list[Progress]:
         """Requests that were admitted in this step. The first slice starts after the cached part of the prompt."""
@@ -166,21 +150,14 @@ class LoadedEngine(NamedTuple):
 
     core: EngineCore[Scheduler, Any]
     ready: Ready
-    grammars: GrammarWork | None = None
-    ranks: Ranks | None = None
+    extras: Sequence[Extra] = ()
 
 
-def bundled_engine(
-    options: EngineOptions, grammar_work: Callable[[Any, EngineOptions], GrammarWork] | None = None
-) -> LoadedEngine:
-    """The default factory: the engine of these options. `grammar_work` follows grammars elsewhere; without it they are
-    followed in this process, which is for clients that are trusted."""
-    from phase6_integration.engine.assemble import assemble
+def bundled_engine(options: EngineOptions) -> LoadedEngine:
+    """The default factory: the engine of these options, with its extras."""
+    from phase6_integration.engine.assemble import assemble, loop_extras
 
     parts = assemble(options)
-    grammars = None
-    if grammar_work is not None and parts.model.tokenizer is not None:
-        grammars = grammar_work(parts.sampler, options)
     decoder, cache = parts.model.decoder, parts.scheduler.cache
     context, dtype = parts.model.config.max_position_embeddings, str(decoder.dtype).removeprefix("torch.")
     layout, pages = parts.layout, cache.usage.total
@@ -188,7 +165,7 @@ def bundled_engine(
         context, pages, cache.page_size, str(decoder.device), dtype, decoder.linear, layout.dtype,
         pages * layout.bytes_per_page,
     )  # fmt: skip
-    return LoadedEngine(parts.core, ready, grammars, decoder.ranks)
+    return LoadedEngine(parts.core, ready, loop_extras(parts, options))
 
 
 class ChannelHandler(logging.Handler):
@@ -218,18 +195,13 @@ def serve(channel: Channel) -> int:
         except (ValueError, OSError, MemoryError) as error:  # a missing file, or too little memory
             return _failed(channel, str(error))
         channel.send(engine.ready)
-        if engine.grammars is not None:
-            channel.watch(engine.grammars.fileno())
-        if engine.ranks is not None:
-            for descriptor in engine.ranks.filenos():
-                channel.watch(descriptor, engine.ranks.check)
-        loop = Loop(channel, engine.core, engine.grammars)
+        loop = Loop(channel, engine.core, engine.extras)
         for message in others:
             loop.handle(message)
         loop.run()
     except (EOFError, ConnectionError):  # the HTTP process has gone
         return 0
-    except RankError as error:
+    except EngineFailedError as error:
         return _failed(channel, str(error))
     except Exception as error:
         log.exception("the engine has failed")

@@ -84,11 +84,11 @@ class Ping(msgspec.Struct, tag=True, frozen=True):
     """To the engine, while it is idle: answer with a Pong."""
 
 
-class Watch(msgspec.Struct, tag=True, frozen=True):
-    """To the engine: write its record from now on, or, if it does, a snapshot for one more reader; or stop."""
+class SideMessage(msgspec.Struct, tag=True, frozen=True):
+    """To or from the engine: what an extra says to its other side. Without that side, nobody reads it."""
 
-    on: bool
-    text: bool = False
+    name: str  # of the extra
+    body: bytes
 
 
 class Pong(msgspec.Struct, tag=True, frozen=True):
@@ -143,20 +143,14 @@ class Logged(msgspec.Struct, tag=True, frozen=True):
     text: str
 
 
-class Recorded(msgspec.Struct, tag=True, frozen=True):
-    """From the engine, while it is watched: a line of its record."""
-
-    line: dict[str, Any]
-
-
 class Dead(msgspec.Struct, tag=True, frozen=True):
     """From the engine, last: it has failed and ends."""
 
     reason: str
 
 
-ToEngine = LoadModel | EngineRequest | Finish | Ping | Watch
-ToFront = Ready | Update | Pong | Logged | Recorded | Dead
+ToEngine = LoadModel | EngineRequest | Finish | Ping | SideMessage
+ToFront = Ready | Update | Pong | Logged | SideMessage | Dead
 
 _encoder = msgspec.msgpack.Encoder()
 to_engine = msgspec.msgpack.Decoder(ToEngine)

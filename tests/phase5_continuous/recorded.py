@@ -6,7 +6,8 @@ from phase0_request.core import CoreObserver, Step
 from phase0_request.request import Request
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.extras.record.held import Held, held
-from phase5_continuous.extras.record.recorder import Line, Recorder
+from phase5_continuous.extras.record.lines import Line
+from phase5_continuous.extras.record.recorder import Recorder
 from phase5_continuous.extras.record.replay import Replay
 from tests.phase5_continuous.support import Engine, preempted_of, share_of
 

@@ -12,8 +12,9 @@ from phase1_kv_pool import PagedCache
 from phase2_prefill_decode.scheduler import StaticScheduler
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
+from phase5_continuous.extras.record.lines import Line
 from phase5_continuous.extras.record.record_file import read, recording
-from phase5_continuous.extras.record.recorder import Line, Recorder
+from phase5_continuous.extras.record.recorder import Recorder
 from phase5_continuous.extras.record.replay import Replay
 from phase5_continuous.policies import LongestPrefixFirst
 from phase5_continuous.scheduler import Scheduler

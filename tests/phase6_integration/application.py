@@ -5,15 +5,13 @@ from importlib.util import find_spec
 if find_spec("phase6_integration.extras") is not None:
     from phase6_integration.app import create_app
     from phase6_integration.extras.edge.transport import transport_config
-    from phase6_integration.serve import ENGINE
 else:
     import uvicorn
 
     from phase6_integration.api.application import application as create_app
-    from phase6_integration.process.async_engine import BUNDLED_ENGINE as ENGINE
 
     def transport_config(app, settings):
         return uvicorn.Config(app, lifespan="off", log_config=None)
 
 
-__all__ = ["ENGINE", "create_app", "transport_config"]
+__all__ = ["create_app", "transport_config"]

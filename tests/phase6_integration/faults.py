@@ -5,16 +5,15 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from pkgutil import resolve_name
 from typing import Any
 
 from phase0_request import Batch, Request, StepOutput
 from phase1_kv_pool import PagedCache
 from phase5_continuous import Scheduler
-from phase6_integration.engine.isolation import IsolatingRunner, LoadShedding
+from phase5_continuous.extras.invariants import Checks
+from phase6_integration.engine.isolation import IsolatingCore, IsolatingRunner, LoadShedding
 from phase6_integration.engine.options import EngineOptions
-from phase6_integration.engine.stats import ObservedCore
-from phase6_integration.process.engine_process import LoadedEngine
+from phase6_integration.process.engine_process import LoadedEngine, bundled_engine
 from phase6_integration.process.messages import Ready
 
 POISON = 7  # a token of a prompt that the model cannot bear
@@ -23,9 +22,7 @@ NAN = 8  # a token after which the model says NaN
 
 def _with(change: Callable[[Any, Any], None]) -> Callable[[EngineOptions], LoadedEngine]:
     def factory(options: EngineOptions) -> LoadedEngine:
-        from tests.phase6_integration.application import ENGINE  # with all of the server: not for a light engine
-
-        made: LoadedEngine = resolve_name(ENGINE)(dataclasses.replace(options, threads=1))
+        made = bundled_engine(dataclasses.replace(options, threads=1))
         change(made.core, made.core.scheduler)
         return made
 
@@ -80,8 +77,8 @@ def _bad_sampler(core: Any, _: Any) -> None:
     sampler = _runner(core).sampler
     pack = sampler.pack
 
-    def poisoned(batch: Any) -> Any:
-        if any(part.request.params.top_k == 13 for part in batch):
+    def poisoned(batch: Batch) -> Any:
+        if any(piece.request.params.top_k == 13 for piece in batch):
             raise RuntimeError("secret: no sampling for you")
         return pack(batch)
 
@@ -143,7 +140,8 @@ def _light(options: EngineOptions, fault: Callable[[Batch], None]) -> LoadedEngi
     pages = options.kv_cache_pages or 1024
     scheduler = Scheduler(PagedCache(pages, options.page_size), max_running=options.running(on_gpu=False))
     runner = IsolatingRunner(_NoModel(fault), LoadShedding(scheduler))
-    core = ObservedCore(scheduler, runner, time.monotonic, check_invariants=options.check_invariants)
+    core = IsolatingCore(scheduler, runner, time.monotonic)
+    core.observers += [Checks(scheduler)] if options.check_invariants else []
     return LoadedEngine(core, Ready(min(2048, pages * options.page_size), pages, options.page_size, "", ""))
 
 

@@ -30,7 +30,7 @@ from phase6_integration.process.messages import Ready
 from tests.phase6_integration.fake_engine import FakeEngine
 
 class Slow(FakeEngine):
-    def __init__(self, options, factory=""):
+    def __init__(self, options):
         super().__init__()
         self.flow.clear()
     async def start(self):
@@ -57,9 +57,10 @@ sys.exit(main())
 # The same server over an engine process that another function makes, such as one of `faults`.
 OTHER_ENGINE = """
 import sys
+from functools import partial
 from phase6_integration.cli.main import main
 from phase6_integration import serve
-serve.ENGINE = "tests.phase6_integration.{factory}"
+serve.AsyncEngine = partial(serve.AsyncEngine, factory="tests.phase6_integration.{factory}")
 sys.exit(main())
 """
 

@@ -9,9 +9,9 @@ from typing import Any
 from phase0_request import SamplingParams
 from phase6_integration.engine.options import EngineOptions
 from phase6_integration.process.async_engine import AsyncEngine
+from phase6_integration.process.engine_client import BUNDLED_ENGINE
 from phase6_integration.process.messages import EngineRequest
 from phase6_integration.process.outputs import Chunk, OutputStream
-from tests.phase6_integration.application import ENGINE
 from tests.phase6_integration.life import PATIENCE
 
 FAULTS = "tests.phase6_integration.faults"
@@ -26,7 +26,7 @@ async def engine(fault: str = "", **options: Any) -> AsyncIterator[AsyncEngine]:
     """The bundled model on one thread, small, with every invariant checked after every step. A failure is final."""
     small = {"kv_cache_pages": 256, "threads": 1, "check_invariants": True, "max_engine_restarts": 0}
     given = EngineOptions(**{**small, **options})
-    made = AsyncEngine(given, factory=f"{FAULTS}:{fault}" if fault else ENGINE)
+    made = AsyncEngine(given, factory=f"{FAULTS}:{fault}" if fault else BUNDLED_ENGINE)
     async with made as ready:
         yield ready
     assert process(made).poll() is not None, "its process is still there"

@@ -16,7 +16,6 @@ from phase6_integration.api.settings import ServerSettings
 from phase6_integration.api.tokenization import TokenizerPool
 from phase6_integration.engine.options import EngineOptions
 from phase6_integration.process.async_engine import AsyncEngine
-from tests.phase6_integration.application import ENGINE
 from tests.phase6_integration.cities import TOKENIZER
 from tests.phase6_integration.fake_engine import FakeEngine, served
 from tests.phase6_integration.faults import NAN, POISON
@@ -58,7 +57,7 @@ def failing(fault: str = "", **options: Any) -> Callable[[], AsyncEngine]:
     def make() -> AsyncEngine:
         given = {"kv_cache_pages": 512, "threads": 1, "check_invariants": True, "dtype": "float32", **options}
         given.setdefault("max_engine_restarts", 0)
-        factory = {"factory": f"tests.phase6_integration.faults:{fault}"} if fault else {"factory": ENGINE}
+        factory = {"factory": f"tests.phase6_integration.faults:{fault}"} if fault else {}
         return AsyncEngine(EngineOptions(**given), **factory)
 
     return make

@@ -17,7 +17,6 @@ from phase0_request.request import FinishReason
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.engine.options import EngineOptions
 from phase6_integration.process.async_engine import AsyncEngine
-from tests.phase6_integration.application import ENGINE
 from tests.phase6_integration.fake_engine import FakeEngine, served
 
 KEY = "sk-of-the-test"
@@ -29,7 +28,7 @@ GREEDY: Any = {"model": "tiny_chat", "temperature": 0, "max_tokens": 24}
 def address() -> Iterator[str]:
     options = EngineOptions(kv_cache_pages=256, max_num_seqs=16, threads=1, speculative_config={"method": "ngram"})
     settings = ServerSettings(api_keys=(KEY,))
-    with served(lambda: AsyncEngine(options, factory=ENGINE), settings) as url:
+    with served(lambda: AsyncEngine(options), settings) as url:
         yield f"{url}/v1"
 
 

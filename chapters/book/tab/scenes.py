@@ -16,7 +16,8 @@ from phase2_prefill_decode.scheduler import PagedScheduler, StaticScheduler
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.connect import turns
-from phase5_continuous.extras.record.recorder import Line, Recorder
+from phase5_continuous.extras.record.lines import Line
+from phase5_continuous.extras.record.recorder import Recorder
 from phase5_continuous.policies import POLICIES
 from phase5_continuous.scheduler import Scheduler
 

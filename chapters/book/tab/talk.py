@@ -17,7 +17,8 @@ from phase0_request.tokenizer import BUNDLED, Tokenizer
 from phase2_prefill_decode.lab.in_numpy.forward import Forward, PagedRunner
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
-from phase5_continuous.extras.record.recorder import Line, Recorder, Vocabulary
+from phase5_continuous.extras.record.lines import Line, Vocabulary
+from phase5_continuous.extras.record.recorder import Recorder
 from phase5_continuous.scheduler import Scheduler
 
 PAGES, PAGE_SIZE = 64, 16

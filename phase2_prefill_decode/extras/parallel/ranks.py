@@ -4,7 +4,6 @@ A command is a few integers on a socket, the same for all. Tensors go by collect
 its socket, without a time limit, and one that has ended is noticed because its socket is closed.
 """
 
-import ctypes
 import json
 import os
 import selectors
@@ -21,20 +20,19 @@ from typing import Any
 from weakref import finalize
 
 from phase0_request import entry
+from phase0_request.core import EngineFailedError
 
 WORKER = "phase2_prefill_decode.extras.parallel.worker"
 LOST = 3  # the exit status of a rank that another one has left alone: that is not what has failed first
 PATIENCE = 2.0  # seconds in which the cause of a failed collective shows
-PR_SET_PDEATHSIG = 1
 
 
 class LostError(RuntimeError):
     """A collective has failed: another rank has ended, or did not come in time."""
 
 
-class RankError(BaseException):
-    """A rank has died, hangs or has failed. No request is at fault, and no further step can be computed: only what
-    ends the engine catches it."""
+class RankError(EngineFailedError):
+    """A rank has died, hangs or has failed."""
 
 
 class Ranks:
@@ -160,10 +158,3 @@ def receive(end: Connection) -> bytes | None:
     with suppress(EOFError, OSError):
         return end.recv_bytes()
     return None
-
-
-def die_with(parent: int) -> bool:
-    """Have the kernel kill this process when its parent dies. False if that has happened already."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    return os.getppid() == parent

@@ -12,13 +12,14 @@ from typing import Any
 
 import torch
 
+from phase0_request.entry import die_with
 from phase1_kv_pool.memory import free_bytes
 from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.decoder import Record
 from phase2_prefill_decode.extras.parallel.group import Group
 from phase2_prefill_decode.extras.parallel.layers import ParallelDecoder
 from phase2_prefill_decode.extras.parallel.leader import DTYPES, FREE, HIDDEN, LOGITS, POOL, RECORD, REPLAY, received
-from phase2_prefill_decode.extras.parallel.ranks import LOST, LostError, die_with, receive
+from phase2_prefill_decode.extras.parallel.ranks import LOST, LostError, receive
 from phase2_prefill_decode.extras.parallel.shard import Shard
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.weights import load_weights

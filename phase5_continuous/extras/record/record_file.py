@@ -12,7 +12,8 @@ from time import monotonic
 from typing import Any, BinaryIO
 
 from phase0_request.core import EngineCore
-from phase5_continuous.extras.record.recorder import Line, Recorder, Vocabulary
+from phase5_continuous.extras.record.lines import Line, Vocabulary
+from phase5_continuous.extras.record.recorder import Recorder
 
 MAX_LINE = 1 << 27  # bytes; a snapshot of a million cached pages, with their tokens, takes a part of it
 FLUSH = 1.0  # seconds between two flushes: each costs a compressed file some bytes

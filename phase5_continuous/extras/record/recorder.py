@@ -25,12 +25,9 @@ from phase2_prefill_decode.extras.outcome import extras_of
 from phase2_prefill_decode.scheduler import PagedScheduler, StaticScheduler
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.extras.record.held import held
+from phase5_continuous.extras.record.lines import VERSION, Line
 from phase5_continuous.policies import POLICIES
 from phase5_continuous.scheduler import Scheduler
-
-VERSION = 1
-
-Line = dict[str, Any]
 
 
 class Verification(NamedTuple):
@@ -259,20 +256,3 @@ def tree_pages(cache: Any, text: bool) -> Sequence[list[Any]]:
         stored.append(["store", ends.get(view.depth - 1), view.pages, *([view.tokens] if text else ())])
         ends[view.depth] = view.pages[-1]
     return stored
-
-
-class Vocabulary:
-    """Adds the text of tokens to lines that have their ids: in each line, of those that occur for the first time."""
-
-    def __init__(self, text: Callable[[int], str]) -> None:
-        self._text = text
-        self._known: set[int] = set()
-
-    def add(self, line: Line) -> Line:
-        lists = [new.get("tokens", ()) for new in line.get("new", ())]
-        lists += [operation[3] for operation in line.get("pages", ()) if operation[0] == "store" and len(operation) > 3]
-        unknown = {*line.get("ids", ())}.union(*lists) - self._known
-        if unknown:
-            self._known |= unknown
-            line["vocab"] = {str(token): self._text(token) for token in sorted(unknown)}
-        return line

@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
-from phase5_continuous.extras.record.recorder import VERSION, Line
+from phase5_continuous.extras.record.lines import VERSION, Line
 
 OPERATIONS = "attach", "grow", "swap", "free", "store", "evict"  # on pages
 

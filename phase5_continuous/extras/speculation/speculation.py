@@ -8,7 +8,7 @@ to be accepted.
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary
 
 from phase0_request.batch import Batch, Slice, StepOutput
@@ -21,7 +21,9 @@ from phase5_continuous.extras.speculation.draft_model import DraftModel
 from phase5_continuous.extras.speculation.ngram import NgramProposer
 from phase5_continuous.extras.speculation.suffix import SuffixProposer
 from phase5_continuous.running import RunningSet
-from phase5_continuous.scheduler import Scheduler
+
+if TYPE_CHECKING:  # the server's process checks the options of speculation, and has no scheduler
+    from phase5_continuous.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
 PRIOR = 0.5  # the chance of a proposed token, before any was judged
@@ -88,6 +90,10 @@ class Speculation:
 
     def __post_init__(self) -> None:
         self.accepted = [0] * self.most
+
+    @property
+    def counts(self) -> tuple[int, int, tuple[int, ...]]:
+        return self.drafts, self.drafted, tuple(self.accepted)
 
     def extend(self, step: StepPlan, running_set: RunningSet) -> Sequence[Slice]:
         """The slices of a step, those of decodes longer by a draft. Drafts take what the requests have left of the
@@ -198,7 +204,7 @@ def may_draft(sequence: SequenceState, part: Slice) -> bool:
     return start + length >= sequence.num_tokens and start >= len(request.prompt_tokens)
 
 
-def speculation_in(scheduler: Scheduler) -> Speculation | None:
+def speculation_in(scheduler: "Scheduler") -> Speculation | None:
     """What extends the steps of a scheduler, if that is speculation."""
     return scheduler.extender if isinstance(scheduler.extender, Speculation) else None
 

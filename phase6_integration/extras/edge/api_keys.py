@@ -1,26 +1,8 @@
-"""ApiKeys: the keys that clients may use, from a file or from flags and the environment."""
+"""ApiKeys: the keys that clients may use."""
 
 import hashlib
 import hmac
 from collections.abc import Iterable, Sequence
-from pathlib import Path
-
-from phase0_request.checks import ConfigError
-from phase6_integration.api.settings import check_keys
-
-
-def read_keys(file: str | Path) -> tuple[str, ...]:
-    """The keys in a file, one on each line. Empty lines and those that begin with # are left out. A file without keys
-    is an error: it would open the server to all."""
-    try:
-        lines = [line.strip() for line in Path(file).read_text("utf-8").splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise ConfigError(f"cannot read the API keys in {file}: {reason}") from None
-    keys = check_keys([line for line in lines if line and not line.startswith("#")])
-    if not keys:
-        raise ConfigError(f"{file} holds no API key: write one on each line")
-    return keys
 
 
 class ApiKeys:

@@ -19,6 +19,7 @@ import msgspec
 import zmq
 
 from phase0_request.checks import ConfigError
+from phase0_request.core import CoreObserver, Step
 from phase1_kv_pool.cache import CacheObserver
 from phase4_radix.extras.block_hashes import BlockHashes
 from phase4_radix.prefix_cache import PrefixCache
@@ -66,8 +67,8 @@ class EventBatch(msgspec.Struct, array_like=True, gc=False):
 # endregion
 
 
-class KVEventPublisher(CacheObserver):
-    """Observes a prefix cache, and publishes what enters and leaves it."""
+class KVEventPublisher(CacheObserver, CoreObserver):
+    """Observes a prefix cache, and publishes what enters and leaves it: a batch for each step."""
 
     def __init__(self, cache: PrefixCache, config: KVEventsConfig) -> None:
         self._hashes = BlockHashes(cache.page_size)
@@ -113,6 +114,14 @@ class KVEventPublisher(CacheObserver):
 
     def removed(self, pages: Sequence[int]) -> None:
         self._events.append(BlockRemoved(self._hashes.removed(pages), MEDIUM))
+
+    # Called by the loop.
+
+    def completed(self, step: Step) -> None:
+        self.flush()
+
+    def discarded(self) -> None:
+        self.flush()
 
     def flush(self) -> None:
         """Publish the events since the last call, if there are any."""

@@ -9,16 +9,18 @@ import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
+from typing import Annotated
 
 import msgspec
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from starlette.types import Receive, Scope, Send
 
 from phase6_integration.api.errors import RequestError, unavailable
 from phase6_integration.api.formatter import KEEP_ALIVE
 from phase6_integration.api.settings import ServerSettings, default_hosts
-from phase6_integration.api.state import Server, ServerState
+from phase6_integration.api.state import Server
 from phase6_integration.api.streaming import EVENTS
+from phase6_integration.extras.page.watcher import Watchers
 from phase6_integration.process.health import Health
 
 MOST_WATCHERS = 16  # each one costs the server the encoding of every line
@@ -26,6 +28,19 @@ MOST_OF_A_CLIENT = 4
 PAUSE = 0.02  # seconds between two pieces: a page has no use for more
 encode = msgspec.json.encode
 router = APIRouter(include_in_schema=False)  # it has no end, and no JSON
+
+
+def attach(app: FastAPI) -> None:
+    app.state.watchers = Watchers(app.state.server.engine)
+    app.include_router(router)
+
+
+def _watchers(request: Request) -> Watchers:
+    watchers: Watchers = request.app.state.watchers
+    return watchers
+
+
+Readers = Annotated[Watchers, Depends(_watchers)]
 
 
 def shows_text(settings: ServerSettings) -> bool:
@@ -39,22 +54,22 @@ def shows_text(settings: ServerSettings) -> bool:
 
 
 @router.get("/record")
-async def record(request: Request, server: Server) -> Response:
+async def record(request: Request, server: Server, watchers: Readers) -> Response:
     """What the engine does from now on."""
-    if not server.engine.has_record:
+    if not server.engine.has_side_messages:
         raise RequestError(404, "the replicas of a cluster cannot be watched", code="no_record")
     if server.engine.health is not Health.READY:
         raise unavailable(server.engine.health)
     if is_foreign(request.headers, server.settings.allowed_origins):
         message = "a page of another site may not watch the engine; --allowed-origins names those that may"
         raise RequestError(403, message, code="foreign_page")
-    watching, tenant = server.watching, request.state.tenant
+    watching, tenant = watchers.by_client, request.state.tenant
     if watching.total() >= MOST_WATCHERS or watching[tenant] >= MOST_OF_A_CLIENT:
         message = f"the engine is watched already: {MOST_WATCHERS} times at most, and {MOST_OF_A_CLIENT} by one client"
         raise RequestError(429, message, code="too_many_watchers", headers={"retry-after": "30"})
     if request.scope.get("head"):
         return Response(headers={name.decode(): value.decode() for name, value in EVENTS})
-    return Watching(server, tenant)
+    return Watching(server.settings, watchers, tenant)
 
 
 def is_foreign(headers: Mapping[str, str], allowed_origins: Sequence[str]) -> bool:
@@ -66,29 +81,30 @@ def is_foreign(headers: Mapping[str, str], allowed_origins: Sequence[str]) -> bo
 class Watching(Response):
     """Sends lines until the client leaves or the engine ends."""
 
-    def __init__(self, server: ServerState, tenant: str) -> None:
+    def __init__(self, settings: ServerSettings, watchers: Watchers, tenant: str) -> None:
         super().__init__()
-        self.server = server
+        self.settings = settings
+        self.watchers = watchers
         self.tenant = tenant
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self.server.watching[self.tenant] += 1
+        self.watchers.by_client[self.tenant] += 1
         sending, leaving = asyncio.create_task(self.send_lines(send)), asyncio.create_task(_left(receive))
         try:
             await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
             if sending.done():
                 sending.result()
         finally:
-            self.server.watching -= Counter((self.tenant,))  # drops those with none
+            self.watchers.by_client -= Counter((self.tenant,))  # drops those with none
             leaving.cancel()
             sending.cancel()
             await asyncio.wait({sending})  # it is a watcher until then
 
     async def send_lines(self, send: Send) -> None:
         """Send events, several at once if there are, and a comment in each long silence."""
-        engine, settings = self.server.engine, self.server.settings
+        settings = self.settings
         await send({"type": "http.response.start", "status": 200, "headers": [*EVENTS]})
-        async with aclosing(engine.watch(shows_text(settings), settings.keepalive)) as watched:
+        async with aclosing(self.watchers.watch(shows_text(settings), settings.keepalive)) as watched:
             async for lines in watched:
                 named = (line | {"model": settings.model_name} if "record" in line else line for line in lines)
                 events = (b"data: %b\n\n" % encode(line) for line in named)

@@ -32,7 +32,7 @@ HEADERS = {
 
 
 def attach(app: FastAPI) -> None:
-    app.include_router(live_record.router)
+    live_record.attach(app)
     for file in sorted(FOLDER.rglob("*")):
         if file.suffix in TYPES:
             path = file.relative_to(FOLDER).as_posix()

@@ -9,12 +9,14 @@ import time
 from collections.abc import Callable, Collection
 from functools import partial
 from itertools import count
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from phase0_request.batch import WaitHandle
+from phase0_request.core import CoreObserver, EngineCore
 from phase0_request.request import FinishReason, Request
 from phase2_prefill_decode.extras.grammar.constraints import (
     Constraint,
@@ -30,16 +32,16 @@ from phase2_prefill_decode.sampling.sampler import Sampler
 from phase5_continuous.extras.fairness import FairQueues
 from phase5_continuous.scheduler import Scheduler
 from phase6_integration.engine.hub import directory_of
+from phase6_integration.engine.loop_hooks import LoopHooks, Send
 from phase6_integration.engine.options import EngineOptions
 from phase6_integration.extras.structured.grammar_server import GrammarServer
 from phase6_integration.extras.structured.isolated_process import IsolatedConstraint, IsolatedProcess
-from phase6_integration.process.engine_process import LoadedEngine, bundled_engine
 
 TOKENS_PER_SECOND = 1000  # that a tenant is charged with for the processor time of its grammars
 PROCESSES = 8  # at a time; with more tenants than that, some share one
 
 
-class IsolatedGrammars(Constraints):
+class IsolatedGrammars(Constraints, CoreObserver):
     """Makes the constraints of requests in processes, which it starts when the first grammar comes, and does the work
     for grammars beside the steps."""
 
@@ -65,6 +67,11 @@ class IsolatedGrammars(Constraints):
         if request.params.grammar is None:
             return super().of(request)
         return IsolatedConstraint(next(self._keys), request, self._process_of(request.tenant))
+
+    def submitted(self, request: Request) -> None:
+        """Have its grammar compiled while it waits and while its prompt is computed."""
+        if request.params.grammar is not None:
+            self.prepare(request)
 
     def _process_of(self, tenant: str) -> IsolatedProcess:
         """The process of a tenant. With too many of them, those without requests are ended, or one is shared."""
@@ -136,7 +143,7 @@ class IsolatedGrammars(Constraints):
         self.server.close()
         self._selector.close()
 
-
-def isolating_engine(options: EngineOptions) -> LoadedEngine:
-    """The bundled engine, with the grammars of clients in processes of their own: a factory for AsyncEngine."""
-    return bundled_engine(options, IsolatedGrammars.install)
+    def work(self, core: EngineCore[Scheduler, Any], _: Send) -> LoopHooks:
+        """What goes on beside the steps of an engine."""
+        core.observers.append(self)
+        return LoopHooks(descriptors=(self.fileno(),), before_step=lambda: self.receive(core.scheduler, core.clock()))

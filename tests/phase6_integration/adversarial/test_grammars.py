@@ -12,7 +12,6 @@ import pytest
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.engine.options import EngineOptions
 from phase6_integration.process.async_engine import AsyncEngine
-from tests.phase6_integration.application import ENGINE
 from tests.phase6_integration.cities import CITY, schema_format
 from tests.phase6_integration.fake_engine import served
 from tests.phase6_integration.posting import COMPLETE, error_of
@@ -58,7 +57,7 @@ HOSTILE: dict[str, dict[str, Any]] = {
 def url() -> Iterator[str]:
     options = EngineOptions(kv_cache_pages=256, max_num_seqs=16, threads=1)
     settings = ServerSettings(api_keys=KEYS)
-    with served(lambda: AsyncEngine(options, factory=ENGINE), settings) as url:
+    with served(lambda: AsyncEngine(options), settings) as url:
         yield url
 
 

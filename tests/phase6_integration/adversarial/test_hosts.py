@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from phase6_integration.api.settings import ServerSettings
-from phase6_integration.cli.serve_command import server_settings
+from phase6_integration.serve_flags import server_settings
 from tests.phase6_integration.posting import send
 
 PAGE = "https://chat.example.com"

@@ -9,8 +9,8 @@ import pytest
 
 import phase6_integration.serve
 from phase6_integration.cli.main import main
-from phase6_integration.cli.serve_command import server_settings
 from phase6_integration.extras.edge.middleware import PUBLIC
+from phase6_integration.serve_flags import server_settings
 from tests.phase6_integration.life import ROOT
 
 

@@ -11,9 +11,9 @@ import yaml
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.cli.common import engine_options
 from phase6_integration.cli.main import main
-from phase6_integration.cli.serve_command import add_flags, server_settings
 from phase6_integration.engine.flags import Parser
 from phase6_integration.engine.options import EngineOptions
+from phase6_integration.serve_flags import add_flags, server_settings
 
 ROOT = Path(__file__).parents[3]
 REFERENCE = ROOT / "chapters/reference.md"

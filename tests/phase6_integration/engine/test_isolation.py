@@ -16,10 +16,11 @@ from phase6_integration.engine.isolation import (
     CALM_STEPS,
     FAILED_STEPS,
     BrokenError,
+    IsolatingCore,
     IsolatingRunner,
     LoadShedding,
 )
-from phase6_integration.engine.stats import Gauges, ObservedCore
+from phase6_integration.engine.stats import Gauges
 from tests.phase5_continuous.support import PackedBatch
 
 
@@ -140,7 +141,7 @@ def test_if_the_probe_fails_too_no_request_does_and_steps_are_halved_until_they_
     """The engine's memory is short: a step of more than 16 tokens raises, whatever is in it."""
     scheduler = Scheduler(PagedCache(256, 4), budget=TokenBudget(48, 64))
     runner = Small(stage, most=16)
-    engine: ObservedCore[Any] = ObservedCore(scheduler, IsolatingRunner(runner, LoadShedding(scheduler)))
+    engine: IsolatingCore[Any] = IsolatingCore(scheduler, IsolatingRunner(runner, LoadShedding(scheduler)))
     request = Request("long", (1,) * 60, SamplingParams(max_tokens=2 * CALM_STEPS + 60, ignore_eos=True))
     engine.submit(request)
     assert [engine.step() for _ in range(2)] == [EMPTY, EMPTY]
@@ -157,7 +158,9 @@ def test_if_the_probe_fails_too_no_request_does_and_steps_are_halved_until_they_
 @STAGES
 def test_failed_steps_in_a_row_break_the_engine(stage: str) -> None:
     scheduler = Scheduler(PagedCache(64, 4))
-    engine: ObservedCore[Any] = ObservedCore(scheduler, IsolatingRunner(Small(stage, most=0), LoadShedding(scheduler)))
+    engine: IsolatingCore[Any] = IsolatingCore(
+        scheduler, IsolatingRunner(Small(stage, most=0), LoadShedding(scheduler))
+    )
     engine.submit(Request("one", (1,) * 60))
     for _ in range(FAILED_STEPS - 1):
         assert engine.step() == EMPTY
@@ -170,7 +173,7 @@ def test_a_request_that_fails_with_its_next_step_in_flight_gives_its_pages_back_
     """That step is void, and nothing comes after it: the caller must hear that the pages are free."""
     scheduler = Scheduler(PagedCache(64, 4), ahead=1)
     runner = Runner(stage, set())
-    engine: ObservedCore[Any] = ObservedCore(scheduler, IsolatingRunner(runner, LoadShedding(scheduler)))
+    engine: IsolatingCore[Any] = IsolatingCore(scheduler, IsolatingRunner(runner, LoadShedding(scheduler)))
     engine.submit(Request("a", (1,) * 9, SamplingParams(max_tokens=9)))
     engine.step()
     runner.bad = {"a"}

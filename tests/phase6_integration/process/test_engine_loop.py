@@ -1,112 +1,36 @@
 """The loop of the engine process: when it waits for messages, what it does with them, and what it reports of steps."""
 
-from collections import deque
-from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from phase0_request import Batch, FinishReason, Request, SamplingParams, StepOutput, TokenLogprobs
+from phase0_request import FinishReason, SamplingParams, TokenLogprobs
 from phase0_request.core import EngineCore
-from phase2_prefill_decode.extras.outcome import outcome_of
-from phase3_chunked_prefill.budget import TokenBudget
-from phase4_radix.prefix_cache import PrefixCache
-from phase5_continuous.extras.record.recorder import Recorder
 from phase5_continuous.scheduler import Scheduler
+from phase6_integration.engine.loop_hooks import LoopHooks, Send
 from phase6_integration.engine.options import EngineOptions
+from phase6_integration.extras.reports import reports
 from phase6_integration.process.engine_process import Loop
 from phase6_integration.process.messages import (
-    Channel,
     EngineRequest,
     Finish,
     LoadModel,
     Ping,
     Pong,
     Progress,
-    Recorded,
+    SideMessage,
     Update,
-    Watch,
 )
-from tests.phase5_continuous.support import PackedBatch
-
-FIRST = 100  # the tokens of every answer: 100, 101, 102, ...
-
-
-@dataclass
-class Step(PackedBatch):
-    grammars: "Compiled | None" = None
-
-    def output(self) -> StepOutput:
-        tokens = [FIRST + len(piece.request.output_tokens) if piece.completes else None for piece in self.batch]
-        scored = [n for n, piece in enumerate(self.batch) if piece.request.params.prompt_logprobs is not None]
-        scores = {n: [TokenLogprobs(-1.0, ())] * (self.batch.slices[n].length - 1) for n in scored}
-        late = {}
-        if self.grammars is not None and not self.grammars.ready:
-            late = {n: self.grammars for n, piece in enumerate(self.batch) if piece.request.params.grammar}
-        output = StepOutput(tokens)
-        for n, found in scores.items():
-            if found:
-                outcome_of(output, n).prompt_logprobs = found
-        for n, grammars in late.items():
-            outcome_of(output, n).late = grammars
-        return output
-
-
-@dataclass
-class Runner:
-    grammars: "Compiled | None" = None
-
-    def pack(self, batch: Batch) -> Step:
-        return Step(batch, self.grammars)
-
-    def launch(self, step: Step) -> Step:
-        return step
-
-
-@dataclass
-class Line:
-    """The channel: what arrives at each `receive`, and what was sent. When an idle engine has nothing left to wait for,
-    the HTTP process closes it."""
-
-    arrivals: deque[list[Any]]
-    core: EngineCore[Scheduler, Step]
-    sent: list[Any] = field(default_factory=list)
-    waited: int = 0
-
-    def receive(self, wait: bool, timeout: float | None = None) -> list[Any]:
-        if not self.core.has_work:
-            assert wait, "an idle engine polls for messages: it must wait for one"
-        elif not cast(Scheduler, self.core.scheduler).is_waiting:
-            assert not wait, "the engine waits for messages while it has requests"
-        self.waited += wait
-        if wait and not self.arrivals:
-            raise EOFError
-        return self.arrivals.popleft() if self.arrivals else []
-
-    def send(self, message: Any) -> None:
-        self.sent.append(message)
-
-
-def idle_loop(grammars: "Compiled | None" = None, now: float = 1.0) -> tuple[Loop, Line]:
-    """A loop that has had no messages yet."""
-    scheduler = Scheduler(PrefixCache(8, 4), budget=TokenBudget(32, 32))
-    core = EngineCore(scheduler, Runner(grammars), clock=lambda: now)
-    line = Line(deque(), core)
-    return Loop(cast(Channel, line), core, grammars), line
+from tests.phase6_integration.scripted_loop import Compiled, Line, ask, idle_loop
 
 
 def run(*arrivals: list[Any], now: float = 1.0) -> tuple[Loop, Line]:
     """Run the loop until it is idle and all messages have come: one list at each time that it looks."""
-    loop, line = idle_loop(now=now)
+    loop, line = idle_loop(now=now, extras=[reports])
     line.arrivals.extend(arrivals)
     with pytest.raises(EOFError):
         loop.run()
     return loop, line
-
-
-def ask(id: str, prompt: int = 3, max_tokens: int = 3, **more: Any) -> EngineRequest:
-    params = SamplingParams(max_tokens=max_tokens, prompt_logprobs=more.pop("prompt_logprobs", None))
-    return EngineRequest(id, [tuple(range(5, 5 + prompt))], params, [max_tokens], **more)
 
 
 def updates(line: Line) -> list[Update]:
@@ -190,28 +114,27 @@ def test_an_engine_is_loaded_once() -> None:
         idle_loop()[0].handle(LoadModel(EngineOptions(), "a:b"))
 
 
+def test_an_extra_is_called_around_each_step_and_gets_its_own_messages_only() -> None:
+    seen: list[object] = []
+
+    def extra(core: EngineCore[Scheduler, Any], send: Send) -> LoopHooks:
+        return LoopHooks(
+            name="echo",
+            before_step=lambda: seen.append(core.steps),
+            no_step=lambda: seen.append("idle"),
+            received=lambda body: send("echo", body.upper()),
+        )
+
+    loop, line = idle_loop(extras=[extra, lambda *_: LoopHooks()])
+    for message in (SideMessage("echo", b"a"), SideMessage("unknown", b"b"), ask("a", max_tokens=1)):
+        loop.handle(message)
+    loop.turn()
+    loop.turn()
+    assert [message for message in line.sent if isinstance(message, SideMessage)] == [SideMessage("echo", b"A")]
+    assert seen == [0, 1, "idle"]
+
+
 # Requests that wait for their grammars, and what is done for these beside the steps.
-
-
-class Compiled:
-    """Grammars that are compiled when a test says so."""
-
-    def __init__(self) -> None:
-        self.prepared: list[str] = []
-        self.ready = False
-        self.arrives = False  # between two turns
-
-    def fileno(self) -> int:
-        raise NotImplementedError
-
-    def prepare(self, request: Request) -> None:
-        self.prepared.append(request.id)
-
-    def receive(self, scheduler: Scheduler, now: float) -> None:
-        self.ready = self.ready or self.arrives
-
-    def done(self) -> bool:
-        return self.ready
 
 
 def bound(id: str, **more: Any) -> EngineRequest:
@@ -220,7 +143,7 @@ def bound(id: str, **more: Any) -> EngineRequest:
 
 def with_grammars() -> tuple[Loop, Line, Compiled]:
     grammars = Compiled()
-    loop, line = idle_loop(grammars)
+    loop, line = idle_loop(grammars, extras=[grammars.hooks])
     return loop, line, grammars
 
 
@@ -266,83 +189,3 @@ def test_an_answer_that_arrives_between_two_turns_is_seen_before_the_engine_slee
     grammars.arrives = True
     loop.turn()
     assert tokens(line, "a") == [100], "nothing else would wake it"
-
-
-# Those who watch.
-
-
-def snapshots(line: Line) -> int:
-    return sum("snapshot" in message.line for message in line.sent if isinstance(message, Recorded))
-
-
-def watched_loop(now: list[float]) -> tuple[Loop, Line]:
-    """A loop with something to tell, and one reader of its record."""
-    loop, line = idle_loop()
-    loop.core.clock = lambda: now[0]
-    loop.handle(ask("a", max_tokens=1))
-    loop.turn()
-    loop.handle(Watch(True))
-    loop.turn()
-    assert snapshots(line) == 1
-    return loop, line
-
-
-def test_readers_that_come_together_share_a_snapshot_and_those_after_them_wait_a_second() -> None:
-    """Fault: each of thousands of connections made the step thread write the whole cache."""
-    loop, line = watched_loop(now := [1.0])
-    for now[0] in (1.1, 1.2, 1.9):
-        for _ in range(100):
-            loop.handle(Watch(True))
-        loop.turn()
-    assert snapshots(line) == 1
-    now[0] = 2.0
-    loop.turn()
-    loop.turn()
-    assert snapshots(line) == 2
-
-
-def test_a_snapshot_that_waits_is_written_by_an_idle_engine_too() -> None:
-    loop, line = watched_loop(now := [1.0])
-    timeouts: list[float | None] = []
-
-    def receive(wait: bool, timeout: float | None = None) -> list[Any]:
-        timeouts.append(timeout)
-        if timeout is None:
-            raise EOFError  # it sleeps until a message comes
-        now[0] += timeout
-        return []
-
-    line.receive = receive  # type: ignore[method-assign]
-    loop.handle(Watch(True))
-    with pytest.raises(EOFError):
-        loop.run()
-    assert snapshots(line) == 2
-    assert len(timeouts) < 5
-
-
-def test_no_snapshot_is_written_for_readers_that_have_left() -> None:
-    loop, line = watched_loop(now := [1.0])
-    before = len(line.sent)
-    for _ in range(100):
-        loop.handle(Watch(False))
-        loop.handle(Watch(True))
-    loop.handle(Watch(False))
-    now[0] = 9.0
-    loop.turn()
-    assert len(line.sent) == before
-
-
-def test_a_snapshot_that_takes_long_is_followed_by_a_longer_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a large cache, written once a second, would leave the steps no time."""
-    loop, line = watched_loop(now := [1.0])
-    snapshot = Recorder.snapshot
-
-    def slow(recorder: Recorder) -> None:
-        snapshot(recorder)
-        now[0] += 0.5
-
-    monkeypatch.setattr(Recorder, "snapshot", slow)
-    for now[0] in (2.0, 5.0, 12.0, 13.0):
-        loop.handle(Watch(True))
-        loop.turn()
-    assert snapshots(line) == 3, "at 2, not at 5, and at 12.5"

@@ -8,8 +8,9 @@ from fastapi import FastAPI
 
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.extras.page.live_record import MOST_OF_A_CLIENT, MOST_WATCHERS, shows_text
+from phase6_integration.extras.page.record_messages import NAME, Watch, encode
 from phase6_integration.process.health import Health
-from phase6_integration.process.messages import Recorded
+from phase6_integration.process.messages import SideMessage
 from tests.phase6_integration.application import create_app
 from tests.phase6_integration.asgi import Call, awaited
 from tests.phase6_integration.fake_engine import FakeEngine, client
@@ -43,6 +44,10 @@ def call_of(app: FastAPI, method: str = "GET", client: int = 1, headers: dict[st
     return call
 
 
+def asked(watch: Watch) -> SideMessage:
+    return SideMessage(NAME, encode(watch))
+
+
 @awaited
 async def test_watchers_are_few_and_one_that_leaves_makes_room() -> None:
     engine = FakeEngine()
@@ -60,7 +65,8 @@ async def test_watchers_are_few_and_one_that_leaves_makes_room() -> None:
                 assert (call.status, call.json["error"]["code"]) == (429, "too_many_watchers")
             for call in calls:
                 call.leave()
-        assert engine.watchers == 0
+        assert not app.state.watchers.by_client
+        assert engine.sent[-1] == asked(Watch(False)), "nobody reads any more"
 
 
 @awaited
@@ -108,8 +114,8 @@ async def test_lines_are_events_in_order_until_the_engine_is_drained() -> None:
     engine = FakeEngine()
     async with call_of(create_app(engine, ServerSettings())) as call:
         await call.until(lambda call: call.status == 200)
-        engine.handle(Recorded({"record": 1, "model": ""}))
-        engine.handle(Recorded({"step": 1, "out": [0]}))
+        for line in ({"record": 1, "model": ""}, {"step": 1, "out": [0]}):
+            engine.handle(SideMessage(NAME, encode(line)))
         await call.until(lambda call: len(call.events) == 2)
         await engine.drain(1)
         await call.until(lambda call: call.complete)

@@ -1,12 +1,16 @@
-"""Watcher: a reader of the engine's record. It has a bounded queue, so that no reader slows the engine down."""
+"""Watchers: the readers of the engine's record. Each has a bounded queue, so that no reader slows the engine down."""
 
 import asyncio
 import contextlib
-from collections import deque
+from collections import Counter, deque
+from collections.abc import AsyncGenerator
 from enum import Enum, auto
 
 from phase0_request.tokenizer import Tokenizer
-from phase5_continuous.extras.record.recorder import Line, Vocabulary
+from phase5_continuous.extras.record.lines import Line, Vocabulary
+from phase6_integration.extras.page.record_messages import NAME, Watch, decode_line, encode
+from phase6_integration.process.async_engine import AsyncEngine, Observer
+from phase6_integration.process.messages import SideMessage
 
 MOST_LINES = 4096  # that wait for a reader; it misses what comes after them
 
@@ -77,3 +81,48 @@ class Watcher:
         if self._ended and not taken:
             return None
         return [line if self._vocabulary is None else self._vocabulary.add({**line}) for line in taken]
+
+
+class Watchers(Observer):
+    """The server's side of the live record: has the engine write it while someone reads, and passes its lines on."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+        self._watchers: list[Watcher] = []
+        self._header: Line | None = None  # of the record, while someone reads it
+        self.by_client: Counter[str] = Counter()  # how many responses are being sent
+        engine.observers.append(self)
+
+    async def watch(self, text: bool, silence: float) -> AsyncGenerator[list[Line]]:
+        """The engine's record from now on, some lines at a time, until the engine ends; an empty list after so many
+        seconds without a line. With `text` it has the tokens of requests, for all readers or for none."""
+        watcher = Watcher(self._header, self._engine.tokenizer if text else None)
+        self._watchers.append(watcher)
+        self._ask(Watch(True, text))
+        try:
+            while (lines := await watcher.lines(silence)) is not None:
+                yield lines
+        finally:
+            self._watchers.remove(watcher)
+            if not self._watchers:
+                self._header = None
+                self._ask(Watch(False))
+
+    def received(self, message: SideMessage) -> None:
+        """Pass a line on to the readers."""
+        if message.name != NAME:
+            return
+        line = decode_line(message.body)
+        if "record" in line:
+            self._header = line
+        for watcher in self._watchers:
+            if watcher.put(line):
+                self._ask(Watch(True))
+
+    def ended(self) -> None:
+        self._header = None
+        for watcher in self._watchers:
+            watcher.end()
+
+    def _ask(self, watch: Watch) -> None:
+        self._engine.send(SideMessage(NAME, encode(watch)))

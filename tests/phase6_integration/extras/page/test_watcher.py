@@ -7,12 +7,14 @@ import pytest
 
 from phase0_request.tokenizer import Tokenizer
 from phase1_kv_pool import PagedCache
-from phase5_continuous.extras.record.recorder import Line, Recorder
+from phase5_continuous.extras.record.lines import Line
+from phase5_continuous.extras.record.recorder import Recorder
 from phase5_continuous.extras.record.replay import Replay
 from phase5_continuous.scheduler import Scheduler
-from phase6_integration.process import watcher as module
-from phase6_integration.process.messages import Recorded, Watch
-from phase6_integration.process.watcher import Watcher
+from phase6_integration.extras.page import watcher as module
+from phase6_integration.extras.page.record_messages import NAME, Watch, decode_watch, encode
+from phase6_integration.extras.page.watcher import Watcher, Watchers
+from phase6_integration.process.messages import SideMessage
 from tests.phase5_continuous.support import Engine, request
 from tests.phase6_integration.fake_engine import FakeEngine
 
@@ -109,30 +111,31 @@ def test_the_text_of_each_token_comes_once_to_each_reader() -> None:
 # The engine's side and its readers.
 
 
-async def follow(engine: FakeEngine, seen: list[Line]) -> None:
-    async for lines in engine.watch(False, 60):
+async def follow(watchers: Watchers, seen: list[Line]) -> None:
+    async for lines in watchers.watch(False, 60):
         seen.extend(lines)
 
 
 def test_the_engine_writes_while_somebody_reads_and_readers_end_with_it() -> None:
     async def watched() -> tuple[list[Line], list[Watch]]:
         engine, first, second = FakeEngine(), list[Line](), list[Line]()
-        one = asyncio.create_task(follow(engine, first))
-        other = asyncio.create_task(follow(engine, second))
+        watchers = Watchers(engine)
+        one = asyncio.create_task(follow(watchers, first))
+        other = asyncio.create_task(follow(watchers, second))
         await asyncio.sleep(0)
         for line in (HEADER, {"step": 1, "t": 0.0}):
-            engine.handle(Recorded(line))
+            engine.handle(SideMessage(NAME, encode(line)))
         while len(first) < 2:
             await asyncio.sleep(0)
-        engine.handle(Recorded({"step": 2, "t": 0.1}))
+        engine.handle(SideMessage(NAME, encode({"step": 2, "t": 0.1})))
+        engine.handle(SideMessage("of another extra", b"?"))
         one.cancel()  # at the moment when a line arrives
         await asyncio.wait({one})
-        assert engine.watchers == 1
+        assert len(engine.sent) == 2, "one still reads"
         await engine.drain(1)
         await asyncio.wait_for(other, 1)
-        assert engine.watchers == 0
         assert first == second[:2]
-        return second, [message for message in engine.sent if isinstance(message, Watch)]
+        return second, [decode_watch(message.body) for message in engine.sent]
 
     second, sent = asyncio.run(watched())
     assert second == [HEADER, {"step": 1, "t": 0.0}, {"step": 2, "t": 0.1}]

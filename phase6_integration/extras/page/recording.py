@@ -8,9 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 from phase0_request.core import EngineCore
-from phase5_continuous.extras.record.recorder import Line, Recorder
+from phase5_continuous.extras.record.lines import Line
+from phase5_continuous.extras.record.recorder import Recorder
 from phase5_continuous.scheduler import Scheduler
-from phase6_integration.process.messages import Watch
+from phase6_integration.engine.loop_hooks import LoopHooks, Send
+from phase6_integration.extras.page.record_messages import NAME, Watch, decode_watch, encode
 
 PAUSE = 1.0  # seconds, the least, between the ends and beginnings of snapshots
 SHARE = 20  # and so many times as long as the last one took
@@ -53,3 +55,15 @@ class Recording:
         """Write what has changed since the last step."""
         if self._recorder is not None:
             self._recorder.flush()
+
+
+def record(core: EngineCore[Scheduler, Any], send: Send) -> LoopHooks:
+    """The engine's side of the live record."""
+    recording = Recording(core, lambda line: send(NAME, encode(line)))
+    return LoopHooks(
+        name=NAME,
+        is_due=lambda: recording.is_waiting,
+        before_step=recording.write,
+        no_step=recording.flush,
+        received=lambda body: recording.watch(decode_watch(body)),
+    )

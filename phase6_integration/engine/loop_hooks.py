@@ -1,0 +1,42 @@
+"""LoopHooks: what the loop of an engine's process calls for an extra, which observes the steps or works beside them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from phase0_request.core import EngineCore
+from phase0_request.request import Request
+from phase5_continuous.scheduler import Scheduler
+
+NOTHING: Mapping[str, Any] = {}
+
+
+def _nothing(*_: object) -> None:
+    pass
+
+
+def _silent(*_: object) -> Mapping[str, Any]:
+    return NOTHING
+
+
+def _never() -> bool:
+    return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopHooks:
+    """The side of an extra in the engine's process. What it does not name does nothing."""
+
+    name: str = ""  # of its messages to and from the HTTP process
+    descriptors: Sequence[int] = ()  # an idle engine wakes up when one is readable
+    woken: Callable[[], object] = _nothing  # one is
+    is_due: Callable[[], bool] = _never  # whether it must be called soon: then an idle engine sleeps for a moment only
+    before_step: Callable[[], object] = _nothing  # a turn begins, which runs a step if there is work
+    no_step: Callable[[], object] = _nothing  # a turn has ended without a step
+    # What to add to the Progress of an event, by its fields: the request, the token, and what its Outcome added.
+    report: Callable[[Request, int | None, object], Mapping[str, Any]] = _silent
+    received: Callable[[bytes], object] = _nothing  # a message has come
+
+
+Send = Callable[[str, bytes], None]  # a message to the HTTP process: the name of its extra, and the body
+Extra = Callable[[EngineCore[Scheduler, Any], Send], LoopHooks]  # called once, when the loop of this core begins
