@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Collection
+from importlib.util import find_spec
 from math import inf
 
 _LARGEST = sys.float_info.max
@@ -49,6 +50,17 @@ def check_choice(name: str, value: object, allowed: Collection[str]) -> str:
     if not isinstance(value, str) or value not in allowed:
         raise invalid(name, f"one of {', '.join(allowed)}", value)
     return value
+
+
+def has_extras(package: str) -> bool:
+    """Whether a phase has its folder of extras: an engine works without."""
+    return find_spec(f"{package}.extras") is not None
+
+
+def check_extras(package: str, what: str) -> None:
+    """ConfigError if a phase has no extras, and `what` was asked for, which needs them."""
+    if not has_extras(package):
+        raise ConfigError(f"{what} needs {package}/extras, which is not here")
 
 
 def invalid(name: str, allowed: str, given: object) -> ValueError:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from phase0_request.extras.gguf_file import is_gguf
+from phase0_request.connect import is_single_file
 from phase6_integration.api.settings import ServerSettings, default_hosts
 from phase6_integration.cli.common import API_KEYS, engine_options
 from phase6_integration.engine.flags import Parser, add_fields, values_of
@@ -90,7 +90,7 @@ def server_settings(given: Mapping[str, Any], environment: Mapping[str, str]) ->
 
 def _model_name(model: str) -> str:
     """The name of a directory or file without its path, which clients need not know."""
-    if is_gguf(model):
+    if is_single_file(model):
         return Path(model).stem
     return Path(model).resolve().name if Path(model).is_dir() else model
 

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,17 +13,17 @@ from typing import TYPE_CHECKING
 import torch
 
 from phase0_request.batch import Batch, Slice
-from phase0_request.checks import ConfigError
+from phase0_request.checks import ConfigError, check_extras
 from phase0_request.machine import give_back_freed_memory
 from phase0_request.params import MAX_LOGPROBS, SamplingParams
 from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.layout import KVLayout
 from phase1_kv_pool.pool import KVPool
-from phase2_prefill_decode.connect import sampler_for
+from phase2_prefill_decode.connect import quantization, sampler_for
 from phase2_prefill_decode.extras.logprobs import BLOCK
 from phase2_prefill_decode.extras.piecewise import token_counts
-from phase2_prefill_decode.loading.model import Model, load_tokenizer
+from phase2_prefill_decode.model import Model, load_tokenizer
 from phase2_prefill_decode.sampling.sampler import Sampler
 from phase2_prefill_decode.step.device_state import DeviceState
 from phase2_prefill_decode.step.graphs import batch_sizes
@@ -146,15 +147,19 @@ def _layout(model: Model, options: EngineOptions) -> KVLayout:
 
 def load_model(options: EngineOptions) -> Model:
     directory = directory_of(options.model, options.revision, options.download_dir)
-    model = Model.load(
+    load, size = Model.load, options.tensor_parallel_size
+    if size > 1:
+        check_extras("phase2_prefill_decode", f"tensor_parallel_size={size}")
+        from phase2_prefill_decode.extras.parallel.load import load_split
+
+        timeout = options.hang_timeout / 2  # before this process itself counts as hung
+        load = partial(load_split, size=size, collective_timeout=timeout)
+    model = load(
         directory,
         device=options.device,
         dtype=options.dtype,
-        quantization=options.quantization,
-        quantize_embeddings=options.quantize_embeddings,
+        transform=quantization(options.quantization, options.quantize_embeddings),
         kv_cache_dtype=options.kv_cache_dtype,
-        tensor_parallel_size=options.tensor_parallel_size,
-        collective_timeout=options.hang_timeout / 2,  # before this process itself counts as hung
     )
     if options.tokenizer is None:
         return model

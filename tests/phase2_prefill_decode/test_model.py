@@ -9,7 +9,7 @@ import torch
 
 from phase0_request.checks import ConfigError
 from phase0_request.tokenizer import BUNDLED, Tokenizer
-from phase2_prefill_decode.loading.model import Model
+from phase2_prefill_decode.model import Model
 from tests.phase2_prefill_decode.models import saved, tiny_model
 
 

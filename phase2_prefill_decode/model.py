@@ -2,21 +2,19 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from phase0_request.checks import ConfigError, check_choice, check_int
-from phase0_request.extras.gguf_file import is_gguf
+from phase0_request.checks import ConfigError, check_choice
 from phase0_request.tokenizer import BUNDLED, Tokenizer
 from phase1_kv_pool.layout import DTYPE_BYTES
 from phase1_kv_pool.memory import free_bytes
+from phase2_prefill_decode import connect
 from phase2_prefill_decode.decoder import Decoder
-from phase2_prefill_decode.extras.parallel.leader import lead
-from phase2_prefill_decode.extras.quantized.layout import SCHEMES
 from phase2_prefill_decode.kernels.attention import Attend
 from phase2_prefill_decode.loading.config import ModelConfig
-from phase2_prefill_decode.loading.weights import load_weights, random_weights
+from phase2_prefill_decode.loading.loader import Transform, load_weights, weight_bytes
+from phase2_prefill_decode.loading.weights import random_weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,36 +32,20 @@ class Model:
         *,
         device: str | torch.device | None = None,
         dtype: str | None = None,
-        quantization: str | None = None,
-        quantize_embeddings: bool = False,
+        transform: Transform | None = None,
         kv_cache_dtype: str | None = None,
         attend: Attend | None = None,
         progress: bool = False,
-        tensor_parallel_size: int = 1,
-        collective_timeout: float = 60.0,
     ) -> "Model":
-        """Load a model in Hugging Face layout or from a GGUF file, by default the bundled one, on the GPU if there is
-        one, in the dtype of its config. `quantization` is a scheme for the matrices of its layers, such as int8, with
-        `quantize_embeddings` for the embedding and lm_head too. On a CPU its kernels are compiled, if they are not in
-        the cache, for keys and values in `kv_cache_dtype`. `progress` shows bars. `tensor_parallel_size` is the number
-        of processes that the model is split over, `collective_timeout` the seconds that they wait for each other."""
+        """Load a model in Hugging Face layout or from one file, by default the bundled one, on the GPU if there is one,
+        in the dtype of its config. `transform` puts its weights into another form. On a CPU its kernels are compiled,
+        if they are not in the cache, for keys and values in `kv_cache_dtype`. `progress` shows bars."""
         place = usable(device)
-        if dtype is not None:
-            check_choice("dtype", dtype, DTYPE_BYTES)
-        if quantization is not None:
-            check_choice("quantization", quantization, SCHEMES)
-        config = ModelConfig.from_pretrained(directory, dtype)
-        ranks = check_ranks(config, place, tensor_parallel_size)
-        if config.quantization is None and not is_gguf(directory):
-            check_memory(config, place, quantization, 1 if place.type == "cpu" else ranks)
-        tokenizer = load_tokenizer(directory, config) if Tokenizer.is_in(directory) else None
-        how: dict[str, Any] = {"scheme": quantization, "quantize_embeddings": quantize_embeddings, "progress": progress}
-        if ranks > 1:
-            if attend is not None:
-                raise ValueError("attend is for a model on one rank; the others cannot be given a function")
-            leader = lead(directory, config, place, ranks, kv_cache_dtype, collective_timeout, **how)
-            return cls(leader.config, leader, tokenizer)
-        decoder = Decoder(config, load_weights(directory, config, place, layer_by_layer=True, **how), attend=attend)
+        config, tokenizer = read(directory, dtype)
+        source = connect.source_of(directory)
+        check_memory(config, place, weight_bytes(source, config, transform))
+        weights = load_weights(source, config, place, transform=transform, progress=progress, layer_by_layer=True)
+        decoder = Decoder(config, weights, attend=attend)
         decoder.compile_kernels(kv_cache_dtype, progress=progress)
         return cls(config, decoder, tokenizer)
 
@@ -92,25 +74,21 @@ class Model:
         return frozenset(self.config.eos_token_id) | (self.tokenizer.eos_ids if self.tokenizer else frozenset())
 
 
-def check_ranks(config: ModelConfig, device: torch.device, ranks: int) -> int:
-    """Return the number of ranks if the model can be split over so many, and the machine has a GPU for each."""
-    check_int("tensor_parallel_size", ranks, 1)
-    config.split(ranks)
-    if device.type == "cuda" and ranks > torch.cuda.device_count():
-        raise ConfigError(
-            f"tensor_parallel_size must be at most the number of GPUs, {torch.cuda.device_count()}; got {ranks}"
-        )
-    return ranks
+def read(directory: str | Path, dtype: str | None = None) -> tuple[ModelConfig, Tokenizer | None]:
+    """The config of a model, in a dtype, and its tokenizer if it has one."""
+    if dtype is not None:
+        check_choice("dtype", dtype, DTYPE_BYTES)
+    config = connect.config_of(directory, dtype)
+    return config, load_tokenizer(directory, config) if Tokenizer.is_in(directory) else None
 
 
-def check_memory(config: ModelConfig, device: torch.device, scheme: str | None, devices: int = 1) -> None:
-    """ConfigError if the weights alone are larger than the free memory. It says how large they are when quantized."""
-    free, size = free_bytes(device), (config.bytes if scheme is None else config.bytes_in(scheme)) // devices
-    if free is not None and size > free:
-        others = ", ".join(f"{config.bytes_in(name) / 1e9:.1f} in {name}" for name in SCHEMES)
+def check_memory(config: ModelConfig, device: torch.device, size: int | None) -> None:
+    """ConfigError if the weights alone are larger than the free memory."""
+    free = free_bytes(device)
+    if size is not None and free is not None and size > free:
         raise ConfigError(
-            f"the model does not fit: its weights take {size / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free; with "
-            f"quantization they take {others}"
+            f"the model does not fit: its weights take {size / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free"
+            + connect.sizes_in_fewer_bits(config)
         )
 
 
