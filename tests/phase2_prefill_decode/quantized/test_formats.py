@@ -1,5 +1,6 @@
 """Quantized checkpoints: what is read equals what the format's own library makes of it, bit for bit."""
 
+import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -219,10 +220,12 @@ def config_with(**changes: Any) -> dict[str, Any]:
         ({"quant_method": "fp8", "weight_block_size": [128, 128], "scale_fmt": "ue8m0"}, "scale_fmt is 'ue8m0'"),
     ],
 )
-def test_variants_that_are_not_supported_are_named(config: Any, message: str) -> None:
+def test_variants_that_are_not_supported_are_named(config: Any, message: str, tmp_path: Path) -> None:
     bare = {"vocab_size": 32, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1}
+    written = bare | {"model_type": "llama", "num_attention_heads": 4, "quantization_config": config}
+    (tmp_path / "config.json").write_text(json.dumps(written))
     with pytest.raises(ValueError, match=message):
-        ModelConfig.from_dict(bare | {"model_type": "llama", "num_attention_heads": 4, "quantization_config": config})
+        config_of(tmp_path)
 
 
 Q = "model.layers.0.self_attn.q_proj"
