@@ -5,15 +5,14 @@ from pathlib import Path
 
 import torch
 
-from phase0_request.checks import ConfigError, check_choice
+from phase0_request.checks import check_choice
 from phase0_request.tokenizer import BUNDLED, Tokenizer
 from phase1_kv_pool.layout import DTYPE_BYTES
-from phase1_kv_pool.memory import free_bytes
 from phase2_prefill_decode import connect
 from phase2_prefill_decode.decoder import Decoder
 from phase2_prefill_decode.kernels.attention import Attend
 from phase2_prefill_decode.loading.config import ModelConfig
-from phase2_prefill_decode.loading.loader import Transform, load_weights, weight_bytes
+from phase2_prefill_decode.loading.loader import Transform, check_memory, load_weights, weight_bytes
 from phase2_prefill_decode.loading.weights import random_weights
 
 
@@ -43,7 +42,8 @@ class Model:
         place = usable(device)
         config, tokenizer = read(directory, dtype)
         source = connect.source_of(directory)
-        check_memory(config, place, weight_bytes(source, config, transform))
+        size = weight_bytes(source, config, transform)
+        check_memory(size, place, connect.sizes_in_fewer_bits(config))
         weights = load_weights(source, config, place, transform=transform, progress=progress, layer_by_layer=True)
         decoder = Decoder(config, weights, attend=attend)
         decoder.compile_kernels(kv_cache_dtype, progress=progress)
@@ -80,16 +80,6 @@ def read(directory: str | Path, dtype: str | None = None) -> tuple[ModelConfig, 
         check_choice("dtype", dtype, DTYPE_BYTES)
     config = connect.config_of(directory, dtype)
     return config, load_tokenizer(directory, config) if Tokenizer.is_in(directory) else None
-
-
-def check_memory(config: ModelConfig, device: torch.device, size: int | None) -> None:
-    """ConfigError if the weights alone are larger than the free memory."""
-    free = free_bytes(device)
-    if size is not None and free is not None and size > free:
-        raise ConfigError(
-            f"the model does not fit: its weights take {size / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free"
-            + connect.sizes_in_fewer_bits(config)
-        )
 
 
 def load_tokenizer(directory: str | Path, config: ModelConfig) -> Tokenizer:

@@ -75,14 +75,12 @@ class ModelConfig:
 
     def _fill_in(self) -> None:
         """Replace sizes of 0 by the usual ones."""
-        if not self.head_dim and self.hidden_size % self.num_attention_heads:
-            raise ConfigError(
-                f"hidden_size {self.hidden_size} is no multiple of its {self.num_attention_heads} heads, and head_dim "
-                "is not given"
-            )
+        size, heads = self.hidden_size, self.num_attention_heads
+        if not self.head_dim and size % heads:
+            raise ConfigError(f"hidden_size {size} is no multiple of its {heads} heads, and head_dim is not given")
         values: dict[str, object] = {
-            "num_key_value_heads": self.num_key_value_heads or self.num_attention_heads,
-            "head_dim": self.head_dim or self.hidden_size // self.num_attention_heads,
+            "num_key_value_heads": self.num_key_value_heads or heads,
+            "head_dim": self.head_dim or size // heads,
             "intermediate_size": self.intermediate_size or -(-8 * self.hidden_size // (3 * 64)) * 64,
             "sliding_windows": tuple(self.sliding_windows) or (None,) * self.num_hidden_layers,
             "eos_token_id": tuple(self.eos_token_id),
@@ -91,18 +89,13 @@ class ModelConfig:
             object.__setattr__(self, name, value)  # the only place that sets a frozen field
 
     def _check_shapes(self) -> None:
-        if self.num_attention_heads % self.num_key_value_heads:
-            raise ConfigError(
-                f"num_attention_heads must be a multiple of num_key_value_heads, got {self.num_attention_heads} and "
-                f"{self.num_key_value_heads}"
-            )
+        if (heads := self.num_attention_heads) % (kv_heads := self.num_key_value_heads):
+            given = f"{heads} and {kv_heads}"
+            raise ConfigError(f"num_attention_heads must be a multiple of num_key_value_heads, got {given}")
         if self.head_dim not in HEAD_DIMS:
             raise ConfigError(f"head_dim must be a multiple of 8 from 8 to 256, got {self.head_dim}")
-        if len(self.sliding_windows) != self.num_hidden_layers:
-            raise ConfigError(
-                f"sliding_windows must be one for each of {self.num_hidden_layers} layers, got "
-                f"{len(self.sliding_windows)}"
-            )
+        if (windows := len(self.sliding_windows)) != (layers := self.num_hidden_layers):
+            raise ConfigError(f"sliding_windows must be one for each of {layers} layers, got {windows}")
 
     @classmethod
     def from_pretrained(cls, directory: str | Path, dtype: str | None = None) -> "ModelConfig":

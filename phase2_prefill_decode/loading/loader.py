@@ -12,6 +12,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from phase0_request.checks import ConfigError
+from phase1_kv_pool.memory import free_bytes
 from phase2_prefill_decode.loading.checkpoint import ENCODED, Source
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.matrix import Matrix, Rows, Stream, joins
@@ -68,6 +69,14 @@ def weight_bytes(source: Source, config: ModelConfig, transform: Transform | Non
     if any(stored.dtype == ENCODED for stored in source.stored.values()):
         return None
     return config.bytes if transform is None else transform.nbytes(config)
+
+
+def check_memory(size: int | None, device: torch.device, advice: str) -> None:
+    """ConfigError if weights of this size are larger than the free memory."""
+    free = free_bytes(device)
+    if size is not None and free is not None and size > free:
+        words = f"its weights take {size / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free{advice}"
+        raise ConfigError(f"the model does not fit: {words}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,7 +83,7 @@ def empty_weights(config: ModelConfig, device: str | torch.device) -> Weights:
 
 
 def places(weights: Weights, config: ModelConfig) -> dict[str, Tensor]:
-    """The tensors of a checkpoint, by their names there, in weights that are not quantized: a tensor, or rows of a
+    """The tensors of a checkpoint, by their names there, in weights that are plain numbers: a tensor, or rows of a
     fused one."""
     tensors: dict[str, Any] = {EMBEDDING: weights.embed_tokens}
     for number, layer in enumerate(weights.layers):

@@ -10,8 +10,8 @@ from phase2_prefill_decode import connect
 from phase2_prefill_decode.extras.parallel.leader import lead
 from phase2_prefill_decode.extras.parallel.split import split
 from phase2_prefill_decode.extras.quantized.at_load import Quantization
-from phase2_prefill_decode.loading.loader import weight_bytes
-from phase2_prefill_decode.model import Model, check_memory, read, usable
+from phase2_prefill_decode.loading.loader import check_memory, weight_bytes
+from phase2_prefill_decode.model import Model, read, usable
 
 
 def load_split(
@@ -44,6 +44,7 @@ def load_split(
             f"tensor_parallel_size must be at most the number of GPUs, {torch.cuda.device_count()}; got {size}"
         )
     whole = weight_bytes(connect.source_of(directory), config, transform)
-    check_memory(config, place, whole and (whole if place.type == "cpu" else whole // size))
+    share = whole and (whole if place.type == "cpu" else whole // size)  # ranks on a CPU share its memory
+    check_memory(share, place, connect.sizes_in_fewer_bits(config))
     leader = lead(directory, config, place, size, kv_cache_dtype, collective_timeout, transform, progress=progress)
     return Model(leader.config, leader, tokenizer)

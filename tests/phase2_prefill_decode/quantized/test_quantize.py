@@ -87,10 +87,10 @@ def test_a_model_that_does_not_fit_says_how_large_it_is_in_each_scheme(
     layers = load_weights(Checkpoint(tmp_path), config, transform=Quantization(scheme)).layers
     size = sum(getattr(layer, field).nbytes for layer in layers for field in config.layer) + 2 * (2 * 307 + 1) * 512
     assert size * 0.99 < bytes_in(config, scheme) <= size
-    monkeypatch.setattr("phase2_prefill_decode.model.free_bytes", lambda device: bytes_in(config, scheme) - 1)
+    monkeypatch.setattr("phase2_prefill_decode.loading.loader.free_bytes", lambda device: bytes_in(config, scheme) - 1)
     with pytest.raises(ConfigError, match=r"the model does not fit: .* 0.0 in int8, 0.0 in int4, 0.0 in fp8"):
         Model.load(tmp_path, transform=Quantization(scheme), device="cpu")
-    monkeypatch.setattr("phase2_prefill_decode.model.free_bytes", lambda device: bytes_in(config, scheme))
+    monkeypatch.setattr("phase2_prefill_decode.loading.loader.free_bytes", lambda device: bytes_in(config, scheme))
     Model.load(tmp_path, transform=Quantization(scheme), device="cpu")
 
 
