@@ -1,8 +1,8 @@
 """Checks of values from outside: arguments, options, model files. The error says what was given and what is allowed."""
 
 import sys
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
+from importlib.util import find_spec
 from math import inf
 
 _LARGEST = sys.float_info.max
@@ -15,18 +15,6 @@ class ConfigError(ValueError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message if len(message) <= _LONGEST else message[: _LONGEST - 3] + "...")
-
-
-@contextmanager
-def extra_for(wanted: str) -> Iterator[None]:
-    """Import an extra, because it is wanted. ConfigError if its folder is not there."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        phase, extras, _ = (error.name or "").partition(".extras")
-        if not extras:
-            raise
-        raise ConfigError(f"{wanted} needs {phase}/extras, which is not installed") from None
 
 
 def check_int(name: str, value: object, low: int, high: int | None = None) -> int:
@@ -62,6 +50,17 @@ def check_choice(name: str, value: object, allowed: Collection[str]) -> str:
     if not isinstance(value, str) or value not in allowed:
         raise invalid(name, f"one of {', '.join(allowed)}", value)
     return value
+
+
+def has_extras(package: str) -> bool:
+    """Whether a phase has its folder of extras: an engine works without."""
+    return find_spec(f"{package}.extras") is not None
+
+
+def check_extras(package: str, what: str) -> None:
+    """ConfigError if a phase has no extras, and `what` was asked for, which needs them."""
+    if not has_extras(package):
+        raise ConfigError(f"{what} needs {package}/extras, which is not here")
 
 
 def invalid(name: str, allowed: str, given: object) -> ValueError:

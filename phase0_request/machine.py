@@ -19,6 +19,11 @@ _VECTORS = {"amx_tile": "AMX", "avx512f": "AVX-512", "avx2": "AVX2", "sve": "SVE
 _BFLOAT16 = {"amx_bf16", "avx512_bf16", "bf16"}
 
 
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 @dataclass(frozen=True)
 class Machine:
     """The hardware and software that a measurement depends on, without host or user names.
@@ -50,7 +55,7 @@ def describe() -> Machine:
     installed = _distributions()
     return Machine(
         cpu=cpu(),
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        cores=cores(),
         memory_bytes=_memory(),
         gpu=gpu,
         gpu_memory_bytes=gpu_memory,

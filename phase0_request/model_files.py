@@ -1,16 +1,45 @@
-"""Read a model directory's JSON files: end-of-sequence ids, chat template, names of special tokens."""
+"""Read a model directory's files: its tokenizer, end-of-sequence ids, chat template, names of special tokens."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from phase0_request.checks import ConfigError, check_int, invalid
 from phase0_request.params import MAX_TOKEN_ID
 
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Backend
+
 MAX_FILE_BYTES = 1 << 24  # of a JSON file, or a template
 NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+
+
+class TokenizerFiles(NamedTuple):
+    """What the files of a model say about its tokenizer."""
+
+    file: Path  # which has it
+    backend: "Backend"
+    eos_ids: Iterable[int]
+    chat_template: str | None
+    named_tokens: Mapping[str, str]
+
+
+def read_tokenizer(directory: Path) -> TokenizerFiles:
+    """Read the tokenizer of a directory in Hugging Face layout."""
+    from tokenizers import Tokenizer as Backend  # here: whoever reads only a config needs no tokenizer
+
+    file = directory / "tokenizer.json"
+    if not file.is_file():
+        raise FileNotFoundError(
+            f"no tokenizer.json in {str(directory)!r}; a model directory is needed that has one "
+            "(AutoTokenizer.from_pretrained(...).save_pretrained(directory) writes it for older formats)"
+        )
+    with unreadable(file):
+        backend = Backend.from_file(str(file))
+    ends = eos_ids(directory, backend.token_to_id)
+    return TokenizerFiles(file, backend, ends, chat_template(directory), named_tokens(directory))
 
 
 def eos_ids(directory: Path, token_to_id: Callable[[str], int | None]) -> frozenset[int]:
@@ -92,3 +121,26 @@ def _read_text(file: Path) -> str:
     if len(content) > MAX_FILE_BYTES:
         raise ValueError(f"it is longer than {MAX_FILE_BYTES} bytes")
     return content.decode("utf-8")
+
+
+@contextmanager
+def unreadable(file: Path) -> Iterator[None]:
+    """Say which file the tokenizers library cannot read."""
+    try:
+        with panics_raised():
+            yield
+    except ConfigError:
+        raise
+    except Exception as error:  # tokenizers raises plain Exception
+        raise ValueError(f"{file} holds no tokenizer that can be read: {error}") from error
+
+
+@contextmanager
+def panics_raised() -> Iterator[None]:
+    """Turn a panic of the tokenizers library into a ValueError: it is a BaseException, which no handler expects."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise ValueError("the tokenizers library has failed") from error

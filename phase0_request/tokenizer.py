@@ -10,8 +10,7 @@ unless a request asks for it by logit_bias.
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from functools import cached_property
 from pathlib import Path
@@ -19,20 +18,14 @@ from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
-from phase0_request import model_files
 from phase0_request.chat_template import ChatTemplate, Messages
-from phase0_request.checks import ConfigError
-from phase0_request.extras import gguf_tokenizer
-from phase0_request.extras.gguf_file import GGUFHeader, is_gguf, read_header
+from phase0_request.connect import has_tokenizer, is_single_file, tokenizer_in
+from phase0_request.model_files import naming, panics_raised, read_tokenizer
+from phase0_request.token_bytes import bytes_of, drops_leading_space, steps_of
 
 BUNDLED = Path(__file__).parent / "tiny_chat"
 
 _WORD = re.compile(r"[\w-]*")
-_WORD_START = "\u2581"  # SentencePiece's mark for a space in front of a word
-# The alphabet of byte-level BPE: printable Latin-1 bytes stand for themselves, the others are U+0100 and on.
-_PLAIN = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
-_OTHERS = (byte for byte in range(256) if byte not in _PLAIN)
-_BYTES = {chr(b): b for b in _PLAIN} | {chr(0x100 + n): b for n, b in enumerate(_OTHERS)}
 
 
 class TooLongError(ValueError):
@@ -54,7 +47,7 @@ class Tokenizer:
         backend.no_truncation()
         self._backend = backend
         described = json.loads(backend.to_str())
-        self._decoder = list(_steps(described.get("decoder")))
+        self._decoder = list(steps_of(described.get("decoder")))
         self._special = {i: bytes_of(token.content, self._decoder) for i, token in added.items() if token.special}
         self._bytes = {i: b"" if token.special else token.content.encode() for i, token in added.items()}
         self._added = {token.content: i for i, token in added.items()}
@@ -71,49 +64,19 @@ class Tokenizer:
         bytes_of("", self._decoder)  # raises now, not at the first token, if the decoder is not supported
 
     @classmethod
-    def from_pretrained(cls, directory: str | Path = BUNDLED, chat_template: str | None = None) -> "Tokenizer":
-        """Load from a model directory in Hugging Face layout or from a GGUF file; the default is the bundled tiny_chat.
-        `chat_template` replaces the model's own."""
+    def from_pretrained(cls, directory: str | Path = BUNDLED) -> "Tokenizer":
+        """Load from a model directory in Hugging Face layout or from a model in one file; the default is the bundled
+        tiny_chat."""
         directory = Path(directory)
-        if is_gguf(directory):
-            return cls._from_gguf(read_header(directory), chat_template)
-        file = directory / "tokenizer.json"
-        if not file.is_file():
-            raise FileNotFoundError(
-                f"no tokenizer.json in {str(directory)!r}; a model directory is needed that has one "
-                "(AutoTokenizer.from_pretrained(...).save_pretrained(directory) writes it for older formats)"
-            )
-        try:
-            with _panics_raised():
-                backend = Backend.from_file(str(file))
-        except Exception as error:  # tokenizers raises plain Exception
-            raise ValueError(f"{file} holds no tokenizer that can be read: {error}") from error
-        ends = model_files.eos_ids(directory, backend.token_to_id)
-        template = chat_template if chat_template is not None else model_files.chat_template(directory)
-        with model_files.naming(file):
-            return cls(backend, ends, template, model_files.named_tokens(directory))
-
-    @classmethod
-    def _from_gguf(cls, header: GGUFHeader, chat_template: str | None) -> "Tokenizer":
-        try:
-            with _panics_raised():
-                backend = gguf_tokenizer.backend_of(header)
-        except ConfigError:
-            raise
-        except Exception as error:  # tokenizers raises plain Exception
-            raise ValueError(f"{header.file} holds no tokenizer that can be read: {error}") from error
-        if chat_template is None:
-            chat_template = header.get("tokenizer.chat_template", str, "") or None
-        with model_files.naming(header.file):
-            return cls(backend, header.eos_ids, chat_template, gguf_tokenizer.named_tokens(header))
+        source = tokenizer_in(directory) if is_single_file(directory) else read_tokenizer(directory)
+        with naming(source.file):
+            return cls(source.backend, source.eos_ids, source.chat_template, source.named_tokens)
 
     @staticmethod
     def is_in(directory: str | Path) -> bool:
         """Whether a model has a tokenizer: one without takes and gives token ids."""
         directory = Path(directory)
-        if is_gguf(directory):
-            return gguf_tokenizer.has_tokenizer(read_header(directory))
-        return (directory / "tokenizer.json").is_file()
+        return has_tokenizer(directory) if is_single_file(directory) else (directory / "tokenizer.json").is_file()
 
     def with_chat_template(self, source: str) -> "Tokenizer":
         """The same tokenizer with another chat template."""
@@ -276,53 +239,9 @@ def _encode(backend: Backend, texts: Sequence[str], add_special_tokens: bool) ->
         except UnicodeEncodeError as error:
             message = f"the text holds half of a surrogate pair at character {error.start}; it is no text"
             raise ValueError(message) from None
-    with _panics_raised():
+    with panics_raised():
         try:  # unlike `encode`, the batch call releases the GIL, even for one text, and computes no offsets
             encodings = backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         except Exception as error:  # tokenizers raises plain Exception
             raise ValueError("the tokenizer cannot encode this text") from error
         return [encoding.ids for encoding in encodings]
-
-
-@contextmanager
-def _panics_raised() -> Iterator[None]:
-    """Turn a panic of the tokenizers library into a ValueError: it is a BaseException, which no handler expects."""
-    try:
-        yield
-    except BaseException as error:
-        if type(error).__name__ != "PanicException":
-            raise
-        raise ValueError("the tokenizers library has failed") from error
-
-
-def bytes_of(entry: str, decoder: Sequence[dict[str, Any]]) -> bytes:
-    """The bytes of one entry of the vocabulary. ValueError if the tokenizer's decoder is not supported."""
-    kinds = {step["type"] for step in decoder}
-    if "ByteLevel" in kinds:
-        return bytes(_BYTES[c] for c in entry) if all(c in _BYTES for c in entry) else entry.encode()
-    if kinds & {"ByteFallback", "Metaspace"}:
-        if len(entry) == 6 and entry.startswith("<0x") and entry.endswith(">") and "ByteFallback" in kinds:
-            return bytes([int(entry[3:5], 16)])
-        return entry.replace(_WORD_START, " ").encode()
-    raise ValueError(
-        f"this tokenizer's decoder is {', '.join(sorted(kinds)) or 'missing'}; supported are ByteLevel "
-        "(GPT-2, Llama 3, Qwen) and ByteFallback or Metaspace (Llama 2, Mistral)"
-    )
-
-
-def drops_leading_space(decoder: Sequence[dict[str, Any]]) -> bool:
-    """Whether decoding a complete text removes the space that SentencePiece put in front of it."""
-    return any(
-        (step["type"] == "Strip" and step.get("start"))
-        or (step["type"] == "Metaspace" and step.get("prepend_scheme", "always") != "never")
-        for step in decoder
-    )
-
-
-def _steps(decoder: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
-    """The steps of the "decoder" of a tokenizer.json, which may be nested sequences."""
-    if decoder is not None and decoder["type"] == "Sequence":
-        for step in decoder["decoders"]:
-            yield from _steps(step)
-    elif decoder is not None:
-        yield decoder

@@ -1,8 +1,8 @@
 """Phase 2, prefill and decode: the model over the pool, its kernels, the sampler, and the cost of a step.
 
-The names that need no torch are exported here. Of the others, `Engine` is in `engine`, `Model` in `loading.model`,
+The names that need no torch are exported here. Of the others, `Engine` is in `engine`, `Model` in `model`,
 `Decoder` in `decoder`, `ModelRunner` in `step.runner`, `Sampler` in `sampling.sampler`, `load_weights` in
-`loading.weights`.
+`loading.loader`.
 """
 
 from phase0_request.lazy import lazy_names

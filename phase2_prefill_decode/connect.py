@@ -1,21 +1,153 @@
 """What the extras of this phase bring to the core, if they are there. The only module of the core that names them."""
 
-from collections.abc import Sequence
-from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from phase2_prefill_decode.loading.model import Model
-from phase2_prefill_decode.sampling.processors import Processor
-from phase2_prefill_decode.sampling.sampler import Sampler
+from phase0_request.checks import check_choice, check_extras, has_extras
+from phase0_request.connect import is_single_file
+from phase0_request.model_files import naming, read_object
+from phase2_prefill_decode.loading.config import ModelConfig
 
-HAS_EXTRAS = find_spec("phase2_prefill_decode.extras") is not None
+if TYPE_CHECKING:  # a server reads the config without torch
+    from phase0_request.tokenizer import Tokenizer
+    from phase2_prefill_decode.decoder import Decoder
+    from phase2_prefill_decode.extras.quantized.at_load import Quantization
+    from phase2_prefill_decode.extras.quantized.layout import Format
+    from phase2_prefill_decode.loading.checkpoint import Source
+    from phase2_prefill_decode.sampling.sampler import Sampler
+
+PACKAGE = "phase2_prefill_decode"
 
 
-def sampler_for(model: Model, seed: int | None = None) -> Sampler:
+def config_of(model: str | Path, dtype: str | None = None) -> ModelConfig:
+    """The configuration of a model, a directory in Hugging Face layout or one file (GGUF). ConfigError if it is not
+    supported, or if the format of its weights is not. `dtype` replaces the one of the file."""
+    file = Path(model)
+    if is_single_file(file):
+        check_extras(PACKAGE, "a GGUF file")
+        from phase2_prefill_decode.extras.gguf.gguf_config import read_config
+
+        config = read_config(file)
+        with naming(file):
+            return ModelConfig.from_dict(config, dtype)
+    config_of_directory = ModelConfig.from_pretrained(file, dtype)
+    _format_of(file)
+    return config_of_directory
+
+
+def source_of(model: str | Path) -> "Source":
+    """What the weights of a model are read from."""
+    file = Path(model)
+    if is_single_file(file):
+        check_extras(PACKAGE, "a GGUF file")
+        from phase2_prefill_decode.extras.gguf.gguf import open_file
+
+        return open_file(file)
+    from phase2_prefill_decode.loading.checkpoint import Checkpoint
+
+    format = _format_of(file)
+    if format is None:
+        return Checkpoint(file)
+    from phase2_prefill_decode.extras.quantized.checkpoint import QuantizedCheckpoint
+
+    return QuantizedCheckpoint(Checkpoint(file), format)
+
+
+def _format_of(directory: Path) -> "Format | None":
+    """The format of a checkpoint whose matrices are quantized."""
+    file = directory / "config.json"
+    described = read_object(file).get("quantization_config")
+    if described is None:
+        return None
+    check_extras(PACKAGE, f"{file}: a checkpoint with a quantization_config")
+    from phase2_prefill_decode.extras.quantized.formats import format_of
+
+    with naming(file):
+        return format_of(described)
+
+
+def check_quantization(name: str, scheme: object) -> None:
+    """ValueError if there is no such scheme."""
+    check_extras(PACKAGE, name)
+    from phase2_prefill_decode.extras.quantized.layout import SCHEMES
+
+    check_choice(name, scheme, SCHEMES)
+
+
+def quantization(scheme: str | None, embeddings: bool = False) -> "Quantization | None":
+    """The transform that quantizes the matrices of a model when they are loaded, if that is wanted."""
+    if scheme is None:
+        return None
+    check_extras(PACKAGE, "quantization")
+    from phase2_prefill_decode.extras.quantized.at_load import Quantization
+
+    return Quantization(scheme, embeddings)
+
+
+def sizes_in_fewer_bits(config: ModelConfig) -> str:
+    """How large the weights of a model would be in each scheme of quantization, as the end of a sentence."""
+    if not has_extras(PACKAGE):
+        return ""
+    from phase2_prefill_decode.extras.quantized.layout import SCHEMES, bytes_in
+
+    sizes = ", ".join(f"{bytes_in(config, name) / 1e9:.1f} in {name}" for name in SCHEMES)
+    return f"; with quantization they take {sizes}"
+
+
+def check_split(config: ModelConfig, size: int) -> None:
+    """ConfigError if a model cannot be split over so many processes."""
+    if size > 1:
+        check_extras(PACKAGE, f"tensor_parallel_size={size}")
+        from phase2_prefill_decode.extras.parallel.split import split
+
+        split(config, size)
+
+
+class LoadedModel(Protocol):
+    """What a sampler must know of a model."""
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+    @property
+    def decoder(self) -> "Decoder": ...
+
+    @property
+    def tokenizer(self) -> "Tokenizer | None": ...
+
+    @property
+    def num_tokens(self) -> int: ...
+
+    @property
+    def eos_ids(self) -> frozenset[int]: ...
+
+
+def sampler_for(model: LoadedModel, seed: int | None = None) -> "Sampler":
     """The sampler of a model, on the model's device, with all that requests may ask for beside a draw."""
-    decoder, size, tokenizer = model.decoder, model.config.vocab_size, model.tokenizer
-    processors: Sequence[Processor] = ()
-    if HAS_EXTRAS:
-        from phase2_prefill_decode.extras.processors import processors_for
+    from phase2_prefill_decode.sampling.sampler import Sampler
 
-        processors = processors_for(size, model.eos_ids, decoder.device, tokenizer, decoder.lm_head)
+    decoder, size, tokenizer = model.decoder, model.config.vocab_size, model.tokenizer
+    if not has_extras(PACKAGE):
+        return Sampler(size, decoder.device, seed, num_tokens=model.num_tokens)
+    from phase2_prefill_decode.extras.processors import processors_for
+
+    processors = processors_for(size, model.eos_ids, decoder.device, tokenizer, decoder.lm_head)
     return Sampler(size, decoder.device, seed, num_tokens=model.num_tokens, processors=processors)
+
+
+class KernelCache(NamedTuple):
+    """Where the compiled kernels of a CPU are kept."""
+
+    instructions: str  # that they are compiled for
+    place: Path
+    is_writable: bool
+
+
+def kernel_cache() -> KernelCache | None:
+    """None if no kernels are compiled for a CPU."""
+    if not has_extras(PACKAGE):
+        return None
+    from phase2_prefill_decode.extras.cpu.cache import PLACE, is_writable
+    from phase2_prefill_decode.extras.cpu.microkernel import SET
+
+    return KernelCache(SET, PLACE, is_writable())

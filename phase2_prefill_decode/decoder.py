@@ -20,11 +20,11 @@ from phase1_kv_pool.layout import KVLayout
 from phase1_kv_pool.memory import free_bytes
 from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.extras.parallel.ranks import Ranks
-from phase2_prefill_decode.extras.quantized.weight import Stream
 from phase2_prefill_decode.kernels.attention import ATTEND, Attend, AttentionMetadata
 from phase2_prefill_decode.kernels.pointwise import ADD_NORM, ROTATE_STORE, SWIGLU
 from phase2_prefill_decode.linear import Linear
 from phase2_prefill_decode.loading.config import ModelConfig
+from phase2_prefill_decode.loading.matrix import Stream
 from phase2_prefill_decode.loading.weights import LayerWeights, Weights
 from phase2_prefill_decode.rope import tables
 from phase2_prefill_decode.step.packed import StepTensors

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason, Request
 from phase0_request.tokenizer import Tokenizer
-from phase2_prefill_decode.loading.model import Model
+from phase2_prefill_decode.model import Model
 
 Prompt = str | Sequence[int]
 

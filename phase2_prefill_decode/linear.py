@@ -7,14 +7,15 @@ they are. On a GPU torch multiplies, and a kernel of ours if the weight is quant
 
 from collections.abc import Callable, Sequence
 from copy import copy
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
 from phase1_kv_pool.kernels import prepare_triton
-from phase2_prefill_decode.extras.quantized.weight import MIDDLE, Matrix, QuantizedWeight, Stream
+from phase2_prefill_decode.extras.quantized.weight import MIDDLE, QuantizedWeight
+from phase2_prefill_decode.loading.matrix import Stream
 
 if TYPE_CHECKING:
     from phase2_prefill_decode.extras.cpu.product import PackedWeight
@@ -38,7 +39,7 @@ class Linear:
     on_gpu: "Sequence[TritonProduct]" = ()  # of quantized weights
     kernel = "torch"  # what multiplies
 
-    def __init__(self, weight: Matrix, bias: Tensor | None = None) -> None:
+    def __init__(self, weight: Any, bias: Tensor | None = None) -> None:
         self._product: Product
         if isinstance(weight, tuple):
             linears = _each(weight, bias)
@@ -102,7 +103,7 @@ def _packed(weight: Tensor | QuantizedWeight | Stream, bias: Tensor | None) -> "
     return packed
 
 
-def _parts(weight: Tensor | QuantizedWeight) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+def _parts(weight: Any) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """The numbers of a weight, its scales, offsets and order. In the CPU's product, numbers are around 0: those of 4
     bits less MIDDLE. From the sum of a group it subtracts an offset: what is then to be subtracted from each number,
     times the scale. It has none for float8."""

@@ -6,7 +6,7 @@ chunks, and requests with a computed prompt decode in the same steps.
 
 from phase1_kv_pool.cache import PagedCache
 from phase2_prefill_decode.engine import Engine
-from phase2_prefill_decode.loading.model import Model
+from phase2_prefill_decode.model import Model
 from phase2_prefill_decode.scheduler import StaticScheduler
 from phase3_chunked_prefill.budget import TokenBudget
 from phase3_chunked_prefill.chunker import Chunker

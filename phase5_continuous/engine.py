@@ -6,7 +6,7 @@ from typing import Any
 
 from phase1_kv_pool.cache import PagedCache
 from phase2_prefill_decode.engine import Engine
-from phase2_prefill_decode.loading.model import Model
+from phase2_prefill_decode.model import Model
 from phase2_prefill_decode.step.runner import ModelRunner
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache

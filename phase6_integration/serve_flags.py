@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from phase0_request.connect import is_single_file
 from phase6_integration.api.settings import ServerSettings, default_hosts, read_keys
 from phase6_integration.engine.flags import Parser, add_fields, values_of
 from phase6_integration.engine.options import EngineOptions
@@ -75,7 +76,7 @@ def server_settings(given: Mapping[str, Any], environment: Mapping[str, str]) ->
 
 def _model_name(model: str) -> str:
     """The name of a directory or file without its path, which clients need not know."""
-    if Path(model).suffix == ".gguf":
+    if is_single_file(model):
         return Path(model).stem
     return Path(model).resolve().name if Path(model).is_dir() else model
 

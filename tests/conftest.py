@@ -95,7 +95,7 @@ def compute_on_the_cpu() -> None:
     import torch
 
     if torch.cuda.is_available():
-        from phase2_prefill_decode.loading import model
+        from phase2_prefill_decode import model
 
         torch.cuda.init()
         torch.cuda.device_count()  # torch keeps the number, and does not read the environment again

@@ -88,7 +88,7 @@ ENGINES = {
 GENERATE = f"""
 import json
 from phase0_request.params import SamplingParams
-from phase2_prefill_decode.loading.model import Model
+from phase2_prefill_decode.model import Model
 model = Model.load(dtype="float32", device="cpu")
 {{make}}
 done = engine.generate({PROMPTS}, SamplingParams(max_tokens={LENGTH}, temperature=0, ignore_eos=True))

@@ -21,7 +21,7 @@ from phase0_request.request import FinishReason
 from phase0_request.tokenizer import BUNDLED
 
 if TYPE_CHECKING:
-    from phase2_prefill_decode.loading.model import Model
+    from phase2_prefill_decode.model import Model
 
 HELD_OUT = Path(__file__).parent / "held_out.toml"
 SETS = ("held_out", "development", "trained")  # the last: the questions the corpus itself lists
@@ -166,7 +166,7 @@ def main(arguments: list[str] | None = None) -> int:
     p.add_argument("--seed", type=int, default=0, help="which trained questions are asked (%(default)s)")
     p.add_argument("--show-failures", action="store_true", help="each wrong answer beside the right one")
     options, facts = p.parse_args(arguments), read()
-    from phase2_prefill_decode.loading.model import Model  # here: torch takes a second
+    from phase2_prefill_decode.model import Model  # here: torch takes a second
 
     model = Model.load(options.directory, dtype="float32")
     graded = examine(answers_by(model), [*held_out(facts), *trained(facts, options.seed)], facts)

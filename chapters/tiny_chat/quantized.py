@@ -30,8 +30,9 @@ from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.decoder import Decoder
 from phase2_prefill_decode.extras.quantized.quantize import quantize
 from phase2_prefill_decode.extras.quantized.weight import QuantizedWeight
-from phase2_prefill_decode.loading.model import Model
-from phase2_prefill_decode.loading.weights import load_weights
+from phase2_prefill_decode.loading.checkpoint import Checkpoint
+from phase2_prefill_decode.loading.loader import load_weights
+from phase2_prefill_decode.model import Model
 from phase2_prefill_decode.sampling.processors import Work
 from phase2_prefill_decode.step.device_state import DeviceState
 from phase2_prefill_decode.step.packed import NO_SAMPLING, pack
@@ -90,7 +91,7 @@ SCHEMES: dict[str, Callable[[Tensor], Rounded]] = {
 def rounded(scheme: Callable[[Tensor], Rounded] | None = None) -> tuple[Model, float, float]:
     """The bundled model with its layers' matrices rounded; the bits of a number; the relative error of the weights."""
     model = Model.load(dtype="float32", device="cpu")
-    weights = load_weights(BUNDLED, model.config)
+    weights = load_weights(Checkpoint(BUNDLED), model.config)
     if scheme is None:
         return model, 16, 0.0
     bits = lost = total = count = 0.0

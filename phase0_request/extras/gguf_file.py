@@ -60,11 +60,6 @@ class GGUFHeader:
         return tuple(dict.fromkeys(self.get(name, int) for name in names if name in self.metadata))
 
 
-def is_gguf(path: str | Path) -> bool:
-    """Whether a model is given as a GGUF file, by its name."""
-    return Path(path).suffix == ".gguf"
-
-
 def read_header(file: str | Path) -> GGUFHeader:
     """Read the header. ConfigError if the file is damaged, or of another version."""
     file = Path(file)

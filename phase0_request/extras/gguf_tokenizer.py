@@ -3,6 +3,7 @@ before that they only name, by a word of llama.cpp's; `SPLITS` has what the word
 """
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers, processors
@@ -10,7 +11,8 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 
 from phase0_request.checks import ConfigError, check_int
-from phase0_request.extras.gguf_file import GGUFHeader
+from phase0_request.extras.gguf_file import GGUFHeader, read_header
+from phase0_request.model_files import TokenizerFiles, naming, unreadable
 
 UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 2, 3, 4, 5  # kinds of tokens
 NAMED = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
@@ -39,8 +41,18 @@ WHOLE_WORDS = (
 )  # a word of the vocabulary needs no merges, and a BOS precedes
 
 
-def has_tokenizer(header: GGUFHeader) -> bool:
-    return bool(header.metadata.get("tokenizer.ggml.model", "none") != "none")
+def has_tokenizer(file: Path) -> bool:
+    return bool(read_header(file).metadata.get("tokenizer.ggml.model", "none") != "none")
+
+
+def read(file: Path) -> TokenizerFiles:
+    """The tokenizer of a file, with what concerns conversations."""
+    header = read_header(file)
+    with unreadable(file):
+        backend = backend_of(header)
+    template = header.get("tokenizer.chat_template", str, "") or None
+    with naming(file):
+        return TokenizerFiles(file, backend, header.eos_ids, template, named_tokens(header))
 
 
 def named_tokens(header: GGUFHeader) -> dict[str, str]:

@@ -14,7 +14,7 @@ from phase0_request.lab.report import finish, parser, table
 from phase0_request.params import SamplingParams
 from phase2_prefill_decode.engine import static
 from phase2_prefill_decode.kernels.attention import ATTEND
-from phase2_prefill_decode.loading.model import Model
+from phase2_prefill_decode.model import Model
 
 LENGTHS, OUTPUT = range(8, 120), 64  # tokens of a prompt, and of an answer
 BATCHES = 4, 16

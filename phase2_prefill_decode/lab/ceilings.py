@@ -21,10 +21,10 @@ from rich.console import Console
 from torch.nn.functional import linear
 
 from phase0_request.lab.report import finish, parser, table
+from phase0_request.machine import cores
 from phase1_kv_pool.lab.timing import Calls, clock_seconds, replay_seconds
 from phase1_kv_pool.layer import KVLayer
 from phase2_prefill_decode.extras.cpu.microkernel import SET
-from phase2_prefill_decode.extras.cpu.threads import cores
 from phase2_prefill_decode.kernels.attention import ATTEND, AttentionMetadata
 from phase2_prefill_decode.kernels.pointwise import SWIGLU
 from phase2_prefill_decode.lab import rows

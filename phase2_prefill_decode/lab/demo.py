@@ -28,7 +28,7 @@ def main(arguments: list[str] | None = None) -> int:
         p.error(str(error))
     from phase2_prefill_decode.engine import static  # torch and numba load here, after the options have been checked
     from phase2_prefill_decode.generation import make_requests
-    from phase2_prefill_decode.loading.model import Model
+    from phase2_prefill_decode.model import Model
 
     model = Model.load(progress=True)
     engine, tokenizer = static(model), model.tokenizer

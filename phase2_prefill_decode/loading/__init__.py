@@ -1,10 +1,10 @@
-"""What loads a model: its config.json, the files of its weights, and the two made into a Model.
+"""What a model is loaded from: its config.json, and the files of its weights.
 
-families    what each model type means by its config.json
-config      ModelConfig: the shape of a model
-checkpoint  the tensors of safetensors files
-quantized   the formats of quantized weights, brought into one
-gguf_config, gguf   the same two of a GGUF file: a config.json from its metadata, and its tensors
-weights     the same tensors as the decoder uses them
-model       Model: config, decoder and tokenizer of a directory
+families         what each model type means by its config.json
+rope_parameters  how that describes the rotary embedding
+config           ModelConfig: the shape of a model
+matrix           Matrix: a weight, as a linear layer takes it
+checkpoint       Source: the tensors of a model by name; Checkpoint, those of safetensors files
+weights          Weights: the same tensors as the decoder uses them
+loader           reads the weights from a source
 """

@@ -5,10 +5,11 @@ destination, and leave the memory of the process when the next are read.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -17,11 +18,12 @@ from torch import Tensor
 
 from phase0_request.checks import ConfigError
 from phase0_request.model_files import read_object
+from phase2_prefill_decode.loading.matrix import Rows
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 MAX_TENSORS = 1 << 17  # of all files
-QUANTIZED = "quantized"  # in place of a dtype
+ENCODED = "encoded"  # in place of a dtype: rows that are not plain numbers
 CHUNK, MULTIPLE = 1 << 19, 64  # numbers that are read at a time, and of how many rows: whole blocks of a packed weight
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -36,13 +38,31 @@ class Stored:
 
     file: Path
     shape: tuple[int, ...]
-    dtype: str  # safetensors' name, such as BF16; or QUANTIZED
+    dtype: str  # safetensors' name, such as BF16; or ENCODED
     start: int  # byte of the file
 
     @property
     def chunk(self) -> int:
         """The number of rows that are read at a time."""
         return max(CHUNK // max(prod(self.shape[1:]), 1) // MULTIPLE, 1) * MULTIPLE
+
+
+class Source(Protocol):
+    """What weights are read from: the tensors of a model, by the names that transformers gives them."""
+
+    @property
+    def directory(self) -> Path:
+        """The directory, or the file."""
+
+    @property
+    def faults(self) -> Sequence[str]:
+        """What makes its tensors unusable."""
+
+    @property
+    def stored(self) -> Mapping[str, Stored]: ...
+
+    def chunks(self, name: str) -> Iterator[Rows]:
+        """The rows of a tensor, some at a time."""
 
 
 class Checkpoint:

@@ -5,84 +5,19 @@ windows: these are fields here, and no other module asks for the model type.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from phase0_request.checks import ConfigError, check_bool, check_choice, check_int, check_number
-from phase0_request.extras.gguf_file import is_gguf, read_header
 from phase0_request.model_files import model_eos_ids, naming, read_object
 from phase1_kv_pool.layout import DTYPE_BYTES, KVLayout
-from phase2_prefill_decode.extras.gguf import gguf_config
-from phase2_prefill_decode.extras.quantized.layout import SCHEMES, Format
 from phase2_prefill_decode.loading.families import FAMILIES, MAX_LENGTH, read
+from phase2_prefill_decode.loading.rope_parameters import RopeParameters
 
 MAX_VOCABULARY = 1 << 31  # token ids are int32
 MAX_SIZE = 1 << 24  # of any other dimension
 HEAD_DIMS = range(8, 257, 8)  # the kernels' head sizes
-
-_YARN = "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate"
-ROPE_TYPES: dict[str, tuple[str, ...]] = {  # the parameters that each type has
-    "default": (),
-    "linear": ("factor",),
-    "llama3": ("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
-    "yarn": ("factor", "original_max_position_embeddings", *_YARN),
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RopeParameters:
-    """The rotary embedding of a model. Parameters that its type does not have keep their defaults; see `rope`."""
-
-    rope_type: str = "default"
-    rope_theta: float = 10_000.0  # the last pair rotates nearly this many times slower than the first
-    factor: float = 1.0  # by which the context was extended
-    original_max_position_embeddings: int = 0  # the context before that
-    low_freq_factor: float = 1.0  # llama3: pairs with fewer turns than this over that context are slowed by `factor`
-    high_freq_factor: float = 4.0  # llama3: pairs with more turns than this are unchanged
-    beta_slow: float = 1.0  # yarn: the same two bounds
-    beta_fast: float = 32.0
-    truncate: bool = True  # yarn: round the bounds outward to whole pairs
-    attention_factor: float | None = None  # yarn: scale of queries and keys; None: from `factor`
-    mscale: float = 0.0  # yarn: if both are set, they change the scale that follows from `factor`
-    mscale_all_dim: float = 0.0
-
-    def __post_init__(self) -> None:
-        used = ROPE_TYPES[check_choice("rope_type", self.rope_type, ROPE_TYPES)]
-        check_number("rope_theta", self.rope_theta, 1, above=True)
-        for parameter in fields(self)[2:]:
-            value = getattr(self, parameter.name)
-            if parameter.name not in used and value != parameter.default:
-                raise ConfigError(f"rope_type {self.rope_type!r} has no parameter {parameter.name}, got {value!r}")
-        check_number("rope factor", self.factor, 1)
-        original = "original_max_position_embeddings"
-        check_int(f"rope {original}", self.original_max_position_embeddings, int(original in used), MAX_LENGTH)
-        check_number("rope low_freq_factor", self.low_freq_factor, 0, above=True)
-        check_number("rope high_freq_factor", self.high_freq_factor, self.low_freq_factor, above=True)
-        check_number("rope beta_slow", self.beta_slow, 0, above=True)
-        check_number("rope beta_fast", self.beta_fast, self.beta_slow)
-        check_bool("rope truncate", self.truncate)
-        check_number("rope mscale", self.mscale, 0)
-        check_number("rope mscale_all_dim", self.mscale_all_dim, 0)
-        if self.attention_factor is not None:
-            check_number("rope attention_factor", self.attention_factor, 0, above=True)
-
-    @classmethod
-    def from_dict(cls, written: Mapping[str, Any], max_position_embeddings: int) -> "RopeParameters":
-        """From the `rope_parameters` of a config.json, or its `rope_scaling` with `rope_theta` added."""
-        rope_type = check_choice("rope_type", written.get("rope_type") or written.get("type") or "default", ROPE_TYPES)
-        names = "rope_theta", *ROPE_TYPES[rope_type]
-        known = {name: written[name] for name in names if written.get(name) is not None}
-        if "original_max_position_embeddings" in names:
-            known.setdefault("original_max_position_embeddings", max_position_embeddings)
-        if rope_type == "yarn" and "factor" in written:  # null means: the ratio of the two lengths
-            original = known["original_max_position_embeddings"]
-            check_int("original_max_position_embeddings", original, 1, MAX_LENGTH)
-            known.setdefault("factor", max_position_embeddings / original)
-        missing = {"factor", "low_freq_factor", "high_freq_factor"} & set(names) - known.keys()
-        if missing:
-            raise ConfigError(f"rope_type {rope_type!r} needs {', '.join(sorted(missing))}, got {dict(written)}")
-        return cls(rope_type=rope_type, **known)
 
 
 class LayerTensor(NamedTuple):
@@ -115,8 +50,7 @@ class ModelConfig:
     tie_word_embeddings: bool = False  # lm_head is embed_tokens
     sliding_windows: tuple[int | None, ...] = ()  # of each layer: tokens that a query sees, its own included; None: all
     eos_token_id: tuple[int, ...] = ()
-    dtype: str = "bfloat16"  # of the weights, and of the products with quantized ones
-    quantization: Format | None = None  # of the checkpoint
+    dtype: str = "bfloat16"  # of weights and activations
     model_type: str = "llama"
 
     def __post_init__(self) -> None:
@@ -141,14 +75,12 @@ class ModelConfig:
 
     def _fill_in(self) -> None:
         """Replace sizes of 0 by the usual ones."""
-        if not self.head_dim and self.hidden_size % self.num_attention_heads:
-            raise ConfigError(
-                f"hidden_size {self.hidden_size} is no multiple of its {self.num_attention_heads} heads, and head_dim "
-                "is not given"
-            )
+        size, heads = self.hidden_size, self.num_attention_heads
+        if not self.head_dim and size % heads:
+            raise ConfigError(f"hidden_size {size} is no multiple of its {heads} heads, and head_dim is not given")
         values: dict[str, object] = {
-            "num_key_value_heads": self.num_key_value_heads or self.num_attention_heads,
-            "head_dim": self.head_dim or self.hidden_size // self.num_attention_heads,
+            "num_key_value_heads": self.num_key_value_heads or heads,
+            "head_dim": self.head_dim or size // heads,
             "intermediate_size": self.intermediate_size or -(-8 * self.hidden_size // (3 * 64)) * 64,
             "sliding_windows": tuple(self.sliding_windows) or (None,) * self.num_hidden_layers,
             "eos_token_id": tuple(self.eos_token_id),
@@ -157,58 +89,33 @@ class ModelConfig:
             object.__setattr__(self, name, value)  # the only place that sets a frozen field
 
     def _check_shapes(self) -> None:
-        if self.num_attention_heads % self.num_key_value_heads:
-            raise ConfigError(
-                f"num_attention_heads must be a multiple of num_key_value_heads, got {self.num_attention_heads} and "
-                f"{self.num_key_value_heads}"
-            )
+        if (heads := self.num_attention_heads) % (kv_heads := self.num_key_value_heads):
+            given = f"{heads} and {kv_heads}"
+            raise ConfigError(f"num_attention_heads must be a multiple of num_key_value_heads, got {given}")
         if self.head_dim not in HEAD_DIMS:
             raise ConfigError(f"head_dim must be a multiple of 8 from 8 to 256, got {self.head_dim}")
-        if len(self.sliding_windows) != self.num_hidden_layers:
-            raise ConfigError(
-                f"sliding_windows must be one for each of {self.num_hidden_layers} layers, got "
-                f"{len(self.sliding_windows)}"
-            )
+        if (windows := len(self.sliding_windows)) != (layers := self.num_hidden_layers):
+            raise ConfigError(f"sliding_windows must be one for each of {layers} layers, got {windows}")
 
     @classmethod
     def from_pretrained(cls, directory: str | Path, dtype: str | None = None) -> "ModelConfig":
-        """From a model directory, or a GGUF file. End-of-sequence tokens of config.json and of generation_config.json
-        both count. `dtype` replaces the one of the file."""
-        file = Path(directory) if is_gguf(directory) else Path(directory) / "config.json"
-        if is_gguf(directory):
-            config, ends = gguf_config.config_of(read_header(file)), []
-        else:
-            config, ends = read_object(file), model_eos_ids(file.parent)
-        replaced = {"dtype": dtype, "eos_token_id": ends or None}
+        """From a model directory in Hugging Face layout. End-of-sequence tokens of config.json and of
+        generation_config.json both count. `dtype` replaces the one of the file."""
+        file = Path(directory) / "config.json"
+        config, ends = read_object(file), model_eos_ids(file.parent)
         with naming(file):
-            return cls.from_dict(config | {name: value for name, value in replaced.items() if value is not None})
+            return cls.from_dict(config | ({"eos_token_id": ends} if ends else {}), dtype)
 
     @classmethod
-    def from_dict(cls, config: Mapping[str, Any]) -> "ModelConfig":
+    def from_dict(cls, config: Mapping[str, Any], dtype: str | None = None) -> "ModelConfig":
         """From the content of a config.json. Absent keys have the defaults of transformers."""
         known = read(config)
         rope = RopeParameters.from_dict(known["rope_parameters"], known["max_position_embeddings"])
-        return cls(**known | {"rope_parameters": rope})
+        return cls(**known | {"rope_parameters": rope, "dtype": dtype or known["dtype"]})
 
     def kv_layout(self, page_size: int = 16, dtype: str | None = None) -> KVLayout:
         """The layout of this model's keys and values in a pool."""
         return KVLayout(self.num_hidden_layers, self.num_key_value_heads, self.head_dim, page_size, dtype or self.dtype)
-
-    def split(self, ranks: int) -> "ModelConfig":
-        """The configuration of each rank's part, with tensor parallel: its heads, with their keys and values, and its
-        part of the MLP. The rest is as in the whole model."""
-        heads, kv_heads = self.num_attention_heads, self.num_key_value_heads
-        divided = {"num_attention_heads": heads, "intermediate_size": self.intermediate_size}
-        for name, size in divided.items():
-            if size % ranks:
-                raise ConfigError(f"tensor_parallel_size must divide the model's {name}, {size}; got {ranks}")
-        if kv_heads % ranks and ranks % kv_heads:
-            raise ConfigError(
-                f"tensor_parallel_size must divide the model's num_key_value_heads, {kv_heads}, or be a multiple of "
-                f"it; got {ranks}"
-            )
-        own: dict[str, Any] = {name: size // ranks for name, size in divided.items()}
-        return replace(self, **own, num_key_value_heads=max(kv_heads // ranks, 1))
 
     @property
     def layer(self) -> dict[str, LayerTensor]:
@@ -238,9 +145,3 @@ class ModelConfig:
     def bytes(self) -> int:
         """The size of the parameters in `dtype`."""
         return self.parameters * DTYPE_BYTES[self.dtype]
-
-    def bytes_in(self, scheme: str) -> int:
-        """Their size if the matrices of the layers are quantized in one of SCHEMES."""
-        matrices = sum(sum(part.modules.values()) * part.inputs for part in self.layer.values())
-        saved = DTYPE_BYTES[self.dtype] - SCHEMES[scheme]
-        return self.bytes - int(self.num_hidden_layers * matrices * saved)

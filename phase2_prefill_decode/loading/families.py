@@ -9,7 +9,6 @@ from typing import Any
 
 from phase0_request.checks import ConfigError, check_bool, check_choice, check_int
 from phase0_request.model_files import eos_ids_in
-from phase2_prefill_decode.extras.quantized.formats import format_of
 
 MAX_LENGTH = 1 << 24  # tokens; longer than any context in use
 
@@ -88,7 +87,6 @@ def read(config: Mapping[str, Any]) -> dict[str, Any]:
         "qk_norm": family.qk_norm,
         "sliding_windows": _windows(config),
         "eos_token_id": tuple(dict.fromkeys(eos_ids_in(config))),
-        "quantization": format_of(config.get("quantization_config")),
         "dtype": str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch."),
     }
 

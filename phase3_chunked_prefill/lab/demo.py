@@ -18,7 +18,7 @@ def main(arguments: list[str] | None = None) -> int:
     options, console = p.parse_args(arguments), Console(highlight=False)
     if options.chunk < 16:
         p.error(f"chunk must be at least a page of 16 tokens, got {options.chunk}")
-    from phase2_prefill_decode.loading.model import (
+    from phase2_prefill_decode.model import (
         Model,  # torch and numba load here, after the options have been checked
     )
     from phase3_chunked_prefill.lab.stall import WHOLE, Scene, Stage, judge

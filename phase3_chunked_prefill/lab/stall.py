@@ -22,7 +22,7 @@ from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.connect import sampler_for
 from phase2_prefill_decode.lab.shapes import SHAPES
-from phase2_prefill_decode.loading.model import Model, default_device
+from phase2_prefill_decode.model import Model, default_device
 from phase2_prefill_decode.scheduler import StaticScheduler
 from phase2_prefill_decode.step.runner import ModelRunner
 from phase3_chunked_prefill.budget import TokenBudget

@@ -35,7 +35,7 @@ class TreeDemo:
     """Phase 4's engine over a small cache, on the bundled model."""
 
     def __init__(self, pages: int, page_size: int = 4) -> None:
-        from phase2_prefill_decode.loading.model import (
+        from phase2_prefill_decode.model import (
             Model,  # torch and numba load here, after the options were checked
         )
 

@@ -17,7 +17,7 @@ from phase1_kv_pool.cache import PagedCache
 from phase2_prefill_decode.engine import Engine
 from phase2_prefill_decode.generation import Completion
 from phase2_prefill_decode.lab.shapes import SHAPES
-from phase2_prefill_decode.loading.model import Model, default_device
+from phase2_prefill_decode.model import Model, default_device
 from phase2_prefill_decode.scheduler import StaticScheduler
 from phase3_chunked_prefill.engine import chunked
 from phase4_radix.engine import cached

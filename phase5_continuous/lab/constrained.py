@@ -27,7 +27,7 @@ from phase0_request.request import FinishReason, Request
 from phase0_request.tokenizer import Tokenizer
 from phase2_prefill_decode.extras.grammar.constraints import Constraint, fill_masks
 from phase2_prefill_decode.extras.grammar.grammar import KEPT, Grammars
-from phase2_prefill_decode.loading.model import Model
+from phase2_prefill_decode.model import Model
 from phase5_continuous.engine import continuous
 
 SCHEMA = {

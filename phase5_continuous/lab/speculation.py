@@ -26,9 +26,10 @@ from phase0_request.tokenizer import BUNDLED
 from phase2_prefill_decode.decoder import Decoder
 from phase2_prefill_decode.engine import Engine
 from phase2_prefill_decode.lab.shapes import SHAPES
+from phase2_prefill_decode.loading.checkpoint import Checkpoint
 from phase2_prefill_decode.loading.config import ModelConfig
-from phase2_prefill_decode.loading.model import Model
-from phase2_prefill_decode.loading.weights import load_weights
+from phase2_prefill_decode.loading.loader import load_weights
+from phase2_prefill_decode.model import Model
 from phase5_continuous.engine import continuous
 from phase5_continuous.extras.speculation.speculation import speculation_in
 from phase5_continuous.lab.constrained import SCHEMA, json_grammar
@@ -138,7 +139,7 @@ def constructed(model: Model, tokens: int, rounds: int) -> dict[str, dict[str, f
 def deeper() -> Model:
     """The bundled model, and more layers with outputs of 0: its logits are the same to the last bit."""
     config = ModelConfig.from_pretrained(BUNDLED)
-    weights = load_weights(BUNDLED, config)
+    weights = load_weights(Checkpoint(BUNDLED), config)
     layers = [*weights.layers]
     last, layers_in_all = layers[-1], DEEPER * len(layers)
     assert isinstance(last.o_proj, torch.Tensor)

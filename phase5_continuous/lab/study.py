@@ -22,7 +22,7 @@ from phase0_request.params import SamplingParams
 from phase1_kv_pool.cache import PagedCache
 from phase2_prefill_decode.engine import static
 from phase2_prefill_decode.lab.shapes import SHAPES
-from phase2_prefill_decode.loading.model import Model, default_device
+from phase2_prefill_decode.model import Model, default_device
 from phase3_chunked_prefill.budget import TokenBudget
 from phase5_continuous.engine import continuous
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from huggingface_hub.constants import HF_HUB_CACHE
 
 from phase0_request.checks import ConfigError
-from phase2_prefill_decode.loading.config import ModelConfig
+from phase2_prefill_decode.connect import config_of
 from phase6_integration.engine.flags import Parser, add_fields
 from phase6_integration.engine.hub import PATTERNS, download
 from phase6_integration.engine.options import EngineOptions
@@ -41,7 +41,7 @@ def pull(model: str, revision: str | None, download_dir: str | None) -> Path:
     directory = Path(download(*where, FIRST))
     if not (directory / FIRST[0]).is_file():
         raise ValueError(f"{model} has no config.json; of GGUF, download one file and serve it by its path")
-    config = ModelConfig.from_pretrained(directory)  # of a model that is not supported, a ConfigError
+    config = config_of(directory)  # of a model that is not supported, a ConfigError
     about = f"{model}: {config.model_type}, {config.parameters / 1e9:.2g} billion parameters, supported; "
     try:
         files = download(*where, PATTERNS, dry_run=True)

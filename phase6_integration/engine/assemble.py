@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from copy import copy
 from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
 import torch
 
 from phase0_request.batch import Batch, Slice
-from phase0_request.checks import ConfigError, extra_for
+from phase0_request.checks import ConfigError, check_extras, has_extras
 from phase0_request.core import CoreObserver
 from phase0_request.machine import give_back_freed_memory
 from phase0_request.params import MAX_LOGPROBS, SamplingParams
@@ -22,8 +22,8 @@ from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.layout import KVLayout
 from phase1_kv_pool.pool import KVPool
-from phase2_prefill_decode.connect import sampler_for
-from phase2_prefill_decode.loading.model import Model, load_tokenizer
+from phase2_prefill_decode.connect import quantization, sampler_for
+from phase2_prefill_decode.model import Model, load_tokenizer
 from phase2_prefill_decode.sampling.sampler import Sampler
 from phase2_prefill_decode.step.device_state import DeviceState
 from phase2_prefill_decode.step.graphs import batch_sizes
@@ -84,9 +84,10 @@ def connected(model: Model, options: EngineOptions) -> Assembled:
     speculation = None
     drafter = None
     if options.speculative_config is not None:
-        with extra_for("speculative_config"):
-            from phase5_continuous.extras.speculation import draft_loading
-            from phase5_continuous.extras.speculation.speculation import speculation_of
+        check_extras("phase5_continuous", "speculative_config")
+        from phase5_continuous.extras.speculation import draft_loading
+        from phase5_continuous.extras.speculation.speculation import speculation_of
+
         speculation = speculation_of(options.speculative_config, SPARE_ROWS_ON_GPU if on_gpu else SPARE_ROWS)
         if speculation is not None and (drafter := speculation.draft_model) is not None:
             models.append(draft_loading.load_draft_model(drafter.model, model, options.kv_cache_dtype))
@@ -97,8 +98,9 @@ def connected(model: Model, options: EngineOptions) -> Assembled:
     if options.enable_piecewise_cuda_graph:
         if not on_gpu:
             raise ConfigError(f"enable_piecewise_cuda_graph is for a GPU, and the model is on {device}")
-        with extra_for("enable_piecewise_cuda_graph"):
-            from phase2_prefill_decode.extras.piecewise import token_counts
+        check_extras("phase2_prefill_decode", "enable_piecewise_cuda_graph")
+        from phase2_prefill_decode.extras.piecewise import token_counts
+
         counts = token_counts(budget.max_batched_tokens)
     activations = graphs = 0
     for each, layout in zip(models, layouts, strict=True):
@@ -145,12 +147,14 @@ def observers(parts: Assembled, options: EngineOptions) -> Iterator[CoreObserver
     if (ranks := parts.model.decoder.ranks) is not None:
         parts.resources.callback(ranks.close)
     if options.check_invariants:
-        with extra_for("check_invariants"):
-            from phase5_continuous.extras.invariants import Checks
+        check_extras("phase5_continuous", "check_invariants")
+        from phase5_continuous.extras.invariants import Checks
+
         yield Checks(parts.scheduler)
     if options.kv_events is not None and isinstance(cache := parts.scheduler.cache, PrefixCache):
-        with extra_for("kv_events_config"):
-            from phase6_integration.extras.kv_events.kv_events import KVEventPublisher
+        check_extras("phase6_integration", "kv_events_config")
+        from phase6_integration.extras.kv_events.kv_events import KVEventPublisher
+
         yield (publisher := KVEventPublisher(cache, options.kv_events))
         parts.resources.callback(publisher.close)
 
@@ -161,7 +165,7 @@ def loop_extras(parts: Assembled, options: EngineOptions) -> list[Extra]:
     extras: list[Extra] = []
     if (ranks := parts.model.decoder.ranks) is not None:
         extras.append(lambda *_: LoopHooks(descriptors=ranks.filenos(), woken=ranks.check))
-    if find_spec("phase6_integration.extras") is None:
+    if not has_extras("phase6_integration"):
         return extras
     from phase6_integration.extras.page.recording import record
     from phase6_integration.extras.reports import reports
@@ -180,15 +184,19 @@ def _layout(model: Model, options: EngineOptions) -> KVLayout:
 
 def load_model(options: EngineOptions) -> Model:
     directory = directory_of(options.model, options.revision, options.download_dir)
-    model = Model.load(
+    load, size = Model.load, options.tensor_parallel_size
+    if size > 1:
+        check_extras("phase2_prefill_decode", f"tensor_parallel_size={size}")
+        from phase2_prefill_decode.extras.parallel.load import load_split
+
+        timeout = options.hang_timeout / 2  # before this process itself counts as hung
+        load = partial(load_split, size=size, collective_timeout=timeout)
+    model = load(
         directory,
         device=options.device,
         dtype=options.dtype,
-        quantization=options.quantization,
-        quantize_embeddings=options.quantize_embeddings,
+        transform=quantization(options.quantization, options.quantize_embeddings),
         kv_cache_dtype=options.kv_cache_dtype,
-        tensor_parallel_size=options.tensor_parallel_size,
-        collective_timeout=options.hang_timeout / 2,  # before this process itself counts as hung
     )
     if options.tokenizer is None:
         return model
@@ -245,7 +253,7 @@ def profile(model: Model, sampler: Sampler, tokens: int, running: int, layout: K
 
 def scored_rows() -> int:
     """How many rows of a prompt are scored at once, which an extra does."""
-    if find_spec("phase2_prefill_decode.extras") is None:
+    if not has_extras("phase2_prefill_decode"):
         return 0
     from phase2_prefill_decode.extras.logprobs import BLOCK
 

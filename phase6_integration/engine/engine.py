@@ -14,8 +14,8 @@ from phase2_prefill_decode.decoder import Decoder
 from phase2_prefill_decode.engine import Engine, Params
 from phase2_prefill_decode.generation import Completion, Delta, Prompt, make_request
 from phase2_prefill_decode.loading.config import ModelConfig
-from phase2_prefill_decode.loading.model import Model
 from phase2_prefill_decode.loading.weights import Weights
+from phase2_prefill_decode.model import Model
 from phase5_continuous.scheduler import Scheduler
 from phase6_integration.engine.assemble import Assembled, assemble
 from phase6_integration.engine.hub import located

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from phase0_request.checks import ConfigError
-from phase0_request.extras.gguf_file import is_gguf
-from phase2_prefill_decode.extras.cpu.threads import threads_for
+from phase0_request.connect import is_single_file
+from phase0_request.machine import cores
+from phase2_prefill_decode import connect
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase6_integration.engine.options import EngineOptions
 
@@ -21,22 +22,23 @@ HUB_SAYS = {  # by status
     404: "there is none of this name and revision",
     429: "it was asked too often; try again later",
 }
+SMALL = 32 << 20  # bytes of weights: such a model gains little from a second thread
 PATTERNS = ["*.json", "*.safetensors", "*.jinja"]  # no code, no pickles
 
 
 def directory_of(model: str, revision: str | None = None, download_dir: str | None = None, what: str = "model") -> Path:
-    """The directory or GGUF file of a model, or of its tokenizer, given as such or as the name of a repository on the
+    """The directory or the file of a model, or of its tokenizer, given as such or as the name of a repository on the
     hub. What is here takes precedence. The log says which of the two was chosen, and the commit. `download_dir`
     replaces the hub's own cache."""
-    directory = Path(model)
-    if model and (os.path.isdir(model) or (is_gguf(directory) and os.path.isfile(model))):  # a name may be too long
+    directory, is_file = Path(model), is_single_file(model)
+    if model and (os.path.isdir(model) or (is_file and os.path.isfile(model))):  # a name may be too long
         kind = "directory" if os.path.isdir(model) else "file"
         if revision is not None:
             raise ConfigError(f"revision is for a repository on the hub, and {model} is a {kind} here")
         log.info("the %s is a %s; the hub is not asked", what, kind, extra={"fields": {kind: directory.resolve()}})
         return directory
-    if directory.is_absolute() or model.startswith(".") or model.count("/") > 1 or is_gguf(directory):
-        raise ConfigError(f"there is no {'file' if is_gguf(directory) else 'directory'} {model}")
+    if directory.is_absolute() or model.startswith(".") or model.count("/") > 1 or is_file:
+        raise ConfigError(f"there is no {'file' if is_file else 'directory'} {model}")
     snapshot = Path(download(model, revision, download_dir, PATTERNS))
     fields = {"repository": model, "revision": revision or "main", "commit": snapshot.name}
     log.info("the %s is a repository on the hub, since no directory here has its name", what, extra={"fields": fields})
@@ -69,9 +71,14 @@ def located(options: EngineOptions) -> tuple[EngineOptions, ModelConfig]:
         draft = directory_of(speculative["model"], None, options.download_dir, "draft model")
         options = replace(options, speculative_config={**speculative, "model": str(draft)})
     directory = directory_of(options.model, options.revision, options.download_dir)
-    config, tokenizer = ModelConfig.from_pretrained(directory), options.tokenizer
+    config, tokenizer = connect.config_of(directory), options.tokenizer
     if tokenizer is not None:
         tokenizer = str(directory_of(tokenizer, None, options.download_dir, "tokenizer"))
-    config.split(options.tensor_parallel_size)  # refuses what cannot be split
+    connect.check_split(config, options.tensor_parallel_size)
     threads = options.threads or max(threads_for(config) // options.tensor_parallel_size, 1)
     return replace(options, model=str(directory), revision=None, tokenizer=tokenizer, threads=threads), config
+
+
+def threads_for(config: ModelConfig) -> int:
+    """The number of CPU threads for a model."""
+    return 1 if config.bytes <= SMALL else cores()

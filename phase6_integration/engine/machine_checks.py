@@ -158,14 +158,15 @@ def check_kernels() -> str:
     """How a model is computed unless a flag says otherwise, and whether its kernels are kept for the next start."""
     import torch
 
-    from phase2_prefill_decode.extras.cpu.cache import PLACE, is_writable
-    from phase2_prefill_decode.extras.cpu.microkernel import SET
-    from phase2_prefill_decode.loading.model import Model
+    from phase2_prefill_decode.connect import kernel_cache
+    from phase2_prefill_decode.model import Model
 
     if torch.cuda.is_available():
         return "compiled by Triton, once for this GPU"
-    if not is_writable():
+    kept = kernel_cache()
+    if kept is not None and not kept.is_writable:
         raise Problem("compiled at each start", "set NUMBA_CACHE_DIR to a writable place")
     decoder = Model.load().decoder
     cached = str(decoder.dtype).removeprefix("torch.")
-    return f"matrices in {decoder.linear}; keys and values in {cached}; compiled for {SET}, kept in {PLACE}"
+    words = f"matrices in {decoder.linear}; keys and values in {cached}"
+    return words if kept is None else f"{words}; compiled for {kept.instructions}, kept in {kept.place}"

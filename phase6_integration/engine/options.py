@@ -13,9 +13,9 @@ from typing import Any
 from phase0_request.checks import ConfigError, check_bool, check_choice, check_int, check_number, invalid
 from phase0_request.tokenizer import BUNDLED
 from phase1_kv_pool.layout import DTYPE_BYTES, KV_DTYPES
-from phase2_prefill_decode.extras.quantized.layout import SCHEMES
+from phase2_prefill_decode.connect import check_quantization
 from phase3_chunked_prefill.budget import TokenBudget
-from phase5_continuous.extras.speculation.speculation import speculation_of
+from phase5_continuous.connect import check_speculation
 from phase5_continuous.policies import POLICIES
 
 MAX_INT = 1 << 30
@@ -126,7 +126,7 @@ class EngineOptions:
         None,
         "int8, int4 or fp8: quantize the matrices of the layers when they are loaded (as they were saved)",
         "SCHEME",
-        partial(check_choice, allowed=tuple(SCHEMES)),
+        check_quantization,
         words={"none": None},
     )
     quantize_embeddings: bool = option(False, "with --quantization: the embedding and lm_head too", check=check_bool)
@@ -200,7 +200,7 @@ class EngineOptions:
         'draft tokens by ngram, suffix or draft_model, and verify them in one step: {"method": "ngram", '
         '"num_speculative_tokens": 7} (none)',
         "JSON",
-        lambda name, value: speculation_of(value),
+        check_speculation,
     )
     kv_events_config: Mapping[str, Any] | None = option(
         None,

@@ -21,7 +21,7 @@ from phase0_request import entry
 from phase0_request.lab.report import finish, parser, table
 from phase0_request.params import SamplingParams
 from phase0_request.tokenizer import BUNDLED
-from phase2_prefill_decode.loading.model import default_device
+from phase2_prefill_decode.model import default_device
 from phase6_integration.engine.engine import NanoServingEngine
 from phase6_integration.load.client import LoadTest, run
 from phase6_integration.load.report import Report

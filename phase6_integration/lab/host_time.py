@@ -36,7 +36,7 @@ from phase2_prefill_decode.extras.piecewise import PiecewiseGraphs
 from phase2_prefill_decode.kernels.attention import ATTEND
 from phase2_prefill_decode.lab.cost import CostModel
 from phase2_prefill_decode.lab.roofline import named
-from phase2_prefill_decode.loading.model import Model
+from phase2_prefill_decode.model import Model
 from phase2_prefill_decode.step.graphs import Computed, Replay
 from phase2_prefill_decode.step.packed import PackedStep, join, split
 from phase2_prefill_decode.step.runner import ModelRunner

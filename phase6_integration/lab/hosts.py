@@ -23,7 +23,7 @@ from rich.console import Console
 from phase0_request import entry
 from phase0_request.lab.metrics import percentile
 from phase0_request.lab.report import finish, parser, section
-from phase2_prefill_decode.loading.model import default_device
+from phase2_prefill_decode.model import default_device
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.app import create_app
 from phase6_integration.engine.gc_freeze import freeze

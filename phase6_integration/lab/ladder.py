@@ -30,7 +30,7 @@ from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase2_prefill_decode.lab.random_weights import save_random
 from phase2_prefill_decode.lab.shapes import SHAPES
-from phase2_prefill_decode.loading.model import default_device
+from phase2_prefill_decode.model import default_device
 from phase6_integration.engine.progress import reported
 from phase6_integration.lab.peers.rungs import PAGE_SIZE, Answers, Build, Rung, rungs
 

@@ -21,7 +21,7 @@ from rich.console import Console
 from phase0_request.lab.report import finish, parser, section
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
-from phase2_prefill_decode.loading.model import default_device
+from phase2_prefill_decode.model import default_device
 from phase5_continuous.extras.record.lines import Line
 from phase5_continuous.extras.record.record_file import encoded
 from phase5_continuous.extras.record.recorder import Recorder

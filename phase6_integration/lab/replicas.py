@@ -22,7 +22,7 @@ from rich.console import Console
 
 from phase0_request.lab.metrics import percentile
 from phase0_request.lab.report import finish, parser, table
-from phase2_prefill_decode.loading.model import default_device
+from phase2_prefill_decode.model import default_device
 
 ROUTERS: dict[str, dict[str, Any]] = {
     "prefix": {},

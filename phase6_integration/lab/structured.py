@@ -15,7 +15,7 @@ from phase0_request.lab.report import finish, parser
 from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason
 from phase2_prefill_decode.generation import Completion
-from phase2_prefill_decode.loading.model import default_device
+from phase2_prefill_decode.model import default_device
 from phase6_integration.engine.engine import NanoServingEngine
 from phase6_integration.extras.structured.output_grammar import json_grammar
 from phase6_integration.lab.random_schemas import Generator, Schema

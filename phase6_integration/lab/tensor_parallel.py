@@ -24,8 +24,9 @@ from phase0_request.tokenizer import BUNDLED
 from phase1_kv_pool.cache import PagedCache
 from phase2_prefill_decode.connect import sampler_for
 from phase2_prefill_decode.extras.parallel.leader import Leader
+from phase2_prefill_decode.extras.parallel.load import load_split
 from phase2_prefill_decode.lab.random_weights import save_random
-from phase2_prefill_decode.loading.model import Model
+from phase2_prefill_decode.model import Model
 from phase2_prefill_decode.step.runner import ModelRunner
 
 RANKS = {"bundled": (1, 2, 4), "17m": (1, 2)}  # 17m has six heads, which four ranks cannot share
@@ -87,7 +88,7 @@ class Steps:
 
 @contextmanager
 def loaded(directory: Path, ranks: int) -> Iterator[Model]:
-    model = Model.load(directory, device="cpu", dtype="bfloat16", tensor_parallel_size=ranks)
+    model = load_split(directory, ranks, device="cpu", dtype="bfloat16")
     try:
         yield model
     finally:

@@ -16,8 +16,9 @@ from chapters.tiny_chat.lessons import IGNORED, Lesson, Lessons, batches
 from chapters.tiny_chat.train import loss_of, train
 from chapters.tiny_chat.wordings import Wordings, key
 from phase0_request.tokenizer import BUNDLED, Tokenizer
+from phase2_prefill_decode.loading.checkpoint import Checkpoint
 from phase2_prefill_decode.loading.config import ModelConfig
-from phase2_prefill_decode.loading.weights import load_weights
+from phase2_prefill_decode.loading.loader import load_weights
 
 FACTS = read()
 TOKENIZER = Tokenizer.from_pretrained()
@@ -120,7 +121,7 @@ def test_the_same_seed_trains_the_same_model(tmp_path: Path, monkeypatch: pytest
         train(2, 7, tmp_path / name)
     config = ModelConfig.from_pretrained(tmp_path / "a")
     assert config == ModelConfig.from_pretrained(BUNDLED)
-    first, second = (load_weights(tmp_path / name, config) for name in ("a", "b"))
+    first, second = (load_weights(Checkpoint(tmp_path / name), config) for name in ("a", "b"))
     assert torch.equal(first.embed_tokens, second.embed_tokens)
 
 

@@ -26,8 +26,8 @@ from phase2_prefill_decode.extras.quantized.weight import QuantizedWeight
 from phase2_prefill_decode.kernels.attention import ATTEND
 from phase2_prefill_decode.linear import Linear, plain
 from phase2_prefill_decode.loading.config import ModelConfig
-from phase2_prefill_decode.loading.model import Model
 from phase2_prefill_decode.loading.weights import random_weights
+from phase2_prefill_decode.model import Model
 from phase2_prefill_decode.sampling.sampler import Sampled
 from phase2_prefill_decode.step.device_state import DeviceState
 from phase2_prefill_decode.step.graphs import Computed

@@ -30,7 +30,7 @@ import json, random, sys
 import torch
 from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.loading.config import ModelConfig
-from phase2_prefill_decode.loading.model import Model
+from phase2_prefill_decode.model import Model
 from phase2_prefill_decode.step.runner import ModelRunner
 from phase2_prefill_decode.kernels.attention import ATTEND
 from phase6_integration.engine.warmup import long_step

@@ -188,7 +188,7 @@ def test_a_panic_of_the_library_is_an_ordinary_error(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(tokenizer, "_backend", Panics())
     with pytest.raises(ValueError, match="the tokenizers library has failed"):
         tokenizer.encode("Hello")
-    monkeypatch.setattr("phase0_request.tokenizer.Backend", Panics)
+    monkeypatch.setattr("tokenizers.Tokenizer", Panics)
     with pytest.raises(ValueError, match=r"tokenizer\.json holds no tokenizer that can be read"):
         Tokenizer.from_pretrained()
 

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from phase2_prefill_decode.extras.parallel import leader, worker
+from phase2_prefill_decode.extras.parallel.load import load_split
 from phase2_prefill_decode.extras.parallel.ranks import Ranks
-from phase2_prefill_decode.loading.model import Model
+from phase2_prefill_decode.model import Model
 
 
 class RanksInThreads(Ranks):
@@ -34,7 +35,7 @@ def split(directory: Path, ranks: int, **options: Any) -> Iterator[Model]:
     """A model in float32 over some ranks."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(leader, "Ranks", RanksInThreads)
-        model = Model.load(directory, device="cpu", **{"dtype": "float32", **options}, tensor_parallel_size=ranks)
+        model = load_split(directory, ranks, device="cpu", **{"dtype": "float32", **options})
     assert model.decoder.ranks is not None
     try:
         yield model

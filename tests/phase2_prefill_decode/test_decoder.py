@@ -12,8 +12,8 @@ from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.decoder import Decoder
 from phase2_prefill_decode.kernels.attention import reference
 from phase2_prefill_decode.loading.config import ModelConfig
-from phase2_prefill_decode.loading.model import Model
 from phase2_prefill_decode.loading.weights import random_weights
+from phase2_prefill_decode.model import Model
 from phase2_prefill_decode.rope import tables
 from tests.phase2_prefill_decode.models import saved, variant
 from tests.phase2_prefill_decode.steps import loaded

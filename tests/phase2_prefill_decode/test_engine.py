@@ -12,7 +12,7 @@ from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason, Request
 from phase1_kv_pool.cache import PagedCache
 from phase2_prefill_decode.engine import Engine, static
-from phase2_prefill_decode.loading.model import Model
+from phase2_prefill_decode.model import Model
 from phase2_prefill_decode.scheduler import StaticScheduler
 from tests.phase2_prefill_decode.models import padded_bundle
 

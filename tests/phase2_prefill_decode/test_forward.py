@@ -16,8 +16,8 @@ from phase2_prefill_decode.extras.cpu.forward import Forward
 from phase2_prefill_decode.extras.quantized.quantize import quantize
 from phase2_prefill_decode.kernels.attention import ATTEND, AttentionMetadata
 from phase2_prefill_decode.loading.config import ModelConfig
-from phase2_prefill_decode.loading.model import Model
 from phase2_prefill_decode.loading.weights import Weights, random_weights
+from phase2_prefill_decode.model import Model
 from phase2_prefill_decode.sampling.inputs import SamplingInputs, pack_columns
 from phase2_prefill_decode.step.packed import StepTensors
 from tests.phase2_prefill_decode.attention_cases import same_bits

@@ -16,7 +16,7 @@ from phase0_request.tokenizer import BUNDLED
 from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.engine import static
-from phase2_prefill_decode.loading.model import Model
+from phase2_prefill_decode.model import Model
 from tests.phase2_prefill_decode.models import VARIANTS, saved, variant
 from tests.phase2_prefill_decode.steps import loaded
 

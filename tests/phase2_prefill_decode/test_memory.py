@@ -27,19 +27,23 @@ LOADING = """
 import gc, json, os, sys, torch
 from pathlib import Path
 from phase0_request.machine import give_back_freed_memory
-from phase2_prefill_decode.loading.model import Model
+from phase2_prefill_decode.connect import quantization
+from phase2_prefill_decode.model import Model
 
 def status(name):
     (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
     return int(line.split()[1]) * 1024
 
+def given(options):
+    return {"dtype": options.get("dtype"), "transform": quantization(*options.get("quantization", [None]))}
+
 def peak(directory, options, similar):
-    Model.load(device="cpu", **similar)  # machine code that is loaded counts for no model
+    Model.load(device="cpu", **given(similar))  # machine code that is loaded counts for no model
     gc.collect()
     give_back_freed_memory()
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins here
     before = status("VmRSS")
-    model = Model.load(directory, device="cpu", **options)
+    model = Model.load(directory, device="cpu", **given(options))
     return status("VmHWM") - before
 
 torch.set_num_threads(1)  # a process that was forked has no other threads of its parent
@@ -81,7 +85,7 @@ def test_loading_takes_hardly_more_memory_than_the_weights(tmp_path: Path) -> No
     tied = written(tmp_path / "tied", vocab_size=64_000, num_hidden_layers=2, tie_word_embeddings=True)
     apart = written(tmp_path / "apart", vocab_size=32_000, num_hidden_layers=2, tie_word_embeddings=False)
     written(tmp_path / "gptq", True, vocab_size=2_000, num_hidden_layers=20, tie_word_embeddings=True)
-    all_quantized = {"quantization": "int8", "quantize_embeddings": True}
+    all_quantized = {"quantization": ("int8", True)}
     cases: dict[str, tuple[str, dict[str, object], float]] = {
         "tied": ("tied", {}, tied.bytes),
         "tied, as float32": ("tied", {"dtype": "float32"}, 2 * tied.bytes),
@@ -90,7 +94,7 @@ def test_loading_takes_hardly_more_memory_than_the_weights(tmp_path: Path) -> No
         "GPTQ": ("gptq", {}, (tmp_path / "gptq" / "model.safetensors").stat().st_size),
     }
     loads = [
-        (str(tmp_path / directory), options, {"quantization": "int4"} if directory == "gptq" else options)
+        (str(tmp_path / directory), options, {"quantization": ("int4",)} if directory == "gptq" else options)
         for directory, options, _ in cases.values()
     ]
     ran = subprocess.run([sys.executable, "-c", LOADING, json.dumps(loads)], capture_output=True, text=True)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,9 @@ import torch
 
 from phase0_request.checks import ConfigError
 from phase0_request.tokenizer import BUNDLED, Tokenizer
-from phase2_prefill_decode.loading.model import Model
+from phase2_prefill_decode import connect
+from phase2_prefill_decode.loading.loader import load_weights
+from phase2_prefill_decode.model import Model
 from tests.phase2_prefill_decode.models import saved, tiny_model
 
 
@@ -92,3 +95,22 @@ def test_a_tokenizer_refuses_eos_ids_that_are_no_tokens(tmp_path: Path, ends: ob
         ValueError, match=rf"^{directory}/config\.json: eos_token_id must be an integer from 0 to .*, got "
     ):
         Tokenizer.from_pretrained(directory)
+
+
+def test_what_needs_extras_names_them_where_there_are_none(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dense model in safetensors needs none."""
+    monkeypatch.setattr("phase0_request.checks.find_spec", lambda name: None)
+    config = connect.config_of(directory)
+    assert load_weights(connect.source_of(directory), config).norm.shape == (config.hidden_size,)
+    connect.check_split(config, 1)
+    rewrite(directory, quantization_config={"quant_method": "awq"})
+    refused: dict[str, Callable[[], object]] = {
+        "a GGUF file needs phase0": lambda: Tokenizer.from_pretrained("model.gguf"),
+        "a GGUF file needs phase2": lambda: connect.config_of("model.gguf"),
+        "a checkpoint with a quantization_config needs phase2": lambda: connect.config_of(directory),
+        "quantization needs phase2": lambda: connect.quantization("int8"),
+        "tensor_parallel_size=2 needs phase2": lambda: connect.check_split(config, 2),
+    }
+    for said, ask in refused.items():
+        with pytest.raises(ConfigError, match=f"{said}.*extras, which is not here$"):
+            ask()

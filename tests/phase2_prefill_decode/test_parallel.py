@@ -18,18 +18,19 @@ from phase0_request.params import SamplingParams
 from phase0_request.tokenizer import BUNDLED
 from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.pool import KVPool
-from phase2_prefill_decode.connect import sampler_for
+from phase2_prefill_decode.connect import check_split, sampler_for
 from phase2_prefill_decode.decoder import Decoder
 from phase2_prefill_decode.engine import Engine, static
 from phase2_prefill_decode.extras.parallel import worker
 from phase2_prefill_decode.extras.parallel.layers import ParallelDecoder
 from phase2_prefill_decode.extras.parallel.ranks import RankError, Ranks
 from phase2_prefill_decode.extras.parallel.shard import Shard, ShardedCheckpoint
+from phase2_prefill_decode.extras.quantized.at_load import Quantization
 from phase2_prefill_decode.extras.quantized.layout import SCHEMES
 from phase2_prefill_decode.extras.quantized.quantize import quantize
 from phase2_prefill_decode.loading.checkpoint import Checkpoint
 from phase2_prefill_decode.loading.config import ModelConfig
-from phase2_prefill_decode.loading.model import Model
+from phase2_prefill_decode.model import Model
 from phase2_prefill_decode.scheduler import StaticScheduler
 from phase2_prefill_decode.step.device_state import DeviceState
 from phase2_prefill_decode.step.runner import ModelRunner
@@ -51,7 +52,7 @@ def slow(name: str, ranks: int) -> Any:
 
 def tensors_of(directory: Path, config: ModelConfig, rank: int, size: int) -> dict[str, Tensor]:
     checkpoint = Checkpoint(directory)
-    part = ShardedCheckpoint(checkpoint, checkpoint.stored, Shard(config, rank, size))
+    part = ShardedCheckpoint(checkpoint, Shard(config, rank, size))
     found = {name: torch.cat([*map(torch.as_tensor, part.chunks(name))]) for name in part.stored}
     assert {name: tuple(tensor.shape) for name, tensor in found.items()} == {n: s.shape for n, s in part.stored.items()}
     return found
@@ -158,7 +159,7 @@ def test_a_model_that_cannot_be_split_is_refused(ranks: int, config: dict[str, i
         "hidden_size": 64,
     } | config
     with pytest.raises(ConfigError, match=said):
-        ModelConfig(**sizes).split(ranks)
+        check_split(ModelConfig(**sizes), ranks)
 
 
 @pytest.mark.parametrize("kind", [*SCHEMES, "zeros", "offsets"])
@@ -180,7 +181,7 @@ def test_a_part_of_a_quantized_weight_is_that_part_of_its_numbers(kind: str) -> 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_matrices_that_are_quantized_when_they_are_loaded_are_split(scheme: str) -> None:
     params = SamplingParams(temperature=0, max_tokens=40)
-    with split(BUNDLED, 2, quantization=scheme) as model:
+    with split(BUNDLED, 2, transform=Quantization(scheme)) as model:
         assert model.tokenizer is not None
         prompt = model.tokenizer.chat([{"role": "user", "content": QUESTION}])
         (answer,) = static(model).generate([prompt], params)

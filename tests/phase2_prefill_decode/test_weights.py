@@ -16,11 +16,11 @@ from transformers import PreTrainedModel
 from phase0_request.checks import ConfigError
 from phase2_prefill_decode.loading.checkpoint import INDEX, SINGLE, Checkpoint
 from phase2_prefill_decode.loading.config import ModelConfig
+from phase2_prefill_decode.loading.loader import load_weights
 from phase2_prefill_decode.loading.weights import (
     EMBEDDING,
     Weights,
     empty_weights,
-    load_weights,
     places,
     random_weights,
 )
@@ -39,7 +39,7 @@ SMALL = ModelConfig(
 
 
 def load(directory: Path, **options: Any) -> Weights:
-    return load_weights(directory, ModelConfig.from_pretrained(directory), **options)
+    return load_weights(Checkpoint(directory), ModelConfig.from_pretrained(directory), **options)
 
 
 def assert_holds(weights: Weights, model: PreTrainedModel, dtype: torch.dtype | None = None) -> None:
@@ -77,7 +77,7 @@ def test_any_dtype_is_converted_to_any_other(kept: torch.dtype, wanted: torch.dt
     model = variant("qwen2", dtype=kept)
     saved(model, tmp_path)
     config = ModelConfig.from_pretrained(tmp_path, dtype=str(wanted).removeprefix("torch."))
-    weights = load_weights(tmp_path, config)
+    weights = load_weights(Checkpoint(tmp_path), config)
     assert_holds(weights, model, wanted)
 
 
@@ -104,7 +104,7 @@ class Made(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def test_loading_takes_the_memory_of_the_weights_and_of_the_mapped_file(kept: torch.dtype, tmp_path: Path) -> None:
     config = ModelConfig.from_pretrained(saved(variant("qwen3", dtype=kept), tmp_path), "bfloat16")
     with Made() as made:
-        load_weights(tmp_path, config)
+        load_weights(Checkpoint(tmp_path), config)
     assert made.bytes <= 2 * config.parameters + (tmp_path / SINGLE).stat().st_size
 
 

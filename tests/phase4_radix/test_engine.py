@@ -8,7 +8,7 @@ import torch
 
 from phase0_request.params import SamplingParams
 from phase2_prefill_decode.engine import Engine
-from phase2_prefill_decode.loading.model import Model
+from phase2_prefill_decode.model import Model
 from phase2_prefill_decode.scheduler import StaticScheduler
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.engine import cached

@@ -18,7 +18,7 @@ from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode import engine as engine_module
 from phase2_prefill_decode.decoder import Decoder
 from phase2_prefill_decode.engine import static
-from phase2_prefill_decode.loading.model import Model
+from phase2_prefill_decode.model import Model
 from phase2_prefill_decode.sampling.sampler import Sampler
 from phase2_prefill_decode.step.device_state import DeviceState
 from phase2_prefill_decode.step.graphs import Computed, Replay

@@ -11,7 +11,7 @@ from phase0_request.core import EngineCore
 from phase1_kv_pool import PagedCache
 from phase2_prefill_decode.engine import static
 from phase2_prefill_decode.extras.outcome import extras_of
-from phase2_prefill_decode.loading.model import Model
+from phase2_prefill_decode.model import Model
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.engine import continuous

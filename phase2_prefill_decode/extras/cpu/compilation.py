@@ -23,6 +23,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from phase0_request import entry
+from phase0_request.machine import cores
 from phase1_kv_pool.layer import HIGHEST, KVLayer
 from phase2_prefill_decode.extras.cpu.attention import attend
 from phase2_prefill_decode.extras.cpu.cache import PLACE, is_writable, not_kept
@@ -32,7 +33,6 @@ from phase2_prefill_decode.extras.cpu.intrinsics import PROCESSOR
 from phase2_prefill_decode.extras.cpu.pointwise import add_norm, rotate_store, swiglu
 from phase2_prefill_decode.extras.cpu.product import PackedWeight
 from phase2_prefill_decode.extras.cpu.rows import INT6
-from phase2_prefill_decode.extras.cpu.threads import cores
 from phase2_prefill_decode.kernels.attention import AttentionMetadata
 from phase2_prefill_decode.sampling.inputs import SamplingInputs
 

@@ -2,14 +2,15 @@
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 from torch import Tensor
 
-from phase0_request.extras.gguf_file import GGUFHeader, GGUFTensor
+from phase0_request.extras.gguf_file import GGUFHeader, GGUFTensor, read_header
 from phase2_prefill_decode.extras.gguf.gguf_config import ROPE_FACTORS
 from phase2_prefill_decode.extras.quantized.ggml import BLOCKS, FLOATS, OTHERS, READABLE
 from phase2_prefill_decode.extras.quantized.weight import QuantizedWeight
-from phase2_prefill_decode.loading.checkpoint import QUANTIZED, Stored, mapped
+from phase2_prefill_decode.loading.checkpoint import ENCODED, Stored, mapped
 
 NAMES = {
     "token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head",
@@ -38,7 +39,7 @@ class GGUFCheckpoint:
                 self.faults.append(f"{name} {list(tensor.shape)} {fault}")
             self._tensors[known] = tensor
             if name != ROPE_FACTORS:
-                dtype = FLOATS[tensor.kind][0] if tensor.kind in FLOATS else QUANTIZED
+                dtype = FLOATS[tensor.kind][0] if tensor.kind in FLOATS else ENCODED
                 self.stored[known] = Stored(header.file, tensor.shape, dtype, tensor.start)
 
     def chunks(self, name: str) -> Iterator[Tensor | QuantizedWeight]:
@@ -64,6 +65,10 @@ class GGUFCheckpoint:
             return None
         heads: int = self._header.metadata["llama.attention.head_count"]
         return heads if found[1] == "q" else self._header.metadata.get("llama.attention.head_count_kv", heads)
+
+
+def open_file(file: Path) -> GGUFCheckpoint:
+    return GGUFCheckpoint(read_header(file))
 
 
 def _transformers_name(name: str) -> str:

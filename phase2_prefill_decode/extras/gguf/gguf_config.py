@@ -2,15 +2,20 @@
 
 import math
 import struct
+from pathlib import Path
 from typing import Any
 
 from phase0_request.checks import ConfigError, check_choice, check_int, check_number
-from phase0_request.extras.gguf_file import GGUFHeader
+from phase0_request.extras.gguf_file import GGUFHeader, read_header
 
 ARCHITECTURES = "llama", "qwen2", "qwen3"  # Mistral's models are llama
 ROPE_FACTORS = "rope_freqs.weight"
 MAX_SIZE = 1 << 24  # of anything that is counted here before ModelConfig checks it
 NEUTRAL = {"attn_factor": 1.0, "yarn_log_multiplier": 0.0, "scale_linear": 1.0}  # of what rope is not computed with
+
+
+def read_config(file: Path) -> dict[str, Any]:
+    return config_of(read_header(file))
 
 
 def config_of(header: GGUFHeader) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from torch.nn.functional import embedding, pad
 from phase2_prefill_decode.decoder import Decoder, Table
 from phase2_prefill_decode.extras.parallel.group import Group
 from phase2_prefill_decode.extras.parallel.shard import Shard
+from phase2_prefill_decode.extras.parallel.split import split
 from phase2_prefill_decode.kernels.attention import Attend
 from phase2_prefill_decode.linear import Linear, Product
 from phase2_prefill_decode.loading.weights import LayerWeights, Weights
@@ -28,7 +29,7 @@ class ParallelDecoder(Decoder):
     # region parallel
     def __init__(self, shard: Shard, weights: Weights, group: Group, *, attend: Attend | None = None) -> None:
         layers = weights.layers if shard.rank == 0 else map(without_biases, weights.layers)
-        super().__init__(shard.config.split(shard.size), replace(weights, layers=layers), attend=attend)
+        super().__init__(split(shard.config, shard.size), replace(weights, layers=layers), attend=attend)
         self.group = group
         self.embed_tokens = VocabParallelEmbedding(self.embed_tokens, shard.tokens, group)
         for layer in self.layers:

@@ -7,6 +7,7 @@ tokens in flight exist once, here.
 
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from weakref import ref
@@ -22,11 +23,12 @@ from phase2_prefill_decode.decoder import Record
 from phase2_prefill_decode.extras.parallel.group import Group
 from phase2_prefill_decode.extras.parallel.layers import ParallelDecoder
 from phase2_prefill_decode.extras.parallel.ranks import Ranks
-from phase2_prefill_decode.extras.parallel.shard import Shard
+from phase2_prefill_decode.extras.parallel.shard import Shard, load_part
+from phase2_prefill_decode.extras.quantized.at_load import Quantization
 from phase2_prefill_decode.kernels.attention import AttentionMetadata
 from phase2_prefill_decode.linear import Product
 from phase2_prefill_decode.loading.config import ModelConfig
-from phase2_prefill_decode.loading.weights import Weights, load_weights
+from phase2_prefill_decode.loading.weights import Weights
 from phase2_prefill_decode.sampling.inputs import SamplingInputs
 from phase2_prefill_decode.step.packed import StepTensors
 
@@ -151,21 +153,20 @@ def lead(
     size: int,
     kv_cache_dtype: str | None,
     timeout: float,
+    transform: Quantization | None,
     *,
     progress: bool = False,
-    **how: Any,
 ) -> Leader:
-    """Start the other ranks, load this one's part while they load theirs, and meet. `how` is for `load_weights`."""
+    """Start the other ranks, load this one's part while they load theirs, and meet."""
     shard, group = Shard(config, 0, size), Group(0, size)
     with tempfile.TemporaryDirectory() as folder:
         file, threads = f"{folder}/meeting", torch.get_num_threads()
-        model = {"directory": str(directory), "dtype": config.dtype, "device": device.type, "weights": how}
+        form = None if transform is None else asdict(transform)
+        model = {"directory": str(directory), "dtype": config.dtype, "device": device.type, "transform": form}
         more = {"kv_cache_dtype": kv_cache_dtype, "threads": threads, "file": file, "timeout": timeout}
         ranks = Ranks({**model, **more}, size)
         try:
-            weights = load_weights(
-                directory, config, device, **how, progress=progress, layer_by_layer=True, shard=shard
-            )
+            weights = load_part(directory, shard, device, transform, progress=progress)
             leader = Leader(shard, weights, group, ranks)
             leader.compile_kernels(kv_cache_dtype, progress=progress)
             ranks.command([])  # the kernels are compiled, once for all

@@ -9,25 +9,24 @@ norms                        all
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Protocol
+from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from phase0_request.checks import ConfigError
+from phase2_prefill_decode import connect
 from phase2_prefill_decode.extras.quantized.weight import QuantizedWeight
-from phase2_prefill_decode.loading.checkpoint import Stored
+from phase2_prefill_decode.loading.checkpoint import Source
 from phase2_prefill_decode.loading.config import ModelConfig
+from phase2_prefill_decode.loading.loader import Transform, load_weights
+from phase2_prefill_decode.loading.matrix import Rows
+from phase2_prefill_decode.loading.weights import Weights
 
 ALL = slice(None)
 ROW_PARALLEL = "o_proj", "down_proj"  # these multiply what a rank has computed, so it has some of their columns
 COLUMN_PARALLEL = "q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"
 VOCABULARY = "embed_tokens", "lm_head"
-
-
-class Source(Protocol):
-    """A checkpoint, of any format."""
-
-    def chunks(self, name: str) -> Iterator[Tensor | QuantizedWeight]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,17 +68,17 @@ class ShardedCheckpoint:
     """A checkpoint that looks as if it held only one rank's part. The rows of other ranks are not read: a chunk is a
     mapping of the file."""
 
-    def __init__(self, source: Source, stored: dict[str, Stored], shard: Shard) -> None:
-        self._source = source
-        self._places = {name: shard.places(name, tensor.shape) for name, tensor in stored.items()}
+    def __init__(self, source: Source, shard: Shard) -> None:
+        self.directory, self.faults, self._source = source.directory, source.faults, source
+        self._places = {name: shard.places(name, tensor.shape) for name, tensor in source.stored.items()}
         self.stored = {
             name: replace(
                 tensor, shape=tuple(_length(*pair) for pair in zip(tensor.shape, self._places[name], strict=False))
             )
-            for name, tensor in stored.items()
+            for name, tensor in source.stored.items()
         }
 
-    def chunks(self, name: str) -> Iterator[Tensor | QuantizedWeight]:
+    def chunks(self, name: str) -> Iterator[Rows]:
         """The rank's rows of a tensor, some at a time."""
         rows, columns = self._places[name]
         end = 0
@@ -91,9 +90,28 @@ class ShardedCheckpoint:
                 yield _part(chunk, slice(first, last), columns, name)
 
 
-def _part(chunk: Tensor | QuantizedWeight, rows: slice, columns: slice, name: str) -> Tensor | QuantizedWeight:
+def load_part(
+    directory: str | Path,
+    shard: Shard,
+    device: torch.device,
+    transform: Transform | None,
+    *,
+    progress: bool = False,
+) -> Weights:
+    """Load the weights of a rank."""
+
+    def part(source: Source, config: ModelConfig, device: torch.device) -> Source:
+        own = ShardedCheckpoint(source, shard)
+        return own if transform is None else transform(own, config, device)
+
+    source = connect.source_of(directory)
+    return load_weights(source, shard.config, device, transform=part, progress=progress, layer_by_layer=True)
+
+
+def _part(chunk: Rows, rows: slice, columns: slice, name: str) -> Rows:
     if isinstance(chunk, Tensor):
         return chunk[rows] if columns == ALL else chunk[rows, columns]
+    assert isinstance(chunk, QuantizedWeight)
     try:
         return chunk.part(rows, columns)
     except ValueError as error:

@@ -15,14 +15,14 @@ import torch
 from phase0_request.entry import die_with
 from phase1_kv_pool.memory import free_bytes
 from phase1_kv_pool.pool import KVPool
+from phase2_prefill_decode import connect
 from phase2_prefill_decode.decoder import Record
 from phase2_prefill_decode.extras.parallel.group import Group
 from phase2_prefill_decode.extras.parallel.layers import ParallelDecoder
 from phase2_prefill_decode.extras.parallel.leader import DTYPES, FREE, HIDDEN, LOGITS, POOL, RECORD, REPLAY, received
 from phase2_prefill_decode.extras.parallel.ranks import LOST, LostError, receive
-from phase2_prefill_decode.extras.parallel.shard import Shard
-from phase2_prefill_decode.loading.config import ModelConfig
-from phase2_prefill_decode.loading.weights import load_weights
+from phase2_prefill_decode.extras.parallel.shard import Shard, load_part
+from phase2_prefill_decode.extras.quantized.at_load import Quantization
 from phase2_prefill_decode.step.graphs import cuda_recorder
 
 log = logging.getLogger(__name__)
@@ -89,8 +89,9 @@ def loaded(settings: dict[str, Any], end: Connection) -> Worker:
     device = torch.device("cpu") if settings["device"] == "cpu" else torch.device("cuda", rank)
     if device.type == "cuda":
         torch.cuda.set_device(device)  # which kernels are compiled and launched on
-    shard = Shard(ModelConfig.from_pretrained(directory, settings["dtype"]), rank, settings["size"])
-    weights = load_weights(directory, shard.config, device, **settings["weights"], layer_by_layer=True, shard=shard)
+    shard = Shard(connect.config_of(directory, settings["dtype"]), rank, settings["size"])
+    transform = None if settings["transform"] is None else Quantization(**settings["transform"])
+    weights = load_part(directory, shard, device, transform)
     decoder = ParallelDecoder(shard, weights, Group(rank, shard.size))
     receive(end)  # rank 0 has compiled the kernels
     decoder.compile_kernels(settings["kv_cache_dtype"])

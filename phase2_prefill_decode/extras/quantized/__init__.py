@@ -2,6 +2,7 @@
 
 weight      QuantizedWeight
 quantize    makes one of a matrix in 16 bits
+at_load     quantizes the matrices of a model while they are read
 layout      Format: of which tensors a checkpoint makes a quantized matrix
 gptq, awq, compressed    the formats of safetensors, which `formats` chooses by config.json
 checkpoint  a checkpoint in such a format, seen as one of single tensors

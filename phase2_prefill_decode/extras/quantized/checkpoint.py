@@ -7,7 +7,7 @@ from torch import Tensor
 from phase0_request.checks import ConfigError
 from phase2_prefill_decode.extras.quantized.layout import Format, TensorSpec
 from phase2_prefill_decode.extras.quantized.weight import QuantizedWeight
-from phase2_prefill_decode.loading.checkpoint import QUANTIZED, Checkpoint, Stored
+from phase2_prefill_decode.loading.checkpoint import ENCODED, Checkpoint, Stored
 
 
 class QuantizedCheckpoint:
@@ -47,7 +47,7 @@ class QuantizedCheckpoint:
                 self.faults.append(f"{module}.{suffix} does not fit: wanted {wanted}, found {what}")
             self.stored.pop(f"{module}.{suffix}", None)
         self._parts[f"{module}.weight"] = parts
-        self.stored[f"{module}.weight"] = Stored(stored[main].file, shape, QUANTIZED, stored[main].start)
+        self.stored[f"{module}.weight"] = Stored(stored[main].file, shape, ENCODED, stored[main].start)
 
     def chunks(self, name: str) -> Iterator[Tensor | QuantizedWeight]:
         """The rows of a tensor, some at a time; a quantized matrix at once."""

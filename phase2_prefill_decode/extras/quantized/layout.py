@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from phase0_request.checks import ConfigError
+from phase1_kv_pool.layout import DTYPE_BYTES
+from phase2_prefill_decode.loading.config import ModelConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -68,3 +70,10 @@ def groups(inputs: int, group: int) -> int:
     if inputs % group:
         raise ConfigError(f"its {inputs} inputs are no multiple of the group size {group}")
     return inputs // group
+
+
+def bytes_in(config: ModelConfig, scheme: str) -> int:
+    """The size of a model if the matrices of its layers are quantized in one of SCHEMES."""
+    matrices = sum(sum(part.modules.values()) * part.inputs for part in config.layer.values())
+    saved = DTYPE_BYTES[config.dtype] - SCHEMES[scheme]
+    return config.bytes - int(config.num_hidden_layers * matrices * saved)

@@ -3,7 +3,7 @@
 weight[o, i] = (values[o, i] - zeros[o, i // group]) * scales[o, i // group]
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -107,8 +107,17 @@ class QuantizedWeight:
         values = self.values[:, order] if self.bits == 8 else packed(unpacked(self.values)[:, order])
         return replace(self, values=values, order=order)
 
-    def joins(self, other: "QuantizedWeight") -> bool:
+    def with_rows(self, tensors: dict[str, Tensor], dtype: torch.dtype) -> "QuantizedWeight":
+        """The same with other rows, on their device, for products in a dtype."""
+        order, changed = self.order, dict[str, Any](tensors)
+        return replace(
+            self, dtype=dtype, order=None if order is None else order.to(tensors["values"].device), **changed
+        )
+
+    def joins(self, other: Any) -> bool:
         """Whether the rows of the two can be those of one weight."""
+        if not isinstance(other, QuantizedWeight):
+            return False
         ours, theirs = self._tensors(), other._tensors()
         if ours.keys() != theirs.keys() or (self.order is not None and not torch.equal(self.order, theirs["order"])):
             return False
@@ -127,50 +136,6 @@ class QuantizedWeight:
     def _tensors(self) -> dict[str, Tensor]:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in values.items() if isinstance(value, Tensor)}
-
-
-@dataclass(frozen=True, slots=True)
-class Stream:
-    """A matrix that is read while it is packed or copied, some rows at a time, and only once."""
-
-    length: int
-    parts: Iterator[Tensor | QuantizedWeight]
-    dtype: torch.dtype  # of the products
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __iter__(self) -> Iterator[Tensor | QuantizedWeight]:
-        for part in self.parts:
-            yield part.to(self.dtype) if isinstance(part, Tensor) else replace(part, dtype=self.dtype)
-
-    def whole(self, device: str | torch.device) -> Tensor | QuantizedWeight:
-        """All its rows on a device, in memory that is allocated once."""
-        made: dict[str, Tensor] = {}
-        end = 0
-        for part in self.parts:
-            tensors = {"values": part} if isinstance(part, Tensor) else part.by_rows()
-            start, end = end, end + len(part)
-            for name, tensor in tensors.items():
-                if start == 0:
-                    dtype = self.dtype if isinstance(part, Tensor) else tensor.dtype
-                    made[name] = torch.empty((self.length, *tensor.shape[1:]), dtype=dtype, device=device)
-                made[name][start:end].copy_(tensor)
-        if isinstance(part, Tensor):
-            return made["values"]
-        order, fields = None if part.order is None else part.order.to(device), dict[str, Any](made)
-        return replace(part, order=order, dtype=self.dtype, **fields)
-
-
-Matrix = Tensor | QuantizedWeight | Stream | tuple[Tensor | QuantizedWeight | Stream, ...]
-# Several: their rows, one after the other.
-
-
-def joins(first: Tensor | QuantizedWeight, second: Tensor | QuantizedWeight) -> bool:
-    """Whether the rows of the two can be those of one matrix."""
-    if isinstance(first, QuantizedWeight) and isinstance(second, QuantizedWeight):
-        return first.joins(second)
-    return isinstance(first, Tensor) and isinstance(second, Tensor)
 
 
 def packed(numbers: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from phase0_request.batch import Batch, Slice
 from phase0_request.checks import ConfigError
 from phase0_request.request import Request
 from phase2_prefill_decode.extras.penalties import Penalties
-from phase2_prefill_decode.loading.model import Model
+from phase2_prefill_decode.model import Model
 from phase2_prefill_decode.sampling.sampler import Sampler
 from phase2_prefill_decode.step.runner import ModelRunner
 from phase5_continuous.extras.speculation.draft_model import DraftModel

@@ -17,7 +17,7 @@ from phase0_request.core import EngineCore
 from phase0_request.request import FinishReason, Request
 from phase1_kv_pool.cache import PagedCache
 from phase2_prefill_decode.engine import static
-from phase2_prefill_decode.loading.model import Model, default_device
+from phase2_prefill_decode.model import Model, default_device
 from phase3_chunked_prefill.budget import TokenBudget
 from phase3_chunked_prefill.engine import chunked
 from phase4_radix.engine import cached

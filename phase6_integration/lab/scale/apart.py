@@ -20,16 +20,16 @@ from torch.multiprocessing import get_context
 
 from phase0_request.core import EngineCore, Step
 from phase0_request.lab.report import at_least_one, finish, parser, section
+from phase0_request.machine import cores
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.layer import KVLayer
 from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.connect import sampler_for
-from phase2_prefill_decode.extras.cpu.threads import cores
 from phase2_prefill_decode.lab.shapes import SHAPES
 from phase2_prefill_decode.loading.config import ModelConfig
-from phase2_prefill_decode.loading.model import Model
+from phase2_prefill_decode.model import Model
 from phase2_prefill_decode.step.runner import ModelRunner
 from phase3_chunked_prefill.budget import TokenBudget
 from phase5_continuous.scheduler import Scheduler

@@ -26,7 +26,7 @@ from rich.console import Console
 
 from phase0_request.lab.metrics import percentile
 from phase0_request.lab.report import at_least_one, finish, parser, section
-from phase2_prefill_decode.loading.model import default_device
+from phase2_prefill_decode.model import default_device
 from phase6_integration.load.client import COMPLETIONS, LoadTest, send
 from phase6_integration.load.connection import Pool
 from phase6_integration.load.response import Outcome

@@ -8,7 +8,7 @@ from phase0_request.request import Request
 from phase0_request.tokenizer import BUNDLED, Tokenizer
 from phase2_prefill_decode.lab.in_numpy import operations
 from phase2_prefill_decode.lab.in_numpy.forward import Forward, PagedRunner
-from phase2_prefill_decode.loading.model import Model
+from phase2_prefill_decode.model import Model
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.engine import continuous

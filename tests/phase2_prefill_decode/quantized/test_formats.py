@@ -1,5 +1,6 @@
 """Quantized checkpoints: what is read equals what the format's own library makes of it, bit for bit."""
 
+import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -12,11 +13,12 @@ from torch import Tensor
 
 from phase0_request.checks import ConfigError
 from phase0_request.params import SamplingParams
+from phase2_prefill_decode.connect import config_of, source_of
 from phase2_prefill_decode.engine import static
 from phase2_prefill_decode.extras.quantized.weight import QuantizedWeight
 from phase2_prefill_decode.loading.config import ModelConfig
-from phase2_prefill_decode.loading.model import Model
-from phase2_prefill_decode.loading.weights import load_weights
+from phase2_prefill_decode.loading.loader import load_weights
+from phase2_prefill_decode.model import Model
 from tests.phase2_prefill_decode.quantized import checkpoints as made
 from tests.phase2_prefill_decode.test_identity import follows, prompts
 
@@ -57,7 +59,7 @@ def matrices(directory: Path) -> dict[str, Tensor]:
     """The matrices of a checkpoint as they are read, dequantized, by their names in it."""
     config = ModelConfig.from_pretrained(directory, "float32")
     read = {}
-    for number, layer in enumerate(load_weights(directory, config).layers):
+    for number, layer in enumerate(load_weights(source_of(directory), config).layers):
         for field, (modules, inputs, _) in config.layer.items():
             if inputs:
                 weight = getattr(layer, field)
@@ -158,7 +160,7 @@ def test_parts_of_a_fused_matrix_with_another_order_each_stay_apart(tmp_path: Pa
     order_of = dict(zip(names, orders, strict=True))
     made.with_rows_in_8_bits(oracle, lambda name: made.GROUP * made.is_quantized(name), lambda name, _: order_of[name])
     model = Model.load(tmp_path, dtype="float32", device="cpu")
-    layer = load_weights(tmp_path, ModelConfig.from_pretrained(tmp_path)).layers[0]
+    layer = load_weights(source_of(tmp_path), config_of(tmp_path)).layers[0]
     assert isinstance(layer.qkv_proj, tuple)
     assert [len(part) for part in layer.qkv_proj] == [64, 32, 32]
     (prompt,) = prompts(307, (9,))
@@ -173,7 +175,7 @@ def test_a_matrix_that_was_left_in_16_bits_stays_so_beside_quantized_ones(tmp_pa
         return ({"weight": weight.detach().clone()}, weight) if weight.shape[0] == 80 else make(weight)
 
     made.quantized(tmp_path, some, made.compressed_config("int8"))
-    layer = load_weights(tmp_path, ModelConfig.from_pretrained(tmp_path)).layers[0]
+    layer = load_weights(source_of(tmp_path), config_of(tmp_path)).layers[0]
     assert isinstance(layer.gate_up_proj, Tensor)
     assert isinstance(layer.down_proj, QuantizedWeight)
 
@@ -218,10 +220,12 @@ def config_with(**changes: Any) -> dict[str, Any]:
         ({"quant_method": "fp8", "weight_block_size": [128, 128], "scale_fmt": "ue8m0"}, "scale_fmt is 'ue8m0'"),
     ],
 )
-def test_variants_that_are_not_supported_are_named(config: Any, message: str) -> None:
+def test_variants_that_are_not_supported_are_named(config: Any, message: str, tmp_path: Path) -> None:
     bare = {"vocab_size": 32, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1}
+    written = bare | {"model_type": "llama", "num_attention_heads": 4, "quantization_config": config}
+    (tmp_path / "config.json").write_text(json.dumps(written))
     with pytest.raises(ValueError, match=message):
-        ModelConfig.from_dict(bare | {"model_type": "llama", "num_attention_heads": 4, "quantization_config": config})
+        config_of(tmp_path)
 
 
 Q = "model.layers.0.self_attn.q_proj"
@@ -268,4 +272,4 @@ def test_tensors_that_do_not_fit_are_named(
     tensors: dict[str, Any] = load_file(tmp_path / "model.safetensors") | change
     save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, tmp_path / "model.safetensors")
     with pytest.raises(ConfigError, match=message):
-        load_weights(tmp_path, ModelConfig.from_pretrained(tmp_path))
+        load_weights(source_of(tmp_path), config_of(tmp_path))

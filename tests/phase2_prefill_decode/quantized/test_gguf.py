@@ -11,11 +11,12 @@ import torch
 from phase0_request.checks import ConfigError
 from phase0_request.extras.gguf_file import GGUFHeader, GGUFTensor, read_header
 from phase0_request.params import SamplingParams
+from phase2_prefill_decode.connect import config_of
 from phase2_prefill_decode.engine import static
-from phase2_prefill_decode.extras.gguf.gguf_config import config_of
+from phase2_prefill_decode.extras.gguf import gguf_config
 from phase2_prefill_decode.extras.quantized.ggml import BLOCKS
 from phase2_prefill_decode.loading.config import ModelConfig
-from phase2_prefill_decode.loading.model import Model
+from phase2_prefill_decode.model import Model
 from tests import gguf_files
 from tests.gguf_files import KindOf, saved_gguf
 from tests.phase2_prefill_decode.models import ROPES, saved, tiny_model
@@ -87,7 +88,7 @@ def test_the_config_is_that_of_the_model(rope: str, tmp_path: Path) -> None:
     gguf_files.close(out)
     wanted = ModelConfig.from_pretrained(saved(model, tmp_path))
     wanted = replace(wanted, rms_norm_eps=float(torch.tensor(wanted.rms_norm_eps)))  # the file has it in float32
-    assert ModelConfig.from_pretrained(tmp_path / "model.gguf") == wanted
+    assert config_of(tmp_path / "model.gguf") == wanted
 
 
 def refusal(file: Path) -> str:
@@ -127,7 +128,7 @@ def test_what_would_be_computed_wrongly_is_refused(change: Callable[[Any], None]
         out.add_tensor(gguf_files.gguf_name(name), weight.detach().numpy())
     gguf_files.close(out)
     with pytest.raises(ValueError, match=message):
-        ModelConfig.from_pretrained(tmp_path / "model.gguf")
+        config_of(tmp_path / "model.gguf")
 
 
 def test_a_file_that_was_not_copied_whole_is_refused(tmp_path: Path) -> None:
@@ -162,4 +163,4 @@ def test_metadata_that_no_model_has_is_refused(
     given = {"general.architecture": "llama"} | {f"llama.{name}": value for name, value in (sound | metadata).items()}
     stored = {"token_embd.weight": GGUFTensor(0, (8, 64), 0)} | tensors
     with pytest.raises(ValueError, match=message):
-        config_of(GGUFHeader(tmp_path / "model.gguf", given, stored))
+        gguf_config.config_of(GGUFHeader(tmp_path / "model.gguf", given, stored))

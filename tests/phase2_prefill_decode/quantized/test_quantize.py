@@ -9,12 +9,14 @@ from torch import Tensor
 from phase0_request.checks import ConfigError
 from phase0_request.params import SamplingParams
 from phase2_prefill_decode.engine import static
-from phase2_prefill_decode.extras.quantized.layout import SCHEMES
+from phase2_prefill_decode.extras.quantized.at_load import Quantization
+from phase2_prefill_decode.extras.quantized.layout import SCHEMES, bytes_in
 from phase2_prefill_decode.extras.quantized.quantize import quantize
 from phase2_prefill_decode.extras.quantized.weight import QuantizedWeight
+from phase2_prefill_decode.loading.checkpoint import Checkpoint
 from phase2_prefill_decode.loading.config import ModelConfig
-from phase2_prefill_decode.loading.model import Model
-from phase2_prefill_decode.loading.weights import load_weights
+from phase2_prefill_decode.loading.loader import load_weights
+from phase2_prefill_decode.model import Model
 from tests.phase2_prefill_decode.models import saved, tiny_model
 from tests.phase2_prefill_decode.quantized import checkpoints as made
 
@@ -65,7 +67,7 @@ def test_rows_of_zeros_and_of_extreme_numbers_stay_finite(scheme: str, special: 
 def test_matrices_of_layers_are_quantized_and_nothing_else(tmp_path: Path) -> None:
     saved(tiny_model("qwen3", intermediate_size=96), tmp_path)
     config = ModelConfig.from_pretrained(tmp_path)
-    plain, weights = load_weights(tmp_path, config), load_weights(tmp_path, config, scheme="int8")
+    plain, weights = (load_weights(Checkpoint(tmp_path), config, transform=how) for how in (None, Quantization("int8")))
     for name in ("embed_tokens", "norm", "lm_head"):
         assert torch.equal(getattr(weights, name), getattr(plain, name))
     for layer, before in zip(weights.layers, plain.layers, strict=True):
@@ -82,28 +84,28 @@ def test_a_model_that_does_not_fit_says_how_large_it_is_in_each_scheme(
     """The sizes are those of the weights, without the scales of whole rows."""
     saved(tiny_model("llama", hidden_size=512, intermediate_size=1024, dtype=torch.bfloat16), tmp_path)
     config = ModelConfig.from_pretrained(tmp_path)
-    layers = load_weights(tmp_path, config, scheme=scheme).layers
+    layers = load_weights(Checkpoint(tmp_path), config, transform=Quantization(scheme)).layers
     size = sum(getattr(layer, field).nbytes for layer in layers for field in config.layer) + 2 * (2 * 307 + 1) * 512
-    assert size * 0.99 < config.bytes_in(scheme) <= size
-    monkeypatch.setattr("phase2_prefill_decode.loading.model.free_bytes", lambda device: config.bytes_in(scheme) - 1)
+    assert size * 0.99 < bytes_in(config, scheme) <= size
+    monkeypatch.setattr("phase2_prefill_decode.loading.loader.free_bytes", lambda device: bytes_in(config, scheme) - 1)
     with pytest.raises(ConfigError, match=r"the model does not fit: .* 0.0 in int8, 0.0 in int4, 0.0 in fp8"):
-        Model.load(tmp_path, quantization=scheme, device="cpu")
-    monkeypatch.setattr("phase2_prefill_decode.loading.model.free_bytes", lambda device: config.bytes_in(scheme))
-    Model.load(tmp_path, quantization=scheme, device="cpu")
+        Model.load(tmp_path, transform=Quantization(scheme), device="cpu")
+    monkeypatch.setattr("phase2_prefill_decode.loading.loader.free_bytes", lambda device: bytes_in(config, scheme))
+    Model.load(tmp_path, transform=Quantization(scheme), device="cpu")
 
 
 def test_a_quantized_checkpoint_is_not_quantized_again(tmp_path: Path) -> None:
     made.quantized(tmp_path, made.awq, made.AWQ_CONFIG)
     with pytest.raises(ConfigError, match="is quantized already; quantization=int8 is for other models"):
-        Model.load(tmp_path, quantization="int8", device="cpu")
+        Model.load(tmp_path, transform=Quantization("int8"), device="cpu")
 
 
 def test_a_scheme_that_does_not_exist_or_does_not_fit_is_refused(tmp_path: Path) -> None:
     saved(tiny_model("llama"), tmp_path)  # its intermediate size is 80
     with pytest.raises(ValueError, match="quantization must be one of int8, int4, fp8, got 'int2'"):
-        Model.load(tmp_path, quantization="int2", device="cpu")
+        Model.load(tmp_path, transform=Quantization("int2"), device="cpu")
     with pytest.raises(ValueError, match="int4 needs a multiple of 32 inputs, and a matrix has 80"):
-        Model.load(tmp_path, quantization="int4", device="cpu")
+        Model.load(tmp_path, transform=Quantization("int4"), device="cpu")
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -112,7 +114,7 @@ def test_embeddings_are_quantized_if_asked(scheme: str, tied: bool, tmp_path: Pa
     """The embedding of a token is then a dequantized row; a tied head is the same weight, kept once."""
     model = tiny_model("qwen3", intermediate_size=96, tie_word_embeddings=tied, dtype=torch.bfloat16)
     saved(model, tmp_path)
-    loaded = Model.load(tmp_path, quantization=scheme, quantize_embeddings=True, device="cpu")
+    loaded = Model.load(tmp_path, transform=Quantization(scheme, embeddings=True), device="cpu")
     table, tokens = loaded.decoder.embed_tokens, torch.tensor([3, 0, 306, 3])
     assert not isinstance(table, Tensor)
     assert (table is loaded.decoder.lm_head.packed[0]) == tied

@@ -2,7 +2,7 @@
 
 import pytest
 
-from phase2_prefill_decode.loading.model import Model
+from phase2_prefill_decode.model import Model
 from phase4_radix.lab import study
 from tests.phase2_prefill_decode.tiny import TINY
 

@@ -21,9 +21,9 @@ from safetensors.torch import save
 
 from phase0_request.extras.gguf_file import read_header
 from phase0_request.tokenizer import BUNDLED, Tokenizer
+from phase2_prefill_decode.connect import config_of
 from phase2_prefill_decode.extras.gguf.gguf import GGUFCheckpoint
 from phase2_prefill_decode.loading.checkpoint import INDEX, SINGLE, Checkpoint
-from phase2_prefill_decode.loading.config import ModelConfig
 from tests.phase6_integration.adversarial.mutations import edits
 
 ROOM = 1 << 30  # bytes beyond what the process has mapped already
@@ -70,7 +70,7 @@ def read_gguf(directory: Path) -> None:
     header = read_header(directory / "model.gguf")
     GGUFCheckpoint(header)
     Tokenizer.from_pretrained(header.file)
-    ModelConfig.from_pretrained(header.file)
+    config_of(header.file)
 
 
 def with_header(header: bytes) -> bytes:
@@ -97,10 +97,10 @@ HEADERS = st.one_of(
 CASES: dict[str, tuple[str, st.SearchStrategy[bytes], Callable[[Path], object]]] = {
     "weights": (SINGLE, st.one_of(edits(HEADER).map(with_header), LENGTHS), Checkpoint),
     "index": (INDEX, edits({"metadata": {}, "weight_map": {"model.norm.weight": "a.safetensors"}}), Checkpoint),
-    "config": ("config.json", edits(CONFIG), ModelConfig.from_pretrained),
+    "config": ("config.json", edits(CONFIG), config_of),
     "tokenizer": ("tokenizer.json", edits(TOKENIZER), Tokenizer.from_pretrained),
     "gguf": ("model.gguf", HEADERS, read_gguf),
-    "quantization": ("config.json", edits(CONFIG | {"quantization_config": QUANTIZED}), ModelConfig.from_pretrained),
+    "quantization": ("config.json", edits(CONFIG | {"quantization_config": QUANTIZED}), config_of),
 }
 
 

@@ -14,8 +14,9 @@ from safetensors.torch import save_file
 from phase0_request.checks import ConfigError
 from phase0_request.params import SamplingParams
 from phase0_request.tokenizer import BUNDLED
+from phase2_prefill_decode.loading.checkpoint import Checkpoint
 from phase2_prefill_decode.loading.config import ModelConfig
-from phase2_prefill_decode.loading.weights import load_weights
+from phase2_prefill_decode.loading.loader import load_weights
 from phase6_integration.engine.assemble import peak_bytes
 from phase6_integration.engine.engine import NanoServingEngine
 from phase6_integration.engine.options import EngineOptions
@@ -80,7 +81,7 @@ def test_sizes_that_the_weights_do_not_have_are_a_short_error_before_memory_is_a
     tracemalloc.start()
     try:
         with pytest.raises(ConfigError) as caught:
-            load_weights(directory, ModelConfig.from_pretrained(directory))
+            load_weights(Checkpoint(directory), ModelConfig.from_pretrained(directory))
         assert len(str(caught.value)) < SHORT
         assert tracemalloc.get_traced_memory()[1] < SMALL
     finally:
@@ -92,7 +93,7 @@ def test_a_file_of_many_tensors_is_a_short_error(spoilt: Callable[..., Path]) ->
     (directory / "model.safetensors").unlink()
     save_file({f"model.layers.{number}.x": torch.zeros(1) for number in range(5000)}, directory / "model.safetensors")
     with pytest.raises(ValueError, match=r"and 50\d\d more$") as caught:
-        load_weights(directory, ModelConfig.from_pretrained(directory))
+        load_weights(Checkpoint(directory), ModelConfig.from_pretrained(directory))
     assert len(str(caught.value)) < SHORT
 
 

@@ -10,8 +10,9 @@ import pytest
 from phase0_request import FinishReason, SamplingParams, Tokenizer
 from phase0_request.checks import ConfigError
 from phase0_request.tokenizer import BUNDLED
+from phase2_prefill_decode.loading.checkpoint import Checkpoint
 from phase2_prefill_decode.loading.config import ModelConfig
-from phase2_prefill_decode.loading.weights import load_weights
+from phase2_prefill_decode.loading.loader import load_weights
 from phase6_integration.engine.engine import NanoServingEngine
 from tests.phase2_prefill_decode.models import FAMILIES, saved, variant
 from tests.phase2_prefill_decode.test_identity import follows, prompts
@@ -124,7 +125,7 @@ def test_stats_count_tokens_cache_hits_and_finished_requests() -> None:
 
 def test_an_engine_from_a_config_and_weights() -> None:
     config = ModelConfig.from_pretrained(BUNDLED)
-    weights, tokenizer = load_weights(BUNDLED, config), Tokenizer.from_pretrained()
+    weights, tokenizer = load_weights(Checkpoint(BUNDLED), config), Tokenizer.from_pretrained()
     with NanoServingEngine(config, weights, tokenizer, kv_cache_pages=256, max_chunk_size=256) as made:
         (found,) = made.generate("A KV cache keeps", GREEDY)
     with NanoServingEngine.from_pretrained(kv_cache_pages=64) as other:

@@ -17,7 +17,7 @@ from phase2_prefill_decode.connect import sampler_for
 from phase2_prefill_decode.extras.logprobs import BLOCK
 from phase2_prefill_decode.extras.outcome import SliceOutcome
 from phase2_prefill_decode.loading.config import ModelConfig
-from phase2_prefill_decode.loading.model import Model
+from phase2_prefill_decode.model import Model
 from phase2_prefill_decode.step.runner import ModelRunner
 from phase6_integration.engine.assemble import LARGEST, peak_bytes, profile
 

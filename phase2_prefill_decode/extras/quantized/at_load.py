@@ -1,0 +1,52 @@
+"""Quantization of a model when it is loaded: a source that quantizes what another one reads."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from phase0_request.checks import ConfigError, check_choice
+from phase2_prefill_decode.extras.quantized.layout import SCHEMES, bytes_in
+from phase2_prefill_decode.extras.quantized.quantize import quantize
+from phase2_prefill_decode.loading.checkpoint import ENCODED, Source
+from phase2_prefill_decode.loading.config import ModelConfig
+from phase2_prefill_decode.loading.matrix import Rows
+from phase2_prefill_decode.loading.weights import EMBEDDING, HEAD
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """A transform: the matrices of the layers in one of SCHEMES, or with `embeddings` all."""
+
+    scheme: str
+    embeddings: bool = False
+
+    def __post_init__(self) -> None:
+        check_choice("quantization", self.scheme, SCHEMES)
+
+    def __call__(self, source: Source, config: ModelConfig, device: torch.device) -> Source:
+        if any(stored.dtype == ENCODED for stored in source.stored.values()):
+            raise ConfigError(
+                f"{source.directory} is quantized already; quantization={self.scheme} is for other models"
+            )
+        return QuantizingSource(source, self, getattr(torch, config.dtype), device)
+
+    def nbytes(self, config: ModelConfig) -> int:
+        return bytes_in(config, self.scheme)
+
+
+class QuantizingSource:
+    """A source whose matrices are quantized on the device that they are loaded to."""
+
+    def __init__(self, source: Source, how: Quantization, dtype: torch.dtype, device: torch.device) -> None:
+        self.directory, self.faults, self.stored = source.directory, source.faults, source.stored
+        self._source, self._scheme = source, how.scheme
+        self._plain = () if how.embeddings else (EMBEDDING, HEAD)
+        self._dtype, self._device = dtype, device
+
+    def chunks(self, name: str) -> Iterator[Rows]:
+        is_matrix = len(self.stored[name].shape) > 1 and name not in self._plain
+        for rows in self._source.chunks(name):
+            assert isinstance(rows, Tensor)
+            yield quantize(rows.to(self._device, self._dtype), self._scheme) if is_matrix else rows
