@@ -21,6 +21,7 @@ from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.connect import check_split, sampler_for
 from phase2_prefill_decode.decoder import Decoder
 from phase2_prefill_decode.engine import Engine, static
+from phase2_prefill_decode.extras.outcome import extras_of
 from phase2_prefill_decode.extras.parallel import worker
 from phase2_prefill_decode.extras.parallel.layers import ParallelDecoder
 from phase2_prefill_decode.extras.parallel.ranks import RankError, Ranks
@@ -135,7 +136,7 @@ def test_all_that_an_engine_does_it_does_with_two_ranks(tmp_path: Path) -> None:
         assert one.output_tokens == other.output_tokens
         for ours, theirs in zip(one.logprobs, other.logprobs, strict=True):
             assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-4)
-        scores = [[token.logprob for token in made.request.prompt_logprobs] for made in (one, other)]
+        scores = [[token.logprob for token in extras_of(made.request).prompt_logprobs] for made in (one, other)]
         assert scores[0] == pytest.approx(scores[1], abs=1e-4)
 
 
