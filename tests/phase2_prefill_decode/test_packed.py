@@ -160,6 +160,24 @@ def test_a_token_in_flight_is_packed_as_the_row_that_will_have_it(
     assert tokens_of(Slice(request, *piece), cache) == wanted
 
 
+@pytest.mark.parametrize(
+    ("start", "length", "tokens"),
+    [(6, 4, [106, 7, 8, 9]), (4, 6, [104, 105, 106, 7, 8, 9]), (8, 1, [8]), (8, 2, [8, 9])],
+    ids=["a decode", "more than a decode", "one of them", "two of them"],
+)
+def test_a_token_beyond_a_request_is_packed_behind_it_and_each_has_a_row_to_draw_from(
+    start: int, length: int, tokens: list[int]
+) -> None:
+    cache = PagedCache(20, 4)
+    request = running(cache, 1, 5, 2, 6)
+    cache.grow(request, 12)
+    step = pack(Batch((Slice(request, start, length, (7, 8, 9)),)), cache, 6)
+    drawn = min(length, 4)
+    assert step.tokens == tokens
+    assert step.last == [*range(length)][-drawn:], "of the newest token and of those beyond it"
+    assert step.drawn == (0,) * drawn
+
+
 def test_a_page_table_may_be_longer_than_the_step_needs() -> None:
     cache = PagedCache(20, 4)
     request = running(cache, 1, 6, 0, 0)

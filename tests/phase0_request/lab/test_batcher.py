@@ -1,5 +1,6 @@
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import given, settings
@@ -17,6 +18,7 @@ from phase0_request import (
     Slice,
     StepOutput,
 )
+from phase0_request.batch import Commit
 from phase0_request.lab.batcher import Batcher
 
 EOS = 0
@@ -85,6 +87,33 @@ def test_a_slice_that_does_not_complete_its_request_yields_no_token(make_request
         assert request.output_tokens == []
         assert request.computed == start + 2
     assert commit(batcher, batcher.plan(1.0), [8], 2.0) == [Event(request, 8, None)]
+
+
+@dataclass
+class Several:
+    """The outcome of a slice that yields a token and others after it."""
+
+    tokens: Sequence[int]
+
+    def apply(self, commit: Commit, part: Slice, now: float) -> None:
+        commit.advance(part.request, part.start, part.length)
+        for number, token in enumerate(self.tokens):
+            if not part.request.finished:
+                commit.append(part.request, token, now, f"the {number}.", predicted=not number)
+
+
+def test_an_outcome_applies_itself_and_its_request_catches_up(make_request: Callable[..., Request]) -> None:
+    batcher = Batcher([EOS])
+    request = make_request(prompt=3, max_tokens=4)
+    batcher.submit(request)
+    (sequence,) = batcher.sequences
+    events = batcher.commit(batcher.plan(0.0), StepOutput([7], more={0: Several([7, 8])}), 1.0)
+    assert events == [Event(request, 7, None, "the 0."), Event(request, 8, None, "the 1.")]
+    assert (request.computed, sequence.num_scheduled, sequence.num_tokens) == (3, 3, 5)
+    assert spans(batcher) == [("r1", 3, 2)], "both tokens are computed together"
+    events = batcher.commit(batcher.plan(1.0), StepOutput([9], more={0: Several([9, 10, 11])}), 2.0)
+    assert [(token, reason) for _, token, reason, _ in events] == [(9, None), (10, FinishReason.LENGTH)]
+    assert not batcher.has_work
 
 
 def test_a_request_aborted_during_a_step_drops_its_result(make_request: Callable[..., Request]) -> None:
