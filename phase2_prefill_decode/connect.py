@@ -18,4 +18,6 @@ def sampler_for(model: Model, seed: int | None = None) -> Sampler:
         from phase2_prefill_decode.extras.processors import processors_for
 
         processors = processors_for(size, model.eos_ids, decoder.device, tokenizer, decoder.lm_head)
-    return Sampler(size, decoder.device, seed, num_tokens=model.num_tokens, processors=processors)
+    return Sampler(
+        size, decoder.device, seed, num_tokens=model.num_tokens, processors=processors, draw=decoder.backend.draw
+    )

@@ -172,23 +172,15 @@ def reachable(start: Iterable[str], labs: bool = False) -> set[str]:
 
 # Core and extras
 
-CONNECT = {f"{package}.engine" for package in PHASES} | {f"{SIX}.engine.assemble", f"{SIX}.app"}  # the core's ends
+CONNECT = {f"{package}.{name}" for package in PHASES for name in ("connect", "engine", "backends")} | {
+    f"{SIX}.engine.assemble",
+    f"{SIX}.app",
+}  # the core's ends
 # What still crosses the border. It only gets shorter.
 KNOWN = {
     "phase0_request.tokenizer knows phase0_request: gguf_file",
     "phase0_request.tokenizer knows phase0_request: gguf_tokenizer",
     "phase1_kv_pool.kernels.store knows phase1_kv_pool: cpu.store",
-    "phase2_prefill_decode.decoder knows phase2_prefill_decode: cpu.compilation",
-    "phase2_prefill_decode.decoder knows phase2_prefill_decode: cpu.forward",
-    "phase2_prefill_decode.decoder knows phase2_prefill_decode: parallel.ranks",
-    "phase2_prefill_decode.decoder knows phase2_prefill_decode: quantized.weight",
-    "phase2_prefill_decode.kernels.attention knows phase2_prefill_decode: cpu.attention",
-    "phase2_prefill_decode.kernels.draw knows phase2_prefill_decode: cpu.draw",
-    "phase2_prefill_decode.kernels.pointwise knows phase2_prefill_decode: cpu.pointwise",
-    "phase2_prefill_decode.linear knows phase2_prefill_decode: cpu.microkernel",
-    "phase2_prefill_decode.linear knows phase2_prefill_decode: cpu.product",
-    "phase2_prefill_decode.linear knows phase2_prefill_decode: quantized.triton_product",
-    "phase2_prefill_decode.linear knows phase2_prefill_decode: quantized.weight",
     "phase2_prefill_decode.loading.config knows phase0_request: gguf_file",
     "phase2_prefill_decode.loading.config knows phase2_prefill_decode: gguf.gguf_config",
     "phase2_prefill_decode.loading.config knows phase2_prefill_decode: quantized.layout",

@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from phase1_kv_pool.kernels.backends import Backends
 from phase1_kv_pool.layer import HIGHEST, KVLayer
 
 
@@ -90,10 +89,3 @@ def check_shapes(query: Tensor, kv: KVLayer) -> None:
         )
     if not all(side is None or side.is_contiguous() for side in kv):
         raise ValueError("keys and values must be whole layers of a pool, contiguous: pages are addressed by number")
-
-
-ATTEND: Backends[Attend] = Backends(
-    reference,
-    "phase2_prefill_decode.extras.cpu.attention:attend",
-    "phase2_prefill_decode.kernels.triton.attention:attend",
-)

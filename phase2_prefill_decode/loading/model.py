@@ -11,10 +11,11 @@ from phase0_request.extras.gguf_file import is_gguf
 from phase0_request.tokenizer import BUNDLED, Tokenizer
 from phase1_kv_pool.layout import DTYPE_BYTES
 from phase1_kv_pool.memory import free_bytes
+from phase2_prefill_decode.backend import Backend
+from phase2_prefill_decode.backends import backend_for
 from phase2_prefill_decode.decoder import Decoder
 from phase2_prefill_decode.extras.parallel.leader import lead
 from phase2_prefill_decode.extras.quantized.layout import SCHEMES
-from phase2_prefill_decode.kernels.attention import Attend
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.weights import load_weights, random_weights
 
@@ -37,7 +38,7 @@ class Model:
         quantization: str | None = None,
         quantize_embeddings: bool = False,
         kv_cache_dtype: str | None = None,
-        attend: Attend | None = None,
+        backend: Backend | None = None,
         progress: bool = False,
         tensor_parallel_size: int = 1,
         collective_timeout: float = 60.0,
@@ -45,8 +46,9 @@ class Model:
         """Load a model in Hugging Face layout or from a GGUF file, by default the bundled one, on the GPU if there is
         one, in the dtype of its config. `quantization` is a scheme for the matrices of its layers, such as int8, with
         `quantize_embeddings` for the embedding and lm_head too. On a CPU its kernels are compiled, if they are not in
-        the cache, for keys and values in `kv_cache_dtype`. `progress` shows bars. `tensor_parallel_size` is the number
-        of processes that the model is split over, `collective_timeout` the seconds that they wait for each other."""
+        the cache, for keys and values in `kv_cache_dtype`. `backend` is by default the fastest one of the device.
+        `progress` shows bars. `tensor_parallel_size` is the number of processes that the model is split over,
+        `collective_timeout` the seconds that they wait for each other."""
         place = usable(device)
         if dtype is not None:
             check_choice("dtype", dtype, DTYPE_BYTES)
@@ -59,12 +61,14 @@ class Model:
         tokenizer = load_tokenizer(directory, config) if Tokenizer.is_in(directory) else None
         how: dict[str, Any] = {"scheme": quantization, "quantize_embeddings": quantize_embeddings, "progress": progress}
         if ranks > 1:
-            if attend is not None:
-                raise ValueError("attend is for a model on one rank; the others cannot be given a function")
-            leader = lead(directory, config, place, ranks, kv_cache_dtype, collective_timeout, **how)
+            if backend is not None:
+                raise ValueError("backend is for a model on one rank; the others cannot be given functions")
+            own = backend_for(place)
+            leader = lead(directory, config, place, ranks, kv_cache_dtype, collective_timeout, own, **how)
             return cls(leader.config, leader, tokenizer)
-        decoder = Decoder(config, load_weights(directory, config, place, layer_by_layer=True, **how), attend=attend)
-        decoder.compile_kernels(kv_cache_dtype, progress=progress)
+        backend = backend or backend_for(place)
+        decoder = Decoder(config, load_weights(directory, config, place, layer_by_layer=True, **how), backend)
+        backend.compile(decoder, kv_cache_dtype, progress)
         return cls(config, decoder, tokenizer)
 
     @classmethod
@@ -75,11 +79,12 @@ class Model:
         device: str | torch.device | None = None,
         dtype: str | None = None,
         seed: int = 0,
-        attend: Attend | None = None,
+        backend: Backend | None = None,
     ) -> "Model":
         """A model of random weights, as fast as a trained one: for benchmarks."""
         config = config if dtype is None else replace(config, dtype=dtype)
-        return cls(config, Decoder(config, random_weights(config, usable(device), seed=seed), attend=attend))
+        place = usable(device)
+        return cls(config, Decoder(config, random_weights(config, place, seed=seed), backend or backend_for(place)))
 
     @property
     def num_tokens(self) -> int:

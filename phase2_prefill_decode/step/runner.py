@@ -71,7 +71,7 @@ class ModelRunner:
             return replace(computed, sampled=sampled)
 
         self.graphs = DecodeGraphs(self.state, self.cache.page_size, context)
-        self.graphs.record(compute, sizes, self.decoder.on_all_ranks(record))
+        self.graphs.record(compute, sizes, self.decoder.backend.recorder(record))
 
     # region run
     def launch(self, step: PackedStep) -> LaunchedStep:
@@ -104,7 +104,7 @@ class ModelRunner:
         layers, drawn = self.pool.layers, len(step.drawn_rows)
         hidden = None
         if out is not None:
-            logits = self.decoder.lm_head.into(out, self.decoder.hidden(tensors, layers))
+            logits = self.decoder.lm_head(self.decoder.hidden(tensors, layers), out)
         elif self.piecewise is not None and self.piecewise.count_for(len(step.tokens)):
             hidden = self.piecewise.hidden(tensors)
             logits = self.decoder.lm_head(hidden[:drawn])

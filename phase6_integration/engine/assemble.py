@@ -70,8 +70,8 @@ def assemble(options: EngineOptions, loaded: Model | None = None) -> Assembled:
     try:
         return connected(model, options)
     except BaseException:
-        if loaded is None and model.decoder.ranks is not None:
-            model.decoder.ranks.close()
+        if loaded is None and model.decoder.processes is not None:
+            model.decoder.processes.close()
         raise
 
 
@@ -96,8 +96,9 @@ def connected(model: Model, options: EngineOptions) -> Assembled:
         activations = max(activations, profile(each, sampler, budget.max_batched_tokens, running, layout, context))
         graphs += graph_bytes(each, sampler, sizes, counts, context, layout)
     needed = max(running * min(context, LONG), context)
+    free = model.decoder.backend.free_bytes(device)
     pages = options.kv_cache_pages or pages_that_fit(
-        layouts, device, model.decoder.free_bytes, options.gpu_memory_utilization, activations + graphs, needed
+        layouts, device, free, options.gpu_memory_utilization, activations + graphs, needed
     )
     kind = PrefixCache if options.enable_prefix_caching else PagedCache
     caches = [kind(pages, options.page_size) for _ in models]
@@ -114,7 +115,14 @@ def connected(model: Model, options: EngineOptions) -> Assembled:
     samplers = sampler, sampler_of_drafts(sampler)
     runners = [
         make_runner(
-            each, each.decoder.kv_pool(layout, pages), cache, own, sizes, counts, context, ahead=scheduler.ahead > 0
+            each,
+            each.decoder.backend.kv_pool(layout, pages, device),
+            cache,
+            own,
+            sizes,
+            counts,
+            context,
+            ahead=scheduler.ahead > 0,
         )
         for each, layout, cache, own in zip(models, layouts, caches, samplers, strict=False)
     ]
@@ -178,7 +186,7 @@ def profile(model: Model, sampler: Sampler, tokens: int, running: int, layout: K
     if not on_gpu:  # one layer: all take the same memory, one after the other
         decoder = copy(decoder)
         decoder.layers = decoder.layers[:1]
-    runner = ModelRunner(decoder, decoder.kv_pool(layout, pages), cache, sampler)
+    runner = ModelRunner(decoder, decoder.backend.kv_pool(layout, pages, decoder.device), cache, sampler)
     dummies = [Request(f"{number}", (0,) * length, LARGEST) for number in range(requests)]
     scored = Request("scored", (0,) * (block + 1), SamplingParams(prompt_logprobs=MAX_LOGPROBS))
 
@@ -241,7 +249,7 @@ def graph_bytes(
 
     def taken(few: Sequence[int], pieces: Sequence[int]) -> int:
         before = unreserved_bytes()
-        pool = model.decoder.kv_pool(layout, 1)
+        pool = model.decoder.backend.kv_pool(layout, 1, model.decoder.device)
         runner = make_runner(model, pool, PagedCache(1, layout.page_size), sampler, few, pieces, context)
         bytes = before - unreserved_bytes()
         del runner, pool

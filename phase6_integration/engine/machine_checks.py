@@ -168,4 +168,5 @@ def check_kernels() -> str:
         raise Problem("compiled at each start", "set NUMBA_CACHE_DIR to a writable place")
     decoder = Model.load().decoder
     cached = str(decoder.dtype).removeprefix("torch.")
-    return f"matrices in {decoder.linear}; keys and values in {cached}; compiled for {SET}, kept in {PLACE}"
+    matrices = decoder.layers[0].mlp.down_proj.kernel
+    return f"matrices in {matrices}; keys and values in {cached}; compiled for {SET}, kept in {PLACE}"

@@ -12,13 +12,13 @@ import socket
 import sys
 from collections.abc import Callable
 from pkgutil import resolve_name
-from typing import Any, NamedTuple, NoReturn, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, cast
 
 from phase0_request.core import EngineCore, Step
 from phase0_request.params import TokenLogprobs
 from phase0_request.request import FinishReason, Request
 from phase2_prefill_decode.extras.outcome import extras_of
-from phase2_prefill_decode.extras.parallel.ranks import RankError, Ranks, die_with
+from phase2_prefill_decode.extras.parallel.ranks import RankError, die_with
 from phase5_continuous.scheduler import Scheduler
 from phase6_integration.engine.gc_freeze import gc_freeze
 from phase6_integration.engine.isolation import BrokenError
@@ -41,6 +41,9 @@ from phase6_integration.process.messages import (
     Watch,
 )
 from phase6_integration.process.recording import Recording
+
+if TYPE_CHECKING:
+    from phase2_prefill_decode.backend import Processes
 
 log = logging.getLogger(__name__)
 CLOCKED = 0.5  # seconds after which deadlines are looked at if all wait for their grammars, and snapshots that wait
@@ -167,7 +170,7 @@ class LoadedEngine(NamedTuple):
     core: EngineCore[Scheduler, Any]
     ready: Ready
     grammars: GrammarWork | None = None
-    ranks: Ranks | None = None
+    processes: "Processes | None" = None
 
 
 def bundled_engine(
@@ -183,12 +186,12 @@ def bundled_engine(
         grammars = grammar_work(parts.sampler, options)
     decoder, cache = parts.model.decoder, parts.scheduler.cache
     context, dtype = parts.model.config.max_position_embeddings, str(decoder.dtype).removeprefix("torch.")
-    layout, pages = parts.layout, cache.usage.total
+    layout, pages, matrices = parts.layout, cache.usage.total, decoder.layers[0].mlp.down_proj.kernel
     ready = Ready(
-        context, pages, cache.page_size, str(decoder.device), dtype, decoder.linear, layout.dtype,
+        context, pages, cache.page_size, str(decoder.device), dtype, matrices, layout.dtype,
         pages * layout.bytes_per_page,
     )  # fmt: skip
-    return LoadedEngine(parts.core, ready, grammars, decoder.ranks)
+    return LoadedEngine(parts.core, ready, grammars, decoder.processes)
 
 
 class ChannelHandler(logging.Handler):
@@ -220,9 +223,9 @@ def serve(channel: Channel) -> int:
         channel.send(engine.ready)
         if engine.grammars is not None:
             channel.watch(engine.grammars.fileno())
-        if engine.ranks is not None:
-            for descriptor in engine.ranks.filenos():
-                channel.watch(descriptor, engine.ranks.check)
+        if engine.processes is not None:
+            for descriptor in engine.processes.filenos():
+                channel.watch(descriptor, engine.processes.check)
         loop = Loop(channel, engine.core, engine.grammars)
         for message in others:
             loop.handle(message)

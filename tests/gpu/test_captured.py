@@ -18,13 +18,13 @@ from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase1_kv_pool.kernels.backends import Backends
 from phase1_kv_pool.pool import KVPool
+from phase2_prefill_decode.backend import triton_backend
 from phase2_prefill_decode.connect import sampler_for
 from phase2_prefill_decode.decoder import Decoder
 from phase2_prefill_decode.extras.quantized.quantize import quantize
 from phase2_prefill_decode.extras.quantized.triton_product import TritonProduct
 from phase2_prefill_decode.extras.quantized.weight import QuantizedWeight
-from phase2_prefill_decode.kernels.attention import ATTEND
-from phase2_prefill_decode.linear import Linear, plain
+from phase2_prefill_decode.linear import Linear, TorchLinear
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.model import Model
 from phase2_prefill_decode.loading.weights import random_weights
@@ -88,11 +88,10 @@ def model(scheme: str | None = None) -> Model:
         ]
         weights = replace(weights, embed_tokens=table, lm_head=table, layers=layers)
 
-    def multiply_as_on_a_gpu(self: Linear, weight: Any, bias: Tensor | None = None) -> None:
-        self._product = TritonProduct(weight, bias) if isinstance(weight, QuantizedWeight) else plain(weight, bias)
+    def multiply_as_on_a_gpu(weight: Any, bias: Tensor | None = None) -> Linear:
+        return (TritonProduct if isinstance(weight, QuantizedWeight) else TorchLinear)(weight, bias)
 
-    with patch.object(Linear, "__init__", multiply_as_on_a_gpu):
-        return Model(CONFIG, Decoder(CONFIG, weights, attend=ATTEND.load("triton")))
+    return Model(CONFIG, Decoder(CONFIG, weights, replace(triton_backend(), linear=multiply_as_on_a_gpu)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,8 +35,8 @@ def split(directory: Path, ranks: int, **options: Any) -> Iterator[Model]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(leader, "Ranks", RanksInThreads)
         model = Model.load(directory, device="cpu", **{"dtype": "float32", **options}, tensor_parallel_size=ranks)
-    assert model.decoder.ranks is not None
+    assert model.decoder.processes is not None
     try:
         yield model
     finally:
-        model.decoder.ranks.close()
+        model.decoder.processes.close()

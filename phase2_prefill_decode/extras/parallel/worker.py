@@ -14,7 +14,8 @@ import torch
 
 from phase1_kv_pool.memory import free_bytes
 from phase1_kv_pool.pool import KVPool
-from phase2_prefill_decode.decoder import Record
+from phase2_prefill_decode.backend import Record
+from phase2_prefill_decode.backends import backend_for
 from phase2_prefill_decode.extras.parallel.group import Group
 from phase2_prefill_decode.extras.parallel.layers import ParallelDecoder
 from phase2_prefill_decode.extras.parallel.leader import DTYPES, FREE, HIDDEN, LOGITS, POOL, RECORD, REPLAY, received
@@ -51,7 +52,7 @@ class Worker:
         if command == POOL:
             pages, page_size, dtype = numbers
             self.pool = None  # first: there may be no memory for two
-            self.pool = decoder.kv_pool(decoder.config.kv_layout(page_size, DTYPES[dtype]), pages)
+            self.pool = KVPool(decoder.config.kv_layout(page_size, DTYPES[dtype]), pages, decoder.device)
             self.end.send_bytes(json.dumps({"pages": pages}).encode())
         if command == FREE:
             self.pool, self.record = None, None
@@ -90,9 +91,10 @@ def loaded(settings: dict[str, Any], end: Connection) -> Worker:
         torch.cuda.set_device(device)  # which kernels are compiled and launched on
     shard = Shard(ModelConfig.from_pretrained(directory, settings["dtype"]), rank, settings["size"])
     weights = load_weights(directory, shard.config, device, **settings["weights"], layer_by_layer=True, shard=shard)
-    decoder = ParallelDecoder(shard, weights, Group(rank, shard.size))
+    backend = backend_for(device)
+    decoder = ParallelDecoder(shard, weights, Group(rank, shard.size), backend)
     receive(end)  # rank 0 has compiled the kernels
-    decoder.compile_kernels(settings["kv_cache_dtype"])
+    backend.compile(decoder, settings["kv_cache_dtype"], False)
     return Worker(decoder, end)
 
 
