@@ -180,7 +180,6 @@ CONNECT = {f"{package}.{name}" for package in PHASES for name in ("connect", "en
 KNOWN = {
     "phase0_request.tokenizer knows phase0_request: gguf_file",
     "phase0_request.tokenizer knows phase0_request: gguf_tokenizer",
-    "phase1_kv_pool.kernels.store knows phase1_kv_pool: cpu.store",
     "phase2_prefill_decode.loading.config knows phase0_request: gguf_file",
     "phase2_prefill_decode.loading.config knows phase2_prefill_decode: gguf.gguf_config",
     "phase2_prefill_decode.loading.config knows phase2_prefill_decode: quantized.layout",

@@ -57,8 +57,7 @@ def reference(
         if start == stop:
             continue
         pages = metadata.page_table[sequence, : -(-length // page_size)]
-        # [heads, length, head_dim]
-        k, v = (side.transpose(0, 1).flatten(1, 2)[:, :length].float() for side in kv.read(pages))
+        k, v = (side.transpose(0, 1).float() for side in kv.gather(pages, length))  # [heads, length, head_dim]
         k, v = k.repeat_interleave(group, 0), v.repeat_interleave(group, 0)
         q = query[start:stop].transpose(0, 1).float()  # [heads, new, head_dim]
         at = torch.arange(length - (stop - start), length, device=query.device)[:, None]  # positions of the new tokens

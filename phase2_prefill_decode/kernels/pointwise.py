@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from phase1_kv_pool.kernels.store import reference as store
+from phase1_kv_pool.kernels.store import store
 from phase1_kv_pool.layer import KVLayer
 
 AddNorm = Callable[[Tensor, Tensor | None, Tensor, float], tuple[Tensor, Tensor]]

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from phase1_kv_pool.kernels.store import store
 from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.backend import TORCH
 from phase2_prefill_decode.decoder import Decoder
@@ -82,7 +83,7 @@ def pool_of(config: ModelConfig, kv_dtype: str | None = None) -> KVPool:
     draw, slots = torch.Generator().manual_seed(3), torch.arange(pool.num_slots)
     for layer in range(config.num_hidden_layers):
         k, v = torch.randn(2, len(slots), 2, config.head_dim, generator=draw).to(getattr(torch, config.dtype))
-        pool.store(layer, slots, k, v)
+        store(pool.layers[layer], slots, k, v)
     return pool
 
 

@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from phase2_prefill_decode.extras.cpu import openmp
+from phase2_prefill_decode.extras.cpu.backend import packed_linear
 from phase2_prefill_decode.extras.cpu.blocks import Blocks, put_rows
-from phase2_prefill_decode.extras.cpu.linear import packed_linear
 from phase2_prefill_decode.extras.cpu.microkernel import SET
 from phase2_prefill_decode.extras.cpu.product import ROWS, PackedWeight
 from phase2_prefill_decode.extras.cpu.rows import quantize
@@ -305,7 +305,7 @@ ELSEWHERE = """
 import sys, torch
 from pathlib import Path
 from phase2_prefill_decode.extras.cpu.microkernel import SET
-from phase2_prefill_decode.extras.cpu.linear import packed_linear
+from phase2_prefill_decode.extras.cpu.backend import packed_linear
 folder = Path(sys.argv[1])
 given = torch.load(folder / "given.pt", weights_only=False)
 results = {key: packed_linear(weight, bias)(rows) for key, (rows, weight, bias) in given.items()}

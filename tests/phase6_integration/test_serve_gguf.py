@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from phase0_request.params import SamplingParams
 from phase0_request.tokenizer import BUNDLED, Tokenizer
-from phase2_prefill_decode.extras.cpu.linear import packed_linear
+from phase2_prefill_decode.extras.cpu.backend import packed_linear
 from phase6_integration.engine.engine import NanoServingEngine
 from tests.gguf_files import saved_gguf
 from tests.phase6_integration.life import PATIENCE, gone, life, stream
