@@ -36,6 +36,13 @@ class KVLayer(NamedTuple):
         )
         return k, v
 
+    def gather(self, pages: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        """Copy the first `length` keys and values of a page table, [length, kv_heads, head_dim]."""
+        # region exercise 1.4
+        k, v = (side.transpose(1, 2).flatten(0, 1)[:length] for side in self.read(pages))
+        return k, v
+        # endregion
+
     def write(self, where: Any, k: Tensor, v: Tensor) -> None:
         """Store keys and values, [..., head_dim], at an index of the first dimensions."""
         for numbers, scales, x in ((self.keys, self.key_scales, k), (self.values, self.value_scales, v)):

@@ -9,14 +9,12 @@ contiguous, which costs little: a token is written once and read at every step. 
 attention processes all keys of a tile before the first value.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from phase0_request.checks import check_int
-from phase1_kv_pool.kernels.store import STORE
 from phase1_kv_pool.layer import HIGHEST, KVLayer, torch_dtype
 from phase1_kv_pool.layout import KVLayout
 from phase1_kv_pool.memory import free_bytes, zeros
@@ -51,7 +49,6 @@ class KVPool:
             _check_float8(torch.cuda.get_device_capability(self.device))
         _check_memory(layout, num_pages, self.device)
         self.layers = [self._layer() for _ in range(layout.layers)]
-        self._store = STORE.on(self.device)
 
     def _layer(self) -> KVLayer:
         shape = self.num_pages, self.layout.kv_heads, self.layout.page_size
@@ -70,37 +67,6 @@ class KVPool:
         """The number of token slots, numbered from 0."""
         return self.num_pages * self.layout.page_size
 
-    # region store
-    def store(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
-        """Write the key and value of each token to its slot; -1 is padding and writes nothing.
-
-        slots: [tokens], without duplicates; k, v: [tokens, kv_heads, head_dim], may be views of a larger tensor.
-        """
-        self._check_shapes(slots, k, v)
-        self._store(self.layers[layer], slots, k, v)
-
-    # endregion
-
-    def gather(self, layer: int, table: Sequence[int], length: int) -> tuple[Tensor, Tensor]:
-        """Copy the first `length` keys and values of a page table, [length, kv_heads, head_dim]. For tests."""
-        pages = table[: self.layout.pages_for(length)]
-        # region exercise 1.4
-        index = torch.tensor(pages, dtype=torch.int64, device=self.device)
-        k, v = (side.transpose(1, 2).flatten(0, 1)[:length] for side in self.layers[layer].read(index))
-        return k, v
-        # endregion
-
-    def _check_shapes(self, slots: Tensor, k: Tensor, v: Tensor) -> None:
-        """Check shapes, dtypes and devices, without synchronization with the device."""
-        if slots.dim() != 1 or slots.dtype not in (torch.int64, torch.int32) or slots.device != self.device:
-            raise ValueError(f"slots must be [tokens] in int64 or int32 on {self.device}, got {_describe(slots)}")
-        shape = (len(slots), self.layout.kv_heads, self.layout.head_dim)
-        for name, rows in (("k", k), ("v", v)):
-            dtype_fits = rows.is_floating_point() if self.dtype in HIGHEST else rows.dtype == self.dtype
-            if rows.shape != shape or not dtype_fits or rows.device != self.device:
-                wanted = f"{list(shape)} in {self.layout.dtype} on {self.device}"
-                raise ValueError(f"{name} must be {wanted} for {len(slots)} slots, got {_describe(rows)}")
-
 
 def _check_float8(capability: tuple[int, int]) -> None:
     if capability < (8, 9):
@@ -117,7 +83,3 @@ def _check_memory(layout: KVLayout, num_pages: int, device: torch.device) -> Non
             f"{num_pages} pages of {layout.page_size} tokens need {wanted / GIB:.2f} GiB on {device}, where "
             f"{free / GIB:.2f} GiB are free; {layout.pages_in(free)} pages would fit"
         )
-
-
-def _describe(tensor: Tensor) -> str:
-    return f"{list(tensor.shape)} in {str(tensor.dtype).removeprefix('torch.')} on {tensor.device}"

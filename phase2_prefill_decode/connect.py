@@ -127,12 +127,13 @@ def sampler_for(model: LoadedModel, seed: int | None = None) -> "Sampler":
     from phase2_prefill_decode.sampling.sampler import Sampler
 
     decoder, size, tokenizer = model.decoder, model.config.vocab_size, model.tokenizer
+    draw = decoder.backend.draw
     if not has_extras(PACKAGE):
-        return Sampler(size, decoder.device, seed, num_tokens=model.num_tokens)
+        return Sampler(size, decoder.device, seed, num_tokens=model.num_tokens, draw=draw)
     from phase2_prefill_decode.extras.processors import processors_for
 
     processors = processors_for(size, model.eos_ids, decoder.device, tokenizer, decoder.lm_head)
-    return Sampler(size, decoder.device, seed, num_tokens=model.num_tokens, processors=processors)
+    return Sampler(size, decoder.device, seed, num_tokens=model.num_tokens, processors=processors, draw=draw)
 
 
 class KernelCache(NamedTuple):

@@ -47,7 +47,7 @@ class Engine(Generic[S]):
         """Of a model and a scheduler, with a KV pool for the scheduler's cache, in int8 or fp8 or the model's dtype."""
         decoder, cache = model.decoder, scheduler.cache
         layout = model.config.kv_layout(cache.page_size, kv_cache_dtype or str(decoder.dtype).removeprefix("torch."))
-        pool = decoder.kv_pool(layout, cache.max_tokens // cache.page_size)
+        pool = decoder.backend.kv_pool(layout, cache.max_tokens // cache.page_size, decoder.device)
         runner = ModelRunner(decoder, pool, cache, sampler_for(model, seed), ahead=scheduler.ahead > 0)
         return cls(model, EngineCore(scheduler, runner, clock))
 

@@ -9,8 +9,9 @@ from phase0_request.checks import check_choice
 from phase0_request.tokenizer import BUNDLED, Tokenizer
 from phase1_kv_pool.layout import DTYPE_BYTES
 from phase2_prefill_decode import connect
+from phase2_prefill_decode.backend import Backend
+from phase2_prefill_decode.backends import backend_for
 from phase2_prefill_decode.decoder import Decoder
-from phase2_prefill_decode.kernels.attention import Attend
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.loader import Transform, check_memory, load_weights, weight_bytes
 from phase2_prefill_decode.loading.weights import random_weights
@@ -33,20 +34,22 @@ class Model:
         dtype: str | None = None,
         transform: Transform | None = None,
         kv_cache_dtype: str | None = None,
-        attend: Attend | None = None,
+        backend: Backend | None = None,
         progress: bool = False,
     ) -> "Model":
         """Load a model in Hugging Face layout or from one file, by default the bundled one, on the GPU if there is one,
         in the dtype of its config. `transform` puts its weights into another form. On a CPU its kernels are compiled,
-        if they are not in the cache, for keys and values in `kv_cache_dtype`. `progress` shows bars."""
+        if they are not in the cache, for keys and values in `kv_cache_dtype`. `backend` is by default the fastest one
+        of the device. `progress` shows bars."""
         place = usable(device)
         config, tokenizer = read(directory, dtype)
         source = connect.source_of(directory)
         size = weight_bytes(source, config, transform)
         check_memory(size, place, connect.sizes_in_fewer_bits(config))
         weights = load_weights(source, config, place, transform=transform, progress=progress, layer_by_layer=True)
-        decoder = Decoder(config, weights, attend=attend)
-        decoder.compile_kernels(kv_cache_dtype, progress=progress)
+        backend = backend or backend_for(place)
+        decoder = Decoder(config, weights, backend)
+        backend.compile(decoder, kv_cache_dtype, progress)
         return cls(config, decoder, tokenizer)
 
     @classmethod
@@ -57,11 +60,12 @@ class Model:
         device: str | torch.device | None = None,
         dtype: str | None = None,
         seed: int = 0,
-        attend: Attend | None = None,
+        backend: Backend | None = None,
     ) -> "Model":
         """A model of random weights, as fast as a trained one: for benchmarks."""
         config = config if dtype is None else replace(config, dtype=dtype)
-        return cls(config, Decoder(config, random_weights(config, usable(device), seed=seed), attend=attend))
+        place = usable(device)
+        return cls(config, Decoder(config, random_weights(config, place, seed=seed), backend or backend_for(place)))
 
     @property
     def num_tokens(self) -> int:

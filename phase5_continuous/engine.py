@@ -49,6 +49,7 @@ def continuous(
         assert isinstance(runner, ModelRunner)
         layout = draft.config.kv_layout(cache.page_size, draft.config.dtype)
         pages = cache.max_tokens // cache.page_size
-        pool, own = draft.decoder.kv_pool(layout, pages), type(cache)(pages, cache.page_size)
+        pool = draft.decoder.backend.kv_pool(layout, pages, draft.decoder.device)
+        own = type(cache)(pages, cache.page_size)
         connect(drafter, ModelRunner(draft.decoder, pool, own, sampler_of_drafts(runner.sampler)), runner)
     return engine

@@ -173,21 +173,10 @@ def reachable(start: Iterable[str], labs: bool = False) -> set[str]:
 
 # Core and extras
 
-CONNECT = {f"{package}.{name}" for package in PHASES for name in ("connect", "engine")}  # the core's ends
-CONNECT |= {f"{SIX}.engine.assemble", f"{SIX}.app"}
+ENDS = ("connect", "engine", "backends")  # modules of a phase that connect its extras
+CONNECT = {f"{package}.{end}" for package in PHASES for end in ENDS} | {f"{SIX}.engine.assemble", f"{SIX}.app"}
 # What still crosses the border. It only gets shorter.
 KNOWN = {
-    "phase1_kv_pool.kernels.store knows phase1_kv_pool: cpu.store",
-    "phase2_prefill_decode.decoder knows phase2_prefill_decode: cpu.compilation",
-    "phase2_prefill_decode.decoder knows phase2_prefill_decode: cpu.forward",
-    "phase2_prefill_decode.decoder knows phase2_prefill_decode: parallel.ranks",
-    "phase2_prefill_decode.kernels.attention knows phase2_prefill_decode: cpu.attention",
-    "phase2_prefill_decode.kernels.draw knows phase2_prefill_decode: cpu.draw",
-    "phase2_prefill_decode.kernels.pointwise knows phase2_prefill_decode: cpu.pointwise",
-    "phase2_prefill_decode.linear knows phase2_prefill_decode: cpu.microkernel",
-    "phase2_prefill_decode.linear knows phase2_prefill_decode: cpu.product",
-    "phase2_prefill_decode.linear knows phase2_prefill_decode: quantized.triton_product",
-    "phase2_prefill_decode.linear knows phase2_prefill_decode: quantized.weight",
     "phase6_integration.serve knows phase6_integration: edge.listener",
     "phase6_integration.serve knows phase6_integration: edge.tls",
     "phase6_integration.serve knows phase6_integration: edge.transport",

@@ -106,7 +106,7 @@ def rounded(scheme: Callable[[Tensor], Rounded] | None = None) -> tuple[Model, f
                 bits, count = bits + found.bits * weight.numel(), count + weight.numel()
                 lost, total = lost + float((found.plain - weight).square().sum()), total + float(weight.square().sum())
         layers.append(replace(layer, **changed))
-    decoder = Decoder(model.config, replace(weights, layers=tuple(layers)))
+    decoder = Decoder(model.config, replace(weights, layers=tuple(layers)), model.decoder.backend)
     return replace(model, decoder=decoder), bits / count, (lost / total) ** 0.5
 
 

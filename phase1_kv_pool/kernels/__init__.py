@@ -1,9 +1,8 @@
 """The store operation: writes the keys and values of new tokens to their pages.
 
-store      the interface and the reference in plain torch
-cpu        the fast path on a CPU
-triton     the kernel for a GPU
-backends   `Backends` holds the three and picks by device; `prepare_triton` makes Triton interpret kernels without a GPU
+store      in plain torch
+triton     the part of a GPU's kernel that stores
+backends   `Backends` picks by device; `prepare_triton` makes Triton interpret kernels without a GPU
 
 Importing this package does not import Triton. `lab.ahead` compiles the Triton kernels for GPUs that are not present.
 """

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from phase0_request.lab.report import finish, parser, section
 from phase1_kv_pool.allocator import PageAllocator
-from phase1_kv_pool.kernels.store import STORE
+from phase1_kv_pool.lab.store import store_of
 from phase1_kv_pool.lab.timing import Calls, clock_seconds, replay_seconds
 from phase1_kv_pool.layout import KVLayout
 from phase1_kv_pool.pool import KVPool
@@ -116,7 +116,7 @@ def storing(device: torch.device, tokens: int, num_pages: int) -> Iterator[Stori
 
     on_gpu = device.type == "cuda"
     calls: dict[str, Calls] = {
-        way: [partial(STORE.load(way), kv, s, k, v) for s in slots]
+        way: [partial(store_of(way), kv, s, k, v) for s in slots]
         for way in ("reference", "cpu", *(["triton"] if on_gpu else []))
     }
     calls["copy"] = [partial(copy, i * every) for i in range(len(slots))]

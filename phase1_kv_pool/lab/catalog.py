@@ -10,8 +10,8 @@ from itertools import product
 
 import torch
 
-from phase1_kv_pool.kernels.triton.store import store
 from phase1_kv_pool.lab.ahead import ARCHITECTURES, Expect, Variant, launched
+from phase1_kv_pool.lab.store_kernel import store_on_gpu
 from phase1_kv_pool.layer import KVLayer
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -37,8 +37,8 @@ def on(architectures: Iterable[int], variants: Iterable[Variant]) -> Iterator[Va
 def stored(dtype: str, head_dim: int, architectures: Iterable[int] = ARCHITECTURES, kv: str = "") -> Iterator[Variant]:
     kv_layer, heads = layer(dtype, head_dim, 16, kv), torch.zeros(3, KV_HEADS, head_dim, dtype=DTYPES[dtype])
     about = f"{dtype} x {head_dim}{kv and f', {kv}'}"
-    expect = Expect(registers=64 if kv else 40, wide_loads=True, wide_stores=True)
-    for variant in launched(about, lambda: store(kv_layer, torch.zeros(3, dtype=torch.int64), heads, heads)):
+    expect = Expect(registers=64 if kv else 40, wide_loads=True, wide_stores=not kv)
+    for variant in launched(about, lambda: store_on_gpu(kv_layer, torch.zeros(3, dtype=torch.int64), heads, heads)):
         yield from on(architectures, [replace(variant, expect=expect)])
 
 

@@ -17,11 +17,13 @@ from torch import Tensor
 from tqdm import tqdm
 
 from phase1_kv_pool.layer import KVLayer
-from phase2_prefill_decode.decoder import Decoder, Record
+from phase2_prefill_decode.backend import Record
+from phase2_prefill_decode.decoder import Decoder, DecoderLayer
 from phase2_prefill_decode.kernels.attention import AttentionMetadata
 from phase2_prefill_decode.sampling.inputs import SamplingInputs
 from phase2_prefill_decode.step.graphs import Replay
 from phase2_prefill_decode.step.packed import StepTensors
+from phase2_prefill_decode.step.runner import ModelRunner
 
 MOST = 4096  # tokens of a recorded step: a larger one takes even a fast device longer than the host
 
@@ -55,13 +57,17 @@ class PiecewiseGraphs:
         if number == 0:
             (x, _), residual = self.decoder.inputs(step), None
         else:
-            x, residual = layers[number - 1].after(self._attended[:count], self._residual[:count])
-        q, residual = layers[number].before(x, residual, rope, step, self.pool[number])
+            x, residual = behind_attention(layers[number - 1], self._attended[:count], self._residual[:count])
+        x, residual = layers[number].input_layernorm(x, residual)
+        q = layers[number].self_attn.store(x, rope, step, self.pool[number])
         self._query[:count].copy_(q)
         self._residual[:count].copy_(residual)
 
+    def takes(self, step: StepTensors) -> bool:
+        return bool(self.count_for(len(step.tokens)))
+
     @torch.inference_mode()
-    def hidden(self, step: StepTensors) -> Tensor:
+    def __call__(self, step: StepTensors) -> Tensor:
         """Compute what `Decoder.hidden` does."""
         tokens = len(step.tokens)
         count = self.count_for(tokens)
@@ -73,10 +79,10 @@ class PiecewiseGraphs:
         metadata = replace(step.metadata, out=attended)
         for layer, kv, run in zip(self.decoder.layers, self.pool, self._graphs[count], strict=True):
             run()
-            attended.copy_(layer.self_attn(query, kv, metadata))  # copies nothing if it was written there
+            attended.copy_(layer.self_attn.attend(query, kv, metadata))  # copies nothing if it was written there
         if step.last is not None:
             attended, residual = attended[step.last], residual[step.last]
-        x, _ = self.decoder.norm(*layer.after(attended, residual))
+        x, _ = self.decoder.norm(*behind_attention(layer, attended, residual))
         return x
 
     # endregion
@@ -91,6 +97,20 @@ class PiecewiseGraphs:
         metadata = AttentionMetadata(none, none, none, 1, self.context)
         tokens, positions, slots = self._tokens[:count], self._positions[:count], self._slots[:count]
         return StepTensors(tokens, positions, slots, metadata, None, none, SamplingInputs(*[none] * 6))
+
+
+def behind_attention(layer: DecoderLayer, attended: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+    """The rest of a layer: what its MLP returns, and the residual that is to be added to it."""
+    x, residual = layer.post_attention_layernorm(layer.self_attn.o_proj(attended.flatten(1)), residual)
+    return layer.mlp(x), residual
+
+
+def record_pieces(runner: ModelRunner, counts: Sequence[int], context: int, record: Record) -> None:
+    """Have a runner compute steps of so many tokens in pieces. They need more memory than decode steps do: where all
+    graphs share it, they are recorded first."""
+    pieces = PiecewiseGraphs(runner.decoder, runner.pool.layers, context, max(counts))
+    pieces.record(counts, record)
+    runner.pieces = pieces
 
 
 def token_counts(most: int) -> list[int]:

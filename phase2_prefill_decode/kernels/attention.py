@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from phase1_kv_pool.kernels.backends import Backends
 from phase1_kv_pool.layer import HIGHEST, KVLayer
 
 
@@ -58,8 +57,7 @@ def reference(
         if start == stop:
             continue
         pages = metadata.page_table[sequence, : -(-length // page_size)]
-        # [heads, length, head_dim]
-        k, v = (side.transpose(0, 1).flatten(1, 2)[:, :length].float() for side in kv.read(pages))
+        k, v = (side.transpose(0, 1).float() for side in kv.gather(pages, length))  # [heads, length, head_dim]
         k, v = k.repeat_interleave(group, 0), v.repeat_interleave(group, 0)
         q = query[start:stop].transpose(0, 1).float()  # [heads, new, head_dim]
         at = torch.arange(length - (stop - start), length, device=query.device)[:, None]  # positions of the new tokens
@@ -90,10 +88,3 @@ def check_shapes(query: Tensor, kv: KVLayer) -> None:
         )
     if not all(side is None or side.is_contiguous() for side in kv):
         raise ValueError("keys and values must be whole layers of a pool, contiguous: pages are addressed by number")
-
-
-ATTEND: Backends[Attend] = Backends(
-    reference,
-    "phase2_prefill_decode.extras.cpu.attention:attend",
-    "phase2_prefill_decode.kernels.triton.attention:attend",
-)

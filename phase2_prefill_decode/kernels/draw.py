@@ -20,7 +20,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from phase1_kv_pool.kernels.backends import Backends
 from phase2_prefill_decode.sampling.inputs import SamplingInputs, signed
 
 # logits [rows, vocab], parameters, num_tokens -> tokens [rows] int64, peaks [rows] float32. Ids from num_tokens on are
@@ -117,8 +116,3 @@ def mix(number: Tensor) -> Tensor:
 def shift(number: Tensor, places: int) -> Tensor:
     """Shift to the right as if int64 had no sign."""
     return (number >> places) & ((1 << (64 - places)) - 1)
-
-
-DRAW: Backends[Draw] = Backends(
-    reference, "phase2_prefill_decode.extras.cpu.draw:draw", "phase2_prefill_decode.kernels.triton.draw:draw"
-)

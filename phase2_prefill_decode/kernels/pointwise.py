@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from phase1_kv_pool.kernels.backends import Backends
-from phase1_kv_pool.kernels.store import reference as store
+from phase1_kv_pool.kernels.store import store
 from phase1_kv_pool.layer import KVLayer
 
 AddNorm = Callable[[Tensor, Tensor | None, Tensor, float], tuple[Tensor, Tensor]]
@@ -67,11 +66,3 @@ def swiglu_reference(gate_up: Tensor) -> Tensor:
 
 
 # endregion
-
-_CPU = "phase2_prefill_decode.extras.cpu.pointwise"
-_TRITON = "phase2_prefill_decode.kernels.triton.pointwise"
-ADD_NORM: Backends[AddNorm] = Backends(add_norm_reference, f"{_CPU}:add_norm", f"{_TRITON}:add_norm")
-ROTATE_STORE: Backends[RotateStore] = Backends(
-    rotate_store_reference, f"{_CPU}:rotate_store", f"{_TRITON}:rotate_store"
-)
-SWIGLU: Backends[Swiglu] = Backends(swiglu_reference, f"{_CPU}:swiglu", f"{_TRITON}:swiglu")

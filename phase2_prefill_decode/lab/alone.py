@@ -5,6 +5,7 @@ kernel, so the bundled model answers random prompts as it is, and once more with
 """
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,8 +13,8 @@ from rich.console import Console
 
 from phase0_request.lab.report import finish, parser, table
 from phase0_request.params import SamplingParams
+from phase2_prefill_decode.backends import backend_for
 from phase2_prefill_decode.engine import static
-from phase2_prefill_decode.kernels.attention import ATTEND
 from phase2_prefill_decode.model import Model
 
 LENGTHS, OUTPUT = range(8, 120), 64  # tokens of a prompt, and of an answer
@@ -26,11 +27,11 @@ def answers(model: Model, prompts: list[list[int]], batch_size: int) -> list[lis
 
 
 def models() -> dict[str, Model]:
-    """The bundled model in each dtype, and without the one-step kernel, which needs the CPU's attention."""
-    attend = ATTEND.load("cpu")
+    """The bundled model in each dtype, and without the one-step kernel."""
+    by_layers = replace(backend_for(torch.device("cpu")), whole_step=lambda decoder: None)
     return {
         "bfloat16": Model.load(device="cpu", dtype="bfloat16"),
-        "bfloat16_layers": Model.load(device="cpu", dtype="bfloat16", attend=lambda *given: attend(*given)),
+        "bfloat16_layers": Model.load(device="cpu", dtype="bfloat16", backend=by_layers),
         "float32": Model.load(device="cpu", dtype="float32"),
     }
 

@@ -24,13 +24,12 @@ from phase0_request.lab.report import finish, parser, table
 from phase0_request.machine import cores
 from phase1_kv_pool.lab.timing import Calls, clock_seconds, replay_seconds
 from phase1_kv_pool.layer import KVLayer
+from phase2_prefill_decode.backends import backend_for
 from phase2_prefill_decode.extras.cpu.microkernel import SET
-from phase2_prefill_decode.kernels.attention import ATTEND, AttentionMetadata
-from phase2_prefill_decode.kernels.pointwise import SWIGLU
+from phase2_prefill_decode.kernels.attention import AttentionMetadata
 from phase2_prefill_decode.lab import rows
 from phase2_prefill_decode.lab.peaks import peaks
 from phase2_prefill_decode.lab.roofline import measured
-from phase2_prefill_decode.linear import Linear
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 SIZES = {"cpu": (1024, 2048, 3072), "cuda": (2048, 4096, 8192)}  # of square matrices
@@ -88,7 +87,7 @@ def _reads(device: torch.device) -> list[float]:
 def _product(device: torch.device, dtype: str, size: int) -> float:
     """GFLOP/s of a product of two square matrices, one of them a weight, as in a prefill."""
     x, weight = (torch.randn(size, size, device=device).to(DTYPES[dtype]) for _ in range(2))
-    return 2 * size**3 / _seconds(device, [partial(Linear(weight), x)]) / 1e9
+    return 2 * size**3 / _seconds(device, [partial(backend_for(device).linear(weight, None), x)]) / 1e9
 
 
 @torch.inference_mode()
@@ -103,7 +102,7 @@ def _memory(device: torch.device) -> Iterator[tuple[str, float]]:
     del source, target, copy
     for name, dtype in DTYPES.items():  # what decode does with every weight
         weight = torch.ones(size // dtype.itemsize // WIDTH, WIDTH, device=device, dtype=dtype)
-        product = partial(Linear(weight), torch.ones(1, WIDTH, device=device, dtype=dtype))
+        product = partial(backend_for(device).linear(weight, None), torch.ones(1, WIDTH, device=device, dtype=dtype))
         yield f"matrix_vector_{name}", size / _seconds(device, [product]) / 1e9
 
 
@@ -125,9 +124,10 @@ def _kernels() -> Iterator[tuple[str, Figures]]:
         seconds = clock_seconds([call])
         return {"gflops": operations / seconds / 1e9, "gb_per_second": size / seconds / 1e9}
 
+    backend = backend_for(torch.device("cpu"))
     for name, make in rows.WEIGHTS.items():
         weight = make()
-        product, (outputs, inputs), size = Linear(weight), weight.shape, weight.nbytes
+        product, (outputs, inputs), size = backend.linear(weight, None), weight.shape, weight.nbytes
         del weight
         for count in ROWS:
             call = partial(product, torch.ones(count, inputs, dtype=torch.bfloat16))
@@ -138,7 +138,7 @@ def _kernels() -> Iterator[tuple[str, Figures]]:
     lengths, ends = torch.full((SEQUENCES,), CONTEXT, dtype=torch.int32), torch.arange(SEQUENCES + 1).int()
     metadata = AttentionMetadata(ends, lengths, table, 1, CONTEXT)
     query = torch.ones(SEQUENCES, KV_HEADS * GROUP, HEAD_DIM, dtype=torch.bfloat16)
-    call = partial(ATTEND.load("cpu"), query, KVLayer(pool[0], pool[1]), metadata, HEAD_DIM**-0.5, None)
+    call = partial(backend.attend, query, KVLayer(pool[0], pool[1]), metadata, HEAD_DIM**-0.5, None)
     yield f"attention_decode_{CONTEXT}", rates(call, 2 * GROUP * pool.numel(), pool.nbytes)
 
 
@@ -151,7 +151,7 @@ def _calls(device: torch.device) -> Iterator[tuple[str, float]]:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             number.add_(1)
-        calls |= {"linear": partial(linear, row, weight), "launch": partial(SWIGLU.on(device), row)}
+        calls |= {"linear": partial(linear, row, weight), "launch": partial(backend_for(device).swiglu, row)}
         calls["replay"] = graph.replay
     for name, call in calls.items():
         yield name, clock_seconds([call] * CALLS)

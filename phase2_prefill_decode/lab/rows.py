@@ -17,6 +17,7 @@ from torch import Tensor
 from phase0_request.lab.report import finish, parser, table
 from phase1_kv_pool.lab.timing import clock_seconds
 from phase1_kv_pool.memory import allocate
+from phase2_prefill_decode.backends import backend_for
 from phase2_prefill_decode.extras.quantized.quantize import GROUP
 from phase2_prefill_decode.extras.quantized.weight import QuantizedWeight
 from phase2_prefill_decode.linear import Linear
@@ -58,7 +59,7 @@ def measure(rounds: int = 1) -> dict[str, Any]:
     products: dict[str, Linear] = {}
     for name, make in WEIGHTS.items():
         weight = make()
-        products[name] = Linear(weight)
+        products[name] = backend_for(torch.device("cpu")).linear(weight, None)
         figures[name] = {"megabytes": weight.nbytes / 1e6, "kernel": products[name].kernel}
     some = {rows: torch.ones(rows, INPUTS, dtype=torch.bfloat16) for rows in ROWS}
     memory, best = allocate(OUTPUTS * INPUTS * 2).view(torch.float32), dict.fromkeys(product(WEIGHTS, ROWS), inf)

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from phase0_request.batch import Batch
 from phase0_request.request import Request
-from phase2_prefill_decode.kernels.draw import DRAW
+from phase2_prefill_decode.backends import backend_for
+from phase2_prefill_decode.kernels.draw import Draw as DrawTokens
 from phase2_prefill_decode.sampling.inputs import Columns, SamplingInputs, key_of, pack_columns
 from phase2_prefill_decode.sampling.metadata import SamplingMetadata
 from phase2_prefill_decode.sampling.processors import Draw, Processor
@@ -51,14 +52,16 @@ class Sampler:
         *,
         num_tokens: int | None = None,
         processors: Sequence[Processor] = (),
+        draw: DrawTokens | None = None,
     ) -> None:
         """`num_tokens` is the size of the tokenizer: ids from there on are padding. None: the vocabulary has none. A
-        request without a seed derives one from `seed` and its id. None: from fresh entropy."""
+        request without a seed derives one from `seed` and its id. None: from fresh entropy. `draw` is by default the
+        fastest kernel of the device."""
         self.vocab_size = vocab_size
         self.num_tokens = vocab_size if num_tokens is None else num_tokens
         self.device = torch.device(device)
         self.processors = processors
-        self._draw = DRAW.on(self.device)
+        self._draw = draw or backend_for(self.device).draw
         self._packed: list[ref[Request]] = []
         self._columns = pack_columns((), (), self._key)  # theirs
         self._asks_for_more = False  # one of them

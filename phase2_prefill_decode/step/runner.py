@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -10,12 +11,19 @@ from phase0_request.batch import Batch, StepOutput
 from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.decoder import Decoder
-from phase2_prefill_decode.extras.piecewise import PiecewiseGraphs
 from phase2_prefill_decode.sampling.sampler import Sampled, Sampler
 from phase2_prefill_decode.step.device_state import DeviceState
 from phase2_prefill_decode.step.graphs import Computed, DecodeGraphs, Record, cuda_recorder
 from phase2_prefill_decode.step.launched import LaunchedStep
-from phase2_prefill_decode.step.packed import PackedStep, pack
+from phase2_prefill_decode.step.packed import PackedStep, StepTensors, pack
+
+
+class Pieces(Protocol):
+    """Computes some steps up to `lm_head`, in place of the decoder."""
+
+    def takes(self, step: StepTensors) -> bool: ...
+
+    def __call__(self, step: StepTensors) -> Tensor: ...
 
 
 class ModelRunner:
@@ -39,7 +47,7 @@ class ModelRunner:
         self.state = state or DeviceState(pool.device)
         self.ahead = ahead
         self.graphs: DecodeGraphs | None = None
-        self.piecewise: PiecewiseGraphs | None = None
+        self.pieces: Pieces | None = None
         self._latest: LaunchedStep | None = None
 
     def pack(self, batch: Batch) -> PackedStep:
@@ -51,16 +59,10 @@ class ModelRunner:
             return self.graphs.pad(step, size)
         return step
 
-    def record(
-        self, sizes: Sequence[int], context: int, record: Record | None = None, counts: Sequence[int] = ()
-    ) -> None:
-        """Record decode steps of these sizes, and other steps of so many tokens in pieces, of sequences of up to
-        `context` tokens; by default as CUDA graphs."""
+    def record(self, sizes: Sequence[int], context: int, record: Record | None = None) -> None:
+        """Record decode steps of these sizes, of sequences of up to `context` tokens; by default as CUDA graphs."""
         record = record or cuda_recorder()
         self._rope = self.decoder.rope(context)  # whose addresses the graphs hold: the model's may be replaced
-        if counts:  # first: they need more memory than a decode step, and all graphs share it
-            self.piecewise = PiecewiseGraphs(self.decoder, self.pool.layers, context, max(counts))
-            self.piecewise.record(counts, record)
         shape = max(sizes), self.decoder.config.vocab_size
         logits = torch.empty(shape, dtype=self.decoder.dtype, device=self.pool.device)  # one for all graphs
 
@@ -71,7 +73,7 @@ class ModelRunner:
             return replace(computed, sampled=sampled)
 
         self.graphs = DecodeGraphs(self.state, self.cache.page_size, context)
-        self.graphs.record(compute, sizes, self.decoder.on_all_ranks(record))
+        self.graphs.record(compute, sizes, self.decoder.backend.recorder(record))
 
     # region run
     def launch(self, step: PackedStep) -> LaunchedStep:
@@ -101,18 +103,17 @@ class ModelRunner:
     def compute(self, step: PackedStep, arrays: Sequence[Tensor], out: Tensor | None = None) -> Computed:
         """Run the model on a step, given its arrays on the device. A recorded step writes its logits to `out`."""
         tensors = self.state.load(step, arrays, self.cache.page_size)
-        layers, drawn = self.pool.layers, len(step.drawn_rows)
-        hidden = None
+        layers, lm_head, drawn = self.pool.layers, self.decoder.lm_head, len(step.drawn_rows)
         if out is not None:
-            logits = self.decoder.lm_head.into(out, self.decoder.hidden(tensors, layers))
-        elif self.piecewise is not None and self.piecewise.count_for(len(step.tokens)):
-            hidden = self.piecewise.hidden(tensors)
-            logits = self.decoder.lm_head(hidden[:drawn])
-        elif not step.sampling.wants_hidden:
-            logits = self.decoder(tensors, layers)
-        else:  # a processor needs hidden states
+            logits, hidden = lm_head(self.decoder.hidden(tensors, layers), out), None
+        elif self.pieces is not None and self.pieces.takes(tensors):
+            hidden = self.pieces(tensors)
+            logits = lm_head(hidden[:drawn])
+        elif step.sampling.wants_hidden:
             hidden = self.decoder.hidden(tensors, layers)
-            logits = self.decoder.lm_head(hidden[:drawn])
+            logits = lm_head(hidden[:drawn])
+        else:
+            logits, hidden = self.decoder(tensors, layers), None
         return Computed(tensors.drawn_rows, tensors.inputs, logits, hidden)
 
     def sample(self, step: PackedStep, computed: Computed) -> Sampled:

@@ -69,7 +69,7 @@ def model_of(shape: str) -> Model:
     """A model of one of SHAPES, with random weights."""
     device = default_device()
     model = Model.random(SHAPES[shape], device=device)
-    model.decoder.compile_kernels(progress=True)
+    model.decoder.backend.compile(model.decoder, None, True)
     return model
 
 

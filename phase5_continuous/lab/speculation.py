@@ -23,6 +23,7 @@ from phase0_request.lab.report import at_least_one, finish, parser, table
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase0_request.tokenizer import BUNDLED
+from phase2_prefill_decode.backends import backend_for
 from phase2_prefill_decode.decoder import Decoder
 from phase2_prefill_decode.engine import Engine
 from phase2_prefill_decode.lab.shapes import SHAPES
@@ -147,7 +148,9 @@ def deeper() -> Model:
     nothing = replace(last, o_proj=torch.zeros_like(last.o_proj), down_proj=torch.zeros_like(last.down_proj))
     config = replace(config, num_hidden_layers=layers_in_all, sliding_windows=(None,) * layers_in_all)
     more = [nothing] * (layers_in_all - len(layers))
-    return Model(config, Decoder(config, replace(weights, layers=[*layers, *more])), Model.load(device="cpu").tokenizer)
+    backend = backend_for(torch.device("cpu"))
+    decoder = Decoder(config, replace(weights, layers=[*layers, *more]), backend)
+    return Model(config, decoder, Model.load(device="cpu").tokenizer)
 
 
 def drafted(drafter: str, rounds: int) -> dict[str, dict[str, float]]:

@@ -26,7 +26,7 @@ from phase2_prefill_decode.connect import quantization, sampler_for
 from phase2_prefill_decode.model import Model, load_tokenizer
 from phase2_prefill_decode.sampling.sampler import Sampler
 from phase2_prefill_decode.step.device_state import DeviceState
-from phase2_prefill_decode.step.graphs import batch_sizes
+from phase2_prefill_decode.step.graphs import batch_sizes, cuda_recorder
 from phase2_prefill_decode.step.packed import PackedStep
 from phase2_prefill_decode.step.runner import ModelRunner
 from phase4_radix.prefix_cache import PrefixCache
@@ -67,8 +67,8 @@ def assemble(options: EngineOptions, loaded: Model | None = None) -> Assembled:
     try:
         return connected(model, options)
     except BaseException:
-        if loaded is None and model.decoder.ranks is not None:
-            model.decoder.ranks.close()
+        if loaded is None and model.decoder.processes is not None:
+            model.decoder.processes.close()
         raise
 
 
@@ -107,8 +107,9 @@ def connected(model: Model, options: EngineOptions) -> Assembled:
         activations = max(activations, profile(each, sampler, budget.max_batched_tokens, running, layout, context))
         graphs += graph_bytes(each, sampler, sizes, counts, context, layout)
     needed = max(running * min(context, LONG), context)
+    free = model.decoder.backend.free_bytes(device)
     pages = options.kv_cache_pages or pages_that_fit(
-        layouts, device, model.decoder.free_bytes, options.gpu_memory_utilization, activations + graphs, needed
+        layouts, device, free, options.gpu_memory_utilization, activations + graphs, needed
     )
     kind = PrefixCache if options.enable_prefix_caching else PagedCache
     caches = [kind(pages, options.page_size) for _ in models]
@@ -125,7 +126,14 @@ def connected(model: Model, options: EngineOptions) -> Assembled:
     context = _context_length(options, context, caches[0])
     runners = [
         make_runner(
-            each, each.decoder.kv_pool(layout, pages), cache, own, sizes, counts, context, ahead=scheduler.ahead > 0
+            each,
+            each.decoder.backend.kv_pool(layout, pages, device),
+            cache,
+            own,
+            sizes,
+            counts,
+            context,
+            ahead=scheduler.ahead > 0,
         )
         for each, layout, cache, own in zip(models, layouts, caches, samplers, strict=True)
     ]
@@ -144,8 +152,8 @@ def connected(model: Model, options: EngineOptions) -> Assembled:
 
 def observers(parts: Assembled, options: EngineOptions) -> Iterator[CoreObserver]:
     """The extras that observe the steps, if they are wanted. What they hold is closed with the engine."""
-    if (ranks := parts.model.decoder.ranks) is not None:
-        parts.resources.callback(ranks.close)
+    if (processes := parts.model.decoder.processes) is not None:
+        parts.resources.callback(processes.close)
     if options.check_invariants:
         check_extras("phase5_continuous", "check_invariants")
         from phase5_continuous.extras.invariants import Checks
@@ -163,8 +171,8 @@ def loop_extras(parts: Assembled, options: EngineOptions) -> list[Extra]:
     """The extras in the process of a server's engine: they work beside the steps, and answer the server's side. It
     trusts no grammar of a client, so these are followed in processes of their own."""
     extras: list[Extra] = []
-    if (ranks := parts.model.decoder.ranks) is not None:
-        extras.append(lambda *_: LoopHooks(descriptors=ranks.filenos(), woken=ranks.check))
+    if (processes := parts.model.decoder.processes) is not None:
+        extras.append(lambda *_: LoopHooks(descriptors=processes.filenos(), woken=processes.check))
     if not has_extras("phase6_integration"):
         return extras
     from phase6_integration.extras.page.recording import record
@@ -220,7 +228,7 @@ def profile(model: Model, sampler: Sampler, tokens: int, running: int, layout: K
     if not on_gpu:  # one layer: all take the same memory, one after the other
         decoder = copy(decoder)
         decoder.layers = decoder.layers[:1]
-    runner = ModelRunner(decoder, decoder.kv_pool(layout, pages), cache, sampler)
+    runner = ModelRunner(decoder, decoder.backend.kv_pool(layout, pages, decoder.device), cache, sampler)
     dummies = [Request(f"{number}", (0,) * length, LARGEST) for number in range(requests)]
     scored = [Request("scored", (0,) * (block + 1), SamplingParams(prompt_logprobs=MAX_LOGPROBS))] if block else []
 
@@ -278,7 +286,12 @@ def make_runner(
     rows = 2 * max(sizes)  # as many may have ended in flight as run
     state = DeviceState(pool.device, rows, -(-context // cache.page_size))
     runner = ModelRunner(model.decoder, pool, cache, sampler, state, ahead=ahead)
-    runner.record(sizes, context, counts=counts)
+    record = cuda_recorder()
+    if counts:
+        from phase2_prefill_decode.extras.piecewise import record_pieces
+
+        record_pieces(runner, counts, context, record)
+    runner.record(sizes, context, record)
     return runner
 
 
@@ -292,7 +305,7 @@ def graph_bytes(
 
     def taken(few: Sequence[int], pieces: Sequence[int]) -> int:
         before = unreserved_bytes()
-        pool = model.decoder.kv_pool(layout, 1)
+        pool = model.decoder.backend.kv_pool(layout, 1, model.decoder.device)
         runner = make_runner(model, pool, PagedCache(1, layout.page_size), sampler, few, pieces, context)
         bytes = before - unreserved_bytes()
         del runner, pool

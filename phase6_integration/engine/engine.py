@@ -10,6 +10,7 @@ from phase0_request.core import Step
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase0_request.tokenizer import BUNDLED, Tokenizer
+from phase2_prefill_decode.backends import backend_for
 from phase2_prefill_decode.decoder import Decoder
 from phase2_prefill_decode.engine import Engine, Params
 from phase2_prefill_decode.generation import Completion, Delta, Prompt, make_request
@@ -41,7 +42,8 @@ class NanoServingEngine:
         given = EngineOptions(**options)
         if given.tensor_parallel_size > 1:
             raise ValueError("tensor_parallel_size is for a model in files: each rank reads its own part")
-        self._open(given, Model(config, Decoder(config, weights), tokenizer))
+        decoder = Decoder(config, weights, backend_for(weights.norm.device))
+        self._open(given, Model(config, decoder, tokenizer))
 
     @classmethod
     def from_pretrained(cls, model: str | Path = BUNDLED, **options: Any) -> "NanoServingEngine":

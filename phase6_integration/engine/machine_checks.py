@@ -168,5 +168,5 @@ def check_kernels() -> str:
         raise Problem("compiled at each start", "set NUMBA_CACHE_DIR to a writable place")
     decoder = Model.load().decoder
     cached = str(decoder.dtype).removeprefix("torch.")
-    words = f"matrices in {decoder.linear}; keys and values in {cached}"
+    words = f"matrices in {decoder.layers[0].mlp.down_proj.kernel}; keys and values in {cached}"
     return words if kept is None else f"{words}; compiled for {kept.instructions}, kept in {kept.place}"

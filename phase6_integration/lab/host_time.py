@@ -31,9 +31,9 @@ from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.lab.no_device import LAUNCHES, use_no_device
 from phase1_kv_pool.pool import KVPool
+from phase2_prefill_decode.backend import triton_backend
 from phase2_prefill_decode.connect import sampler_for
-from phase2_prefill_decode.extras.piecewise import PiecewiseGraphs
-from phase2_prefill_decode.kernels.attention import ATTEND
+from phase2_prefill_decode.extras.piecewise import record_pieces
 from phase2_prefill_decode.lab.cost import CostModel
 from phase2_prefill_decode.lab.roofline import named
 from phase2_prefill_decode.model import Model
@@ -59,16 +59,16 @@ TINY: dict[str, Any] = {
 
 
 class NoProduct:
-    """In place of a Linear: counts its calls, and returns rows that nothing has computed."""
+    """In place of a linear layer: counts its calls, and returns rows that nothing has computed."""
 
-    packed = ()
+    kernel = "none"
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        self.rows = weight.new_zeros(256 + CHUNK, len(weight))
+    def __init__(self, weight: Any, bias: Tensor | None = None) -> None:
+        self._result: Tensor = weight.new_zeros(256 + CHUNK, len(weight))
 
-    def __call__(self, rows: Tensor) -> Tensor:
+    def __call__(self, rows: Tensor, out: Tensor | None = None) -> Tensor:
         LAUNCHES["GEMM"] += 1
-        return self.rows[: len(rows)]
+        return self._result[: len(rows)]
 
 
 class OneArrayRunner(ModelRunner):
@@ -93,8 +93,7 @@ def cases_of(name: str, layers: int | None) -> Iterator[tuple[str, Case]]:
     if layers is not None:
         shape = replace(shape, num_hidden_layers=layers, sliding_windows=())
     times = StepTimes(CostModel(MODELS[name]), named(GPU))
-    with patch("phase2_prefill_decode.decoder.Linear", NoProduct):
-        model = Model.random(shape, device="cpu", attend=ATTEND.load("triton"))
+    model = Model.random(shape, device="cpu", backend=replace(triton_backend(), linear=NoProduct))
     pool = KVPool(shape.kv_layout(PAGE_SIZE), 4, "cpu", torch.bfloat16)  # never read
     for case, lengths in CASES.items():
         cache = PagedCache(sum(-(-length // PAGE_SIZE) for _, length in lengths), PAGE_SIZE)
@@ -113,8 +112,7 @@ def cases_of(name: str, layers: int | None) -> Iterator[tuple[str, Case]]:
         tokens = len(packed.tokens)
         if packed.max_seqlen_q > 1:
             recorded = OneArrayRunner(model.decoder, pool, cache, sampler_for(model, 0), runner.state)
-            recorded.piecewise = PiecewiseGraphs(model.decoder, pool.layers, shape.max_position_embeddings, tokens)
-            recorded.piecewise.record([tokens], record)
+            record_pieces(recorded, [tokens], shape.max_position_embeddings, record)
             yield f"{case}_pieces", Case(partial(recorded.launch, packed), device_ms)
 
 

@@ -29,11 +29,12 @@ from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.layer import KVLayer
 from phase1_kv_pool.layout import KVLayout
 from phase1_kv_pool.pool import KVPool
+from phase2_prefill_decode.backend import TORCH
 from phase2_prefill_decode.lab.cost import CostModel
 from phase2_prefill_decode.lab.roofline import named
 from phase2_prefill_decode.sampling.sampler import Sampler
 from phase2_prefill_decode.step.device_state import DeviceState
-from phase2_prefill_decode.step.graphs import Record, Replay
+from phase2_prefill_decode.step.graphs import Replay
 from phase2_prefill_decode.step.packed import PackedStep, StepTensors
 from phase2_prefill_decode.step.runner import ModelRunner
 from phase3_chunked_prefill.budget import TokenBudget
@@ -111,13 +112,11 @@ class NoDecoder:
 
     config = SimpleNamespace(vocab_size=VOCABULARY)
     dtype = torch.float32
-    lm_head = SimpleNamespace(into=lambda logits, hidden: logits.copy_(hidden))
+    lm_head = staticmethod(lambda hidden, logits: logits.copy_(hidden))
+    backend = TORCH
 
     def rope(self, positions: int) -> None:
         """It has no tables."""
-
-    def on_all_ranks(self, record: Record) -> Record:
-        return record
 
     def hidden(self, step: StepTensors, layers: Sequence[KVLayer]) -> Tensor:
         return self(step, layers)

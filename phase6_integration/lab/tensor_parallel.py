@@ -23,8 +23,11 @@ from phase0_request.request import Request
 from phase0_request.tokenizer import BUNDLED
 from phase1_kv_pool.cache import PagedCache
 from phase2_prefill_decode.connect import sampler_for
+from phase2_prefill_decode.extras.cpu.product import PackedWeight
+from phase2_prefill_decode.extras.linears import every_product
 from phase2_prefill_decode.extras.parallel.leader import Leader
 from phase2_prefill_decode.extras.parallel.load import load_split
+from phase2_prefill_decode.extras.parallel.ranks import Ranks
 from phase2_prefill_decode.lab.random_weights import save_random
 from phase2_prefill_decode.model import Model
 from phase2_prefill_decode.step.runner import ModelRunner
@@ -61,7 +64,9 @@ class Steps:
 
     def __init__(self, model: Model) -> None:
         self.cache = PagedCache(-(-CONTEXT // PAGE) * (max(BATCHES) + 2) + PROMPT // PAGE, PAGE)
-        pool = model.decoder.kv_pool(model.config.kv_layout(PAGE), self.cache.max_tokens // PAGE)
+        pool = model.decoder.backend.kv_pool(
+            model.config.kv_layout(PAGE), self.cache.max_tokens // PAGE, model.decoder.device
+        )
         self.runner = ModelRunner(model.decoder, pool, self.cache, sampler_for(model, 0))
         self.collectives = Collectives(model)
 
@@ -92,15 +97,16 @@ def loaded(directory: Path, ranks: int) -> Iterator[Model]:
     try:
         yield model
     finally:
-        if model.decoder.ranks is not None:
-            model.decoder.ranks.close()
+        if model.decoder.processes is not None:
+            model.decoder.processes.close()
 
 
 def memory_of(model: Model) -> list[int]:
     """The bytes that the process of each rank has written."""
     gc.collect()
     give_back_freed_memory()
-    pids = ["self", *(model.decoder.ranks.pids if model.decoder.ranks else ())]
+    ranks = model.decoder.processes
+    pids = ["self", *(ranks.pids if isinstance(ranks, Ranks) else ())]
     return [anonymous_bytes(f"/proc/{pid}/status") for pid in pids]
 
 
@@ -131,8 +137,7 @@ def measure(directory: Path, ranks: int) -> dict[str, Any]:
 def weight_bytes(model: Model) -> int:
     """The bytes of rank 0's matrices, packed."""
     decoder = model.decoder
-    linears = [linear for layer in decoder._linears() for linear in layer]
-    packed = [each for linear in (*linears, decoder.lm_head) for each in linear.packed]
+    packed = [each for each in every_product(decoder) if isinstance(each, PackedWeight)]
     return sum(blocks.tensor.nbytes for each in packed for blocks in each._blocks)
 
 

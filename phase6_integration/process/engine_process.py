@@ -160,9 +160,9 @@ def bundled_engine(options: EngineOptions) -> LoadedEngine:
     parts = assemble(options)
     decoder, cache = parts.model.decoder, parts.scheduler.cache
     context, dtype = parts.model.config.max_position_embeddings, str(decoder.dtype).removeprefix("torch.")
-    layout, pages = parts.layout, cache.usage.total
+    layout, pages, matrices = parts.layout, cache.usage.total, decoder.layers[0].mlp.down_proj.kernel
     ready = Ready(
-        context, pages, cache.page_size, str(decoder.device), dtype, decoder.linear, layout.dtype,
+        context, pages, cache.page_size, str(decoder.device), dtype, matrices, layout.dtype,
         pages * layout.bytes_per_page,
     )  # fmt: skip
     return LoadedEngine(parts.core, ready, loop_extras(parts, options))

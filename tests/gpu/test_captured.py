@@ -18,13 +18,14 @@ from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase1_kv_pool.kernels.backends import Backends
 from phase1_kv_pool.pool import KVPool
+from phase2_prefill_decode.backend import triton_backend
 from phase2_prefill_decode.connect import sampler_for
 from phase2_prefill_decode.decoder import Decoder
+from phase2_prefill_decode.extras.piecewise import record_pieces
 from phase2_prefill_decode.extras.quantized.quantize import quantize
 from phase2_prefill_decode.extras.quantized.triton_product import TritonProduct
 from phase2_prefill_decode.extras.quantized.weight import QuantizedWeight
-from phase2_prefill_decode.kernels.attention import ATTEND
-from phase2_prefill_decode.linear import Linear, plain
+from phase2_prefill_decode.linear import Linear, TorchLinear
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.weights import random_weights
 from phase2_prefill_decode.model import Model
@@ -88,11 +89,10 @@ def model(scheme: str | None = None) -> Model:
         ]
         weights = replace(weights, embed_tokens=table, lm_head=table, layers=layers)
 
-    def multiply_as_on_a_gpu(self: Linear, weight: Any, bias: Tensor | None = None) -> None:
-        self._product = TritonProduct(weight, bias) if isinstance(weight, QuantizedWeight) else plain(weight, bias)
+    def multiply_as_on_a_gpu(weight: Any, bias: Tensor | None = None) -> Linear:
+        return (TritonProduct if isinstance(weight, QuantizedWeight) else TorchLinear)(weight, bias)
 
-    with patch.object(Linear, "__init__", multiply_as_on_a_gpu):
-        return Model(CONFIG, Decoder(CONFIG, weights, attend=ATTEND.load("triton")))
+    return Model(CONFIG, Decoder(CONFIG, weights, replace(triton_backend(), linear=multiply_as_on_a_gpu)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,9 @@ def play(
     played.decoder.rope(CONTEXT)
     runner = runner_type(played.decoder, pool, prefix_cache, sampler_for(played, 0), state, ahead=ahead > 0)
     if sizes:
-        runner.record(sizes, CONTEXT, recorder, counts)
+        if counts:
+            record_pieces(runner, counts, CONTEXT, recorder)
+        runner.record(sizes, CONTEXT, recorder)
     core = EngineCore(scheduler, runner)
     coming, requests, steps = arrivals(random.Random(seed), count)[::-1], list[Request](), 0
     with patch.object(played.decoder, "hidden", Mock(wraps=played.decoder.hidden)) as eager:

@@ -104,12 +104,11 @@ def test_a_quantized_model_answers_as_trained_and_takes_the_memory_of_its_format
         decoder = engine.parts.model.decoder
     right = sum(answer.text == fact for answer, (_, fact) in zip(answers, facts(12), strict=True))
     assert right >= 10, [answer.text for answer in answers]
-    assert decoder.linear.startswith(scheme)
     for layer in decoder.layers:
         for linear in (layer.self_attn.qkv_proj, layer.self_attn.o_proj, layer.mlp.gate_up_proj, layer.mlp.down_proj):
-            (product,) = linear.on_gpu
-            assert product.weight.device.type == DEVICE
-            assert product.weight.nbytes < product.outputs * product.inputs * (SCHEMES[scheme] + 0.05)
+            assert linear.kernel.startswith(scheme)
+            assert linear.weight.device.type == DEVICE
+            assert linear.weight.nbytes < linear.outputs * linear.inputs * (SCHEMES[scheme] + 0.05)
 
 
 def test_answers_are_the_same_under_graphs_and_one_step_ahead() -> None:

@@ -27,12 +27,14 @@ SHAPES = [(4, 2, 64, 16), (2, 2, 128, 64), (16, 2, 16, 16)]
 UNLAUNCHED = """
 from tests.gpu.unlaunched import requested  # first
 import json, random, sys
+from dataclasses import replace
 import torch
 from phase1_kv_pool.pool import KVPool
+from phase2_prefill_decode.backends import backend_for
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.model import Model
 from phase2_prefill_decode.step.runner import ModelRunner
-from phase2_prefill_decode.kernels.attention import ATTEND
+from phase2_prefill_decode.backend import triton_backend
 from phase6_integration.engine.warmup import long_step
 from tests.gpu.test_warmup import serving, warming
 
@@ -65,7 +67,8 @@ for heads, kv_heads, head_dim, page_size in json.loads(sys.argv[1]):
         num_key_value_heads=kv_heads, head_dim=head_dim, qk_norm=True, max_position_embeddings=8192,
         sliding_windows=(None, 700, 20), dtype="bfloat16",
     )
-    model = Model.random(config, device="cpu", attend=ATTEND.load("triton"))
+    packed = backend_for(torch.device("cpu")).linear
+    model = Model.random(config, device="cpu", backend=replace(triton_backend(), linear=packed))
     print(json.dumps([run(model, page_size, *warming(page_size), 2560), run(model, page_size, *serving(page_size))]))
 """
 

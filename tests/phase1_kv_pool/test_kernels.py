@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from phase1_kv_pool.kernels import BACKENDS, Backends, prepare_triton
-from phase1_kv_pool.kernels.store import STORE
 from tests.phase1_kv_pool.support import device_of
 
 
@@ -36,9 +35,9 @@ def test_with_a_gpu_triton_compiles_unless_the_variable_is_set(monkeypatch: pyte
 
 
 def test_the_device_picks_the_backend() -> None:
-    assert STORE.on(torch.device("cpu")) is STORE.load("cpu")
-    assert STORE.on(torch.device("cuda", 1)) is STORE.load("triton")
     operation = Backends(reference=min, cpu=max, triton="operator:add")
     assert [operation.load(backend)(1, 2) for backend in BACKENDS] == [1, 2, 3]
+    assert operation.on(torch.device("cpu")) is max
+    assert operation.on(torch.device("cuda", 1))(1, 2) == 3
     with pytest.raises(ValueError, match="backend must be one of reference, cpu, triton, got 'numpy'"):
         operation.load("numpy")

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from phase1_kv_pool.kernels.store import STORE
+from phase1_kv_pool.lab.store import store_of
 from phase1_kv_pool.layer import KVLayer
 from tests.phase1_kv_pool.support import (
     bits,
@@ -47,7 +47,7 @@ class Case:
         k = k if "k" in fused else k.contiguous()
         v = v if "v" in fused else v.transpose(0, 1).contiguous().transpose(0, 1)
         slots = torch.tensor(self.slots, dtype=self.slot_dtype, device=device)
-        STORE.load(backend)(KVLayer(keys, values), slots, k, v)
+        store_of(backend)(KVLayer(keys, values), slots, k, v)
         return [keys, values], [stored(side.cpu(), self.slots, self.pages, self.page_size) for side in (k, v)]
 
 
@@ -124,7 +124,7 @@ def test_in_8_bits_each_head_of_a_token_has_a_scale(backend: str, dtype: torch.d
     k = (torch.randn(5, 2, 72, device=device) * sizes[:, None, None]).bfloat16()
     pool, slots = torch.full((3, 2, 4, 72), 7.0, device=device).to(dtype), torch.tensor([9, 2, 0, -1, 4], device=device)
     kv = KVLayer(pool.clone(), pool.clone(), *torch.full((2, 3, 2, 4), 0.5, device=device))
-    STORE.load(backend)(kv, slots, k, -k)
+    store_of(backend)(kv, slots, k, -k)
     places = [(2, 1, 0), (0, 2, 1), (0, 0, 2), (1, 0, 4)]  # page, offset, token
     for page, offset, token in places:
         for found, wanted in zip(kv.read((page, slice(None), offset)), (k[token], -k[token]), strict=True):
@@ -144,7 +144,7 @@ def test_a_head_in_8_bits_that_is_not_finite_reads_as_nan_and_zeros_read_as_zero
     k[0] = 0
     k[0, 0, 3] = x
     kv = KVLayer(*torch.zeros(2, 1, 1, 4, 16, dtype=torch.int8, device=device), *torch.zeros(2, 1, 1, 4, device=device))
-    STORE.load(backend)(kv, slots, k, k)
+    store_of(backend)(kv, slots, k, k)
     for side in kv.read((0, 0)):
         assert side[1].isnan().all() if abs(x) > 1 or x != x else torch.allclose(side[1], k[0, 0], atol=1e-39)
         torch.testing.assert_close(side[0], k[1, 0])
@@ -160,7 +160,7 @@ def test_a_pool_may_have_more_than_two_to_the_31_numbers(backend: str) -> None:
     k.copy_(torch.randn(2, 2, 64))
     for page in (0, pages - 1):
         keys[page] = torch.nan
-    STORE.load(backend)(KVLayer(keys, keys), slots, k, k)
+    store_of(backend)(KVLayer(keys, keys), slots, k, k)
     assert torch.equal(keys[pages - 1, :, 15], k[0])
     assert torch.equal(keys[0, :, 3], k[1])
     assert keys[0].isnan().sum() == keys[pages - 1].isnan().sum() == 2 * 15 * 64
@@ -172,6 +172,6 @@ def test_rows_of_any_strides_are_stored(strides: tuple[int, int, int], offset: i
     device = device_of("triton")
     k = torch.randn(200, device=device).as_strided((2, 2, 16), strides, offset)
     keys, values = torch.zeros(2, 2, 2, 4, 16, device=device)
-    STORE.load("triton")(KVLayer(keys, values), torch.tensor([5, 0], device=device), k, k)
+    store_of("triton")(KVLayer(keys, values), torch.tensor([5, 0], device=device), k, k)
     for side in (keys, values):
         assert torch.equal(torch.stack((side[1, :, 1], side[0, :, 0])), k)

@@ -36,8 +36,8 @@ def split(directory: Path, ranks: int, **options: Any) -> Iterator[Model]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(leader, "Ranks", RanksInThreads)
         model = load_split(directory, ranks, device="cpu", **{"dtype": "float32", **options})
-    assert model.decoder.ranks is not None
+    assert model.decoder.processes is not None
     try:
         yield model
     finally:
-        model.decoder.ranks.close()
+        model.decoder.processes.close()

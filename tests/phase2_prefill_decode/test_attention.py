@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from phase1_kv_pool.layer import KVLayer
-from phase2_prefill_decode.kernels.attention import ATTEND
 from tests.phase1_kv_pool.support import bits, every_backend, every_backend_and_dtype
 from tests.phase2_prefill_decode.attention_cases import EDGES, TOLERANCE, Case, decodes, prompts
+from tests.phase2_prefill_decode.backends import backend_of
 
 KINDS = (
     "long_beside_short", "prompts_of_any_length", "all_kinds", "splits_in_pages_of_64", "mixture_window_40",
@@ -34,7 +34,7 @@ def every_backend_and_case() -> list[Any]:
 
 def check(backend: str, dtype: torch.dtype, case: Case, stored: torch.dtype | None = None) -> None:
     inputs = case.inputs(backend, dtype, stored)
-    found = case.run(ATTEND.load(backend), inputs)
+    found = case.run(backend_of(backend).attend, inputs)
     case.assert_close(found, case.oracle(inputs), TOLERANCE[dtype])
 
 
@@ -90,7 +90,7 @@ def test_scores_of_hundreds_do_not_overflow(backend: str, case: Case) -> None:
     """exp(89) is infinite in float32. Rounding of a score of 300 moves its weight by 3e-5, hence the tolerance."""
     inputs = case.inputs(backend, torch.float32)
     assert (inputs.query.cpu()[:, 0] @ inputs.k[0][:, 0].T).max() * case.scaling > 89
-    found = case.run(ATTEND.load(backend), inputs)
+    found = case.run(backend_of(backend).attend, inputs)
     case.assert_close(found, case.oracle(inputs), 1e-3)
 
 
@@ -101,14 +101,14 @@ def test_scores_of_hundreds_do_not_overflow(backend: str, case: Case) -> None:
 def test_a_nan_stays_in_its_request_and_stays_a_nan(backend: str, case: Case, side: str) -> None:
     """Tokens that attend to it get NaN, so that their request fails. No other request is affected."""
     inputs = case.inputs(backend, torch.float32, torch.int8 if "scales" in side else None)
-    clean = case.run(ATTEND.load(backend), inputs)
+    clean = case.run(backend_of(backend).attend, inputs)
     first, last = sum(case.new[:1]), sum(case.new[:2])
     if side == "query":
         inputs.query[last - 1] = torch.nan
     else:
         position = case.lengths[1] - 3
         getattr(inputs.kv, side)[inputs.tables[1][position // 16], :, position % 16] = torch.nan
-    found = case.run(ATTEND.load(backend), inputs)
+    found = case.run(backend_of(backend).attend, inputs)
     hit = max(first, last - (1 if side == "query" else 3))
     assert found[hit:last].isnan().all(), f"a NaN among the {side} of sequence 1 is not in its result"
     others = torch.cat((found[:first], found[last:])), torch.cat((clean[:first], clean[last:]))
@@ -123,7 +123,7 @@ def test_a_padding_row_of_no_tokens_is_zero(backend: str) -> None:
     wanted = case.oracle(inputs)
     inputs.metadata.seq_lens[1] = 0
     inputs.metadata.page_table[1] = 2**31 - 1
-    found = case.run(ATTEND.load(backend), inputs)
+    found = case.run(backend_of(backend).attend, inputs)
     assert not found[1].any(), "sequence 1 has no tokens: its result must be 0"
     torch.testing.assert_close(found[::2].double(), wanted[::2], atol=1e-5, rtol=1e-5)
 
@@ -137,7 +137,7 @@ def test_the_batch_does_not_change_a_bit(
     case = Case([90, 33, 120, 64, 300, 600], [60, 1, 30, 64, 1, 1], window=window)
     if backend != "triton":
         case = replace(case, new=[60, 1, 2, 64, 5, 1])
-    inputs, attend = case.inputs(backend, dtype, stored), ATTEND.load(backend)
+    inputs, attend = case.inputs(backend, dtype, stored), backend_of(backend).attend
     together = case.run(attend, inputs).split(case.new)
     for (one, alone), rows in zip(case.alone(inputs), together, strict=True):
         same = torch.equal(bits(one.run(attend, alone)), bits(rows))
@@ -148,7 +148,7 @@ def test_the_batch_does_not_change_a_bit(
 def test_mismatched_shapes_dtypes_and_strides_are_refused(backend: str) -> None:
     case = decodes(20, 3)
     inputs = case.inputs(backend, torch.float32)
-    attend = ATTEND.load(backend)
+    attend = backend_of(backend).attend
     query, (keys, values, *_), metadata = inputs.query, inputs.kv, inputs.metadata
 
     def attended(query: Tensor, *kv: Tensor) -> Tensor:

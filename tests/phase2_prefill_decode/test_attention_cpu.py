@@ -14,11 +14,12 @@ from torch import Tensor
 
 from phase2_prefill_decode.extras.cpu.attention import ROWS
 from phase2_prefill_decode.extras.cpu.intrinsics import kernel
-from phase2_prefill_decode.extras.cpu.matmul import KEYS, LANES, transpose
+from phase2_prefill_decode.extras.cpu.scores import KEYS, LANES, transpose
 from phase2_prefill_decode.extras.cpu.tiles import SPLIT
-from phase2_prefill_decode.kernels.attention import ATTEND, AttentionMetadata
+from phase2_prefill_decode.kernels.attention import AttentionMetadata
 from tests.phase1_kv_pool.support import bits
 from tests.phase2_prefill_decode.attention_cases import TOLERANCE, Case, Inputs, prompts
+from tests.phase2_prefill_decode.backends import CPU
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 GROUP = 2  # the default of a Case
@@ -41,7 +42,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_slices_of_few_and_of_many_rows_match_the_oracle(case: Case, dtype: torch.dtype) -> None:
     inputs = case.inputs("cpu", dtype)
-    found = case.run(ATTEND.load("cpu"), inputs)
+    found = case.run(CPU.attend, inputs)
     torch.testing.assert_close(found.double(), case.oracle(inputs), atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
@@ -59,7 +60,7 @@ def step(case: Case, inputs: Inputs, parts: Sequence[Part]) -> Tensor:
         max(end for _, _, end in parts),
     )
     query = torch.cat([queries[number][start:end] for number, start, end in parts])
-    return case.run(ATTEND.load("cpu"), replace(inputs, query=query, metadata=metadata))
+    return case.run(CPU.attend, replace(inputs, query=query, metadata=metadata))
 
 
 @st.composite
@@ -90,7 +91,7 @@ def test_a_row_has_the_same_bits_in_a_prompt_in_a_chunk_and_in_a_decode(
     """Its sums depend on its own keys and on their positions: on no other row of the step, and on no thread."""
     case, made = given
     inputs, before = case.inputs("cpu", dtype), torch.get_num_threads()
-    whole = case.run(ATTEND.load("cpu"), inputs).split(case.new)
+    whole = case.run(CPU.attend, inputs).split(case.new)
     torch.set_num_threads(threads)
     try:
         for parts in made:

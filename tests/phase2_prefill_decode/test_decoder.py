@@ -9,8 +9,8 @@ from phase0_request.batch import Batch, Slice
 from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.pool import KVPool
+from phase2_prefill_decode.backend import TORCH
 from phase2_prefill_decode.decoder import Decoder
-from phase2_prefill_decode.kernels.attention import reference
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.weights import random_weights
 from phase2_prefill_decode.model import Model
@@ -33,9 +33,9 @@ STEPS = [
 
 @pytest.mark.parametrize("name", ["llama-biases", "mistral-window", "qwen2-window", "qwen3-window"])
 def test_every_step_has_the_logits_of_transformers(name: str, tmp_path: Path) -> None:
-    """Its layers, one after the other: with the reference of attention no step is one call."""
+    """Its layers, one after the other: the reference has no step in one call."""
     oracle = variant(name)
-    model = Model.load(saved(oracle, tmp_path), device="cpu", dtype="float32", attend=reference)
+    model = Model.load(saved(oracle, tmp_path), device="cpu", dtype="float32", backend=TORCH)
     draw, cache = torch.Generator().manual_seed(1), PagedCache(24, 4)
     tokens = {name: torch.randint(3, 300, (40,), generator=draw) for name in "abc"}
     for name_, length in (("b", 9), ("a", 25), ("c", 18), ("b", 40)):  # pages in no order
@@ -63,7 +63,7 @@ def test_every_step_has_the_logits_of_transformers(name: str, tmp_path: Path) ->
 
 def test_the_rotary_tables_grow_with_the_longest_sequence() -> None:
     """Twice as long each time, or as long as is needed; no longer than the model's context unless that is needed."""
-    decoder = Decoder(SMALL, random_weights(SMALL), attend=reference)
+    decoder = Decoder(SMALL, random_weights(SMALL), TORCH)
     found = []
     for positions in (10, 4, 11, 50, 51, 70):
         before = decoder._rope

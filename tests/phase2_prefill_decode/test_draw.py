@@ -21,9 +21,12 @@ from transformers.generation.logits_process import (
 )
 
 from phase0_request import Request, SamplingParams
-from phase2_prefill_decode.kernels.draw import DRAW, arrivals, keep, numbers, reference, weigh
+from phase2_prefill_decode.backend import triton_backend
+from phase2_prefill_decode.backends import backend_for
+from phase2_prefill_decode.kernels.draw import arrivals, keep, numbers, reference, weigh
 from phase2_prefill_decode.sampling.inputs import SamplingInputs, pack_columns
 from tests.phase1_kv_pool.support import bits, device_of, every_backend, every_backend_and_dtype, needs_gpu
+from tests.phase2_prefill_decode.backends import backend_of
 from tests.phase2_prefill_decode.test_sampler_draws import z_of_chi_square
 
 N = 100_000
@@ -89,7 +92,7 @@ def test_100_000_draws_have_the_exact_distribution(asked: str, device: str) -> N
     logits = torch.randn(1, 32, generator=torch.Generator().manual_seed(1)) * 1.5
     params = SamplingParams(**ASKED[asked])
     given = [getattr(repeated(params, N), name).to(device) for name in SamplingInputs.__slots__]
-    tokens, _ = DRAW.on(torch.device(device))(logits.to(device).expand(N, -1), SamplingInputs(*given), 32)
+    tokens, _ = backend_for(torch.device(device)).draw(logits.to(device).expand(N, -1), SamplingInputs(*given), 32)
     assert misfit(tokens.cpu().numpy(), exact(logits[0].numpy(), params)) < 4
 
 
@@ -216,7 +219,7 @@ EDGES = [
 def assert_as_reference(backend: str, logits: Tensor, asked: list[dict[str, Any]], num_tokens: int) -> Tensor:
     device, rows = device_of(backend), [SamplingParams(**one) for one in asked]
     wanted, peaks = reference(logits, tensors(*rows), num_tokens)
-    tokens, found = DRAW.load(backend)(logits.to(device), tensors(*rows, device=device), num_tokens)
+    tokens, found = backend_of(backend).draw(logits.to(device), tensors(*rows, device=device), num_tokens)
     assert tokens.tolist() == wanted.tolist()
     torch.testing.assert_close(found.cpu(), peaks, rtol=0, atol=0, equal_nan=True)
     return wanted
@@ -259,7 +262,7 @@ def scores_of(backend: str, logits: Tensor, temperature: float, key: int, positi
     if backend == "reference":
         weights = weigh(logits[None], torch.zeros(1), heat)[0]
         return weights, arrivals(numbers(*seeds, len(logits)))[0]
-    DRAW.load(backend)
+    backend_of(backend)
     if backend == "cpu":
         from phase2_prefill_decode.extras.cpu import draw as cpu
 
@@ -297,7 +300,7 @@ def test_every_backend_computes_the_same_scores_to_the_last_bit(backend: str, te
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_the_threshold_of_a_filter_is_found_exactly(backend: str, dtype: torch.dtype) -> None:
     """Of logits that are neighbours, of either sign: the k-th largest, and the one at which the weights suffice."""
-    DRAW.load(backend)
+    backend_of(backend)
     from tests.phase2_prefill_decode.sample_scores import threshold
 
     step = torch.finfo(dtype).eps  # between neighbours from 1 to 2
@@ -328,7 +331,7 @@ SIZES = [
 def test_no_split_of_the_vocabulary_changes_a_draw(
     backend: str, dtype: torch.dtype, sizes: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    DRAW.load(backend)
+    backend_of(backend)
     from phase2_prefill_decode.kernels.triton import draw as sample
 
     for name, value in sizes.items():
@@ -344,7 +347,7 @@ def test_a_captured_launch_follows_logits_and_parameters() -> None:
     rows = rows_of_logits()
     edges = [SamplingParams(**one) for one in EDGES]
     first, later = torch.stack([rows["some"]] * 12).cuda(), torch.stack([*rows.values()])
-    params, sample = tensors(*edges[:1] * 12, device="cuda"), DRAW.load("triton")
+    params, sample = tensors(*edges[:1] * 12, device="cuda"), triton_backend().draw
     sample(first, params, VOCAB)  # compiles
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

@@ -9,18 +9,21 @@ import pytest
 import torch
 from torch import Tensor
 
+from phase1_kv_pool.kernels.store import store
 from phase1_kv_pool.pool import KVPool
+from phase2_prefill_decode.backend import TORCH
 from phase2_prefill_decode.decoder import Decoder
 from phase2_prefill_decode.extras.cpu import forward
 from phase2_prefill_decode.extras.cpu.forward import Forward
 from phase2_prefill_decode.extras.quantized.quantize import quantize
-from phase2_prefill_decode.kernels.attention import ATTEND, AttentionMetadata
+from phase2_prefill_decode.kernels.attention import AttentionMetadata
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.weights import Weights, random_weights
 from phase2_prefill_decode.model import Model
 from phase2_prefill_decode.sampling.inputs import SamplingInputs, pack_columns
 from phase2_prefill_decode.step.packed import StepTensors
 from tests.phase2_prefill_decode.attention_cases import same_bits
+from tests.phase2_prefill_decode.backends import CPU
 from tests.phase2_prefill_decode.models import VARIANTS, saved, tiny_model
 from tests.phase2_prefill_decode.test_identity import logits, prompts
 
@@ -58,7 +61,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def by_layers(decoder: Decoder) -> Decoder:
     """The same decoder, without the kernel."""
     layers = Decoder.__new__(Decoder)
-    layers.__dict__ = decoder.__dict__ | {"_forward": None}
+    layers.__dict__ = decoder.__dict__ | {"whole_step": None}
     return layers
 
 
@@ -80,7 +83,7 @@ def pool_of(config: ModelConfig, kv_dtype: str | None = None) -> KVPool:
     draw, slots = torch.Generator().manual_seed(3), torch.arange(pool.num_slots)
     for layer in range(config.num_hidden_layers):
         k, v = torch.randn(2, len(slots), 2, config.head_dim, generator=draw).to(getattr(torch, config.dtype))
-        pool.store(layer, slots, k, v)
+        store(pool.layers[layer], slots, k, v)
     return pool
 
 
@@ -137,7 +140,7 @@ def test_logits_keys_and_values_are_those_of_the_layers(
     weights: Callable[[ModelConfig], Weights],
     calls: list[int],
 ) -> None:
-    decoder = Decoder(config, weights(config))
+    decoder = Decoder(config, weights(config), CPU)
     step, pools = (
         packed(tuple(length + new - 1 for length in LENGTHS[:count]), new),
         [pool_of(config, kv), pool_of(config, kv)],
@@ -151,7 +154,7 @@ def test_logits_keys_and_values_are_those_of_the_layers(
 
 
 def test_a_row_does_not_depend_on_the_others() -> None:
-    decoder = Decoder(SMALL, random_weights(SMALL))
+    decoder = Decoder(SMALL, random_weights(SMALL), CPU)
     pool = pool_of(SMALL)
     alone = decoder(packed(LENGTHS[:1]), pool.layers)
     assert torch.equal(decoder(packed(LENGTHS), pool.layers)[:1], alone)
@@ -160,7 +163,7 @@ def test_a_row_does_not_depend_on_the_others() -> None:
 @pytest.mark.parametrize("window", [None, 7, 40])
 def test_tokens_that_are_verified_have_the_bits_of_decodes(window: int | None) -> None:
     config = replace(SMALL, sliding_windows=(window,) * 3) if window else SMALL
-    decoder, pool = Decoder(config, random_weights(config)), pool_of(config)
+    decoder, pool = Decoder(config, random_weights(config), CPU), pool_of(config)
     together = decoder(packed((70, 620), 5), pool.layers).unflatten(0, (2, 5))
     for place in range(5):
         step = packed((66 + place, 616 + place))
@@ -169,7 +172,7 @@ def test_tokens_that_are_verified_have_the_bits_of_decodes(window: int | None) -
 
 
 def test_padding_stores_nothing_and_only_the_rows_that_are_wanted_return() -> None:
-    decoder = Decoder(SMALL, random_weights(SMALL))
+    decoder = Decoder(SMALL, random_weights(SMALL), CPU)
     pool, untouched, step = pool_of(SMALL), pool_of(SMALL), packed(LENGTHS[:2])
     step.slots.fill_(-1)
     both = decoder(step, pool.layers)
@@ -180,17 +183,17 @@ def test_padding_stores_nothing_and_only_the_rows_that_are_wanted_return() -> No
 
 def test_other_steps_and_other_models_go_by_layers(calls: list[int]) -> None:
     weights, pool = random_weights(SMALL), pool_of(SMALL)
-    decoder = Decoder(SMALL, weights)
+    decoder = Decoder(SMALL, weights, CPU)
     last = torch.tensor([2, 5])
     decoder(replace(packed((17, 32), new=3), last=last), pool.layers)  # prompts: few of their logits count
-    Decoder(SMALL, weights, attend=ATTEND.reference)(packed(LENGTHS[:1]), pool.layers)
+    Decoder(SMALL, weights, TORCH)(packed(LENGTHS[:1]), pool.layers)
     assert calls == []
     config = replace(SMALL, intermediate_size=96)
-    assert Decoder(config, random_weights(config))._forward is None, "gate and up share a block of 64"
+    assert Decoder(config, random_weights(config), CPU).whole_step is None, "gate and up share a block of 64"
 
 
 def test_without_openmp_it_runs_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    decoder, pool = Decoder(SMALL, random_weights(SMALL)), pool_of(SMALL)
+    decoder, pool = Decoder(SMALL, random_weights(SMALL), CPU), pool_of(SMALL)
     wanted = decoder(packed(LENGTHS), pool.layers)
     monkeypatch.setattr(forward, "OPENMP", 0)  # a call to address 0 would end the process
     assert torch.equal(decoder(packed(LENGTHS), pool.layers), wanted)
@@ -198,7 +201,7 @@ def test_without_openmp_it_runs_on_one_thread(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize(("field", "value"), [("positions", 4096), ("positions", -1), ("slots", 1 << 20)])
 def test_positions_and_slots_outside_are_refused(field: str, value: int) -> None:
-    decoder, pool, step = Decoder(SMALL, random_weights(SMALL)), pool_of(SMALL), packed(LENGTHS)
+    decoder, pool, step = Decoder(SMALL, random_weights(SMALL), CPU), pool_of(SMALL), packed(LENGTHS)
     getattr(step, field)[1] = value
     with pytest.raises(IndexError, match="outside"):
         decoder(step, pool.layers)

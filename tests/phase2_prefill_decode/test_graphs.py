@@ -12,9 +12,9 @@ from phase0_request.batch import Batch, Slice
 from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.pool import KVPool
+from phase2_prefill_decode.backend import TORCH
 from phase2_prefill_decode.connect import sampler_for
 from phase2_prefill_decode.extras.piecewise import PiecewiseGraphs
-from phase2_prefill_decode.kernels.attention import reference
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.model import Model
 from phase2_prefill_decode.step.device_state import DeviceState
@@ -79,14 +79,12 @@ def test_a_recorded_step_writes_its_logits_where_all_graphs_have_theirs_and_copi
     assert [shape for shape in copies if CONFIG.vocab_size in shape] == []
     hidden = torch.randn(2, CONFIG.hidden_size, generator=torch.Generator().manual_seed(0))
     out = torch.empty(2, CONFIG.vocab_size)
-    assert torch.equal(runner.decoder.lm_head.into(out, hidden), runner.decoder.lm_head(hidden))
+    assert torch.equal(runner.decoder.lm_head(hidden, out), runner.decoder.lm_head(hidden))
 
 
 def test_pieces_compute_and_store_what_a_step_kernel_by_kernel_does() -> None:
     """A step, and one of fewer tokens over what it has left: padding stores nothing."""
-    model = Model.random(
-        replace(CONFIG, num_hidden_layers=3, sliding_windows=(None,) * 3), device="cpu", attend=reference
-    )
+    model = Model.random(replace(CONFIG, num_hidden_layers=3, sliding_windows=(None,) * 3), device="cpu", backend=TORCH)
     plain, recorded = (KVPool(model.config.kv_layout(4), 16, "cpu", torch.float32) for _ in range(2))
     pieces = PiecewiseGraphs(model.decoder, recorded.layers, 64, 16)
     pieces.record([8, 16], lambda run: run)
@@ -99,6 +97,6 @@ def test_pieces_compute_and_store_what_a_step_kernel_by_kernel_does() -> None:
     for slices in ((Slice(a, 0, 10), Slice(b, 0, 3)), (Slice(a, 10, 1), Slice(b, 3, 2)), (Slice(b, 5, 6),)):
         step = loaded(Batch(slices), cache)
         wanted = model.decoder.hidden(step, plain.layers)
-        torch.testing.assert_close(pieces.hidden(step), wanted, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(pieces(step), wanted, rtol=1e-5, atol=1e-6)
         for one, other in zip(plain.layers, recorded.layers, strict=True):
             torch.testing.assert_close(one[:2], other[:2], rtol=1e-5, atol=1e-6)

@@ -16,7 +16,8 @@ from phase1_kv_pool.kernels import prepare_triton
 from phase1_kv_pool.lab import report
 from phase1_kv_pool.lab.ahead import ARCHITECTURES, Compiled
 from phase1_kv_pool.layer import KVLayer
-from phase2_prefill_decode.kernels.attention import ATTEND, AttentionMetadata
+from phase2_prefill_decode.backend import triton_backend
+from phase2_prefill_decode.kernels.attention import AttentionMetadata
 from phase2_prefill_decode.kernels.triton import attention, decode, prefill, splits
 from phase2_prefill_decode.kernels.triton.splits import Splits, splits_of
 from phase2_prefill_decode.kernels.triton.tuning import Tuning
@@ -277,7 +278,7 @@ def test_full_tiles_are_walked_without_a_mask(context: int, full: int, monkeypat
     monkeypatch.setattr(prefill, "walk", watched)
     case = Case([context + 20], [20], heads=1, kv_heads=1)
     inputs = case.inputs("triton", torch.float32)
-    case.assert_close(case.run(ATTEND.load("triton"), inputs), case.oracle(inputs), 1e-5)
+    case.assert_close(case.run(triton_backend().attend, inputs), case.oracle(inputs), 1e-5)
     wanted = [(0, full, False), (full, context + 20, True)]
     assert walks == [walk for walk in wanted if walk[1] > walk[0]], "(first key, end, masked) of each walk"
 
@@ -286,7 +287,7 @@ def test_full_tiles_are_walked_without_a_mask(context: int, full: int, monkeypat
     "case", [decodes(40, 600, 33), Case([40, 90], [8, 1]), decodes(700, window=50)], ids=["decodes", "drafts", "window"]
 )
 def test_a_short_step_needs_no_sizes_on_the_host_and_has_the_same_bits_with_them(case: Case) -> None:
-    inputs, attend = case.inputs("triton", HALF), ATTEND.load("triton")
+    inputs, attend = case.inputs("triton", HALF), triton_backend().attend
     without = replace(inputs, metadata=replace(inputs.metadata, sizes=()))
     assert torch.equal(bits(case.run(attend, inputs)), bits(case.run(attend, without)))
 
@@ -295,7 +296,7 @@ def test_a_long_step_without_sizes_is_refused_not_read_from_the_device() -> None
     case = Case([130, 33], [100, 1])
     inputs = case.inputs("triton", torch.float32)
     with pytest.raises(ValueError, match="a step with more than 8 new tokens of a sequence needs the sizes on the"):
-        case.run(ATTEND.load("triton"), replace(inputs, metadata=replace(inputs.metadata, sizes=())))
+        case.run(triton_backend().attend, replace(inputs, metadata=replace(inputs.metadata, sizes=())))
 
 
 def test_a_step_is_planned_once_per_window_size() -> None:
@@ -303,7 +304,7 @@ def test_a_step_is_planned_once_per_window_size() -> None:
     inputs = case.inputs("triton", torch.float32)
     for window in (None, 40, None, 40):
         windowed = replace(case, window=window)
-        windowed.assert_close(windowed.run(ATTEND.load("triton"), inputs), windowed.oracle(inputs), 1e-5)
+        windowed.assert_close(windowed.run(triton_backend().attend, inputs), windowed.oracle(inputs), 1e-5)
     assert len(inputs.metadata.plans) == 2
     assert replace(inputs.metadata).plans == {}
 
@@ -318,14 +319,14 @@ def test_prompts_alone_need_no_decode_kernel() -> None:
 def test_a_long_step_on_a_gpu() -> None:
     case = Case([8192, 3000, 700, 64], [2048, 1, 1, 64], heads=32, kv_heads=8, head_dim=128, page_size=64)
     inputs = case.inputs("triton", torch.bfloat16)
-    case.assert_close(case.run(ATTEND.load("triton"), inputs), case.oracle(inputs), TOLERANCE[torch.bfloat16])
+    case.assert_close(case.run(triton_backend().attend, inputs), case.oracle(inputs), TOLERANCE[torch.bfloat16])
 
 
 @pytest.mark.parametrize("case", [decodes(40, 17), prompts(40, 17)], ids=["decodes", "prompts"])
 def test_queries_may_be_a_view(case: Case) -> None:
     inputs = case.inputs("triton", torch.float32)
     wide = torch.cat((inputs.query, inputs.query), -1)[..., : case.head_dim]
-    found = case.run(ATTEND.load("triton"), replace(inputs, query=wide))
+    found = case.run(triton_backend().attend, replace(inputs, query=wide))
     case.assert_close(found, case.oracle(inputs), 1e-5)
 
 
@@ -337,7 +338,7 @@ def test_a_captured_decode_follows_lengths_and_pages() -> None:
     inputs, later = short.inputs("triton", torch.bfloat16), long.inputs("triton", torch.bfloat16)
     pages = torch.zeros_like(later.metadata.page_table)
     metadata = replace(inputs.metadata, page_table=pages, max_seqlen_k=2000, sizes=())
-    query, attend = torch.zeros_like(later.query), ATTEND.load("triton")
+    query, attend = torch.zeros_like(later.query), triton_backend().attend
     arguments = query, later.kv, metadata, long.scaling, None
     attend(*arguments)  # compiles
     graph = torch.cuda.CUDAGraph()

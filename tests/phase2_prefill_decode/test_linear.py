@@ -1,4 +1,4 @@
-"""Linear: on a CPU one product of any number of rows with a packed weight, here against float64 and bit for bit."""
+"""Linear layers of a CPU: one product of any number of rows with a packed weight, against float64 and bit for bit."""
 
 import gc
 import os
@@ -19,12 +19,12 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from phase2_prefill_decode.extras.cpu import openmp
+from phase2_prefill_decode.extras.cpu.backend import packed_linear
 from phase2_prefill_decode.extras.cpu.blocks import Blocks, put_rows
 from phase2_prefill_decode.extras.cpu.microkernel import SET
 from phase2_prefill_decode.extras.cpu.product import ROWS, PackedWeight
 from phase2_prefill_decode.extras.cpu.rows import quantize
 from phase2_prefill_decode.extras.quantized.weight import QuantizedWeight
-from phase2_prefill_decode.linear import Linear
 from tests.phase2_prefill_decode.quantized.checkpoints import in_8_bits
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -54,7 +54,7 @@ def assert_product(found: Tensor, rows: Tensor, weight: Tensor, bias: Tensor | N
 def test_the_product_is_that_of_float64(dtype: torch.dtype, out: int, width: int, tokens: int, biased: bool) -> None:
     weight, bias = weights(dtype, out, width)
     rows, given_bias = torch.randn(tokens, width).to(dtype), bias if biased else None
-    assert_product(Linear(weight, given_bias)(rows), rows, weight, given_bias)
+    assert_product(packed_linear(weight, given_bias)(rows), rows, weight, given_bias)
 
 
 @pytest.mark.parametrize(("out", "width"), SHAPES)
@@ -124,7 +124,7 @@ def test_a_row_is_the_same_alone_and_in_any_batch(
     out, width = shape if stored != torch.uint8 else (shape[0], shape[1] + shape[1] % 2)
     weight, bias = weights(dtype, out, width)
     before = torch.get_num_threads()
-    product = Linear(weight if stored is None else quantized(stored, dtype, out, width), bias)
+    product = packed_linear(weight if stored is None else quantized(stored, dtype, out, width), bias)
     rows = torch.randn(2 * ROWS + 5, width).to(dtype)
     ends = [0, *sorted(cuts), len(rows)]
     try:
@@ -167,7 +167,7 @@ def test_a_quantized_weight_is_multiplied_as_it_is(
     exact = {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in given.items()}
     wide = replace(weight, scales=weight.scales.double(), dtype=torch.float64, **exact).dequantize()
     bias, rows = torch.randn(out).to(dtype), torch.randn(ROWS + 5, width).to(dtype)
-    product = Linear(weight, bias)
+    product = packed_linear(weight, bias)
     order = others["order"] if besides == "order" else torch.arange(width)
     taken = rows[:, order].double() if stored.is_floating_point else in_8_bits(rows[:, order], group)
     found, wanted = product(rows), linear(taken, wide[:, order], bias.double())
@@ -176,7 +176,7 @@ def test_a_quantized_weight_is_multiplied_as_it_is(
     assert (found.double() - plain).norm() < (2 * ULP[dtype] + 0.01) * plain.norm()
     assert torch.equal(torch.cat([product(row[None]) for row in rows]), found)
     tokens = torch.tensor([out - 1, 0, out // 2])
-    looked_up = product.packed[0].rows(tokens, dtype).double()
+    looked_up = product.rows(tokens, dtype).double()
     assert (looked_up - wide[tokens]).norm() < (2 * ULP[dtype] + 1e-6) * wide[tokens].norm()
     dequantized = stored.is_floating_point and besides in ("zeros", "offsets")
     kept = {torch.uint8: "4 bits"}.get(stored, str(stored).removeprefix("torch."))
@@ -193,7 +193,7 @@ def test_the_largest_integers_do_not_overflow(number: int, stored: torch.dtype, 
     weight = QuantizedWeight(values=values, scales=torch.full((3, 1), 0.5), dtype=torch.float32)
     rows = torch.tensor([[1.0], [-1.0], [3e38]]).expand(3, width) / torch.tensor([[1.0], [1.0], [1e5]])
     wanted = rows.double() @ weight.dequantize().double().T
-    torch.testing.assert_close(Linear(weight)(rows).double(), wanted, rtol=1e-6, atol=0)
+    torch.testing.assert_close(packed_linear(weight)(rows).double(), wanted, rtol=1e-6, atol=0)
 
 
 @numba.njit
@@ -217,7 +217,7 @@ def test_rows_that_8_bits_cannot_hold_are_not_finite_and_those_of_zeros_are_zero
     rows, bias = torch.randn(6, 256).to(dtype), torch.randn(96).to(dtype)
     rows[1], rows[4] = 0, 1e-40
     rows[2, 200], rows[3, 7] = torch.nan, -torch.inf
-    product = Linear(quantized(stored, dtype, 96, 256, 2), bias)
+    product = packed_linear(quantized(stored, dtype, 96, 256, 2), bias)
     found = product(rows)
     assert found[2:4].isnan().all()
     assert torch.equal(found[[1, 4]], bias.expand(2, -1))
@@ -227,7 +227,7 @@ def test_rows_that_8_bits_cannot_hold_are_not_finite_and_those_of_zeros_are_zero
 
 def test_a_weight_of_float8_holds_nan_and_numbers_of_every_size() -> None:
     values = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn)
-    product = Linear(QuantizedWeight(values=values[:, None], scales=torch.ones(256, 1)))
+    product = packed_linear(QuantizedWeight(values=values[:, None], scales=torch.ones(256, 1)))
     assert torch.equal(product(torch.ones(1, 1).bfloat16())[0].nan_to_num(1e9), values.bfloat16().nan_to_num(1e9))
 
 
@@ -237,7 +237,7 @@ def test_what_is_not_finite_stays_so(dtype: torch.dtype, width: int) -> None:
     weight, bias = weights(dtype, 96, width)
     rows = torch.randn(9, width).to(dtype)
     rows[1, 3], rows[2, -1], rows[3, 0], weight[5, 7], bias[6] = torch.nan, torch.inf, -torch.inf, torch.inf, torch.nan
-    found, wanted = Linear(weight, bias)(rows), linear(rows.double(), weight.double(), bias.double())
+    found, wanted = packed_linear(weight, bias)(rows), linear(rows.double(), weight.double(), bias.double())
     finite = wanted.isfinite()
     assert torch.equal(found.double().nan_to_num()[~finite], wanted.to(dtype).double().nan_to_num()[~finite])
     assert found[finite].isfinite().all()
@@ -246,13 +246,13 @@ def test_what_is_not_finite_stays_so(dtype: torch.dtype, width: int) -> None:
 def test_rows_may_be_a_view() -> None:
     weight, _ = weights(torch.bfloat16)
     rows = torch.randn(6, 128).bfloat16()[::2, 32:96]
-    product = Linear(weight)
+    product = packed_linear(weight)
     assert torch.equal(product(rows), product(rows.contiguous()))
 
 
 def test_a_packed_weight_is_a_copy_and_the_original_is_freed() -> None:
     weight, _ = weights(torch.bfloat16)
-    product, rows = Linear(weight), torch.randn(3, 64).bfloat16()
+    product, rows = packed_linear(weight), torch.randn(3, 64).bfloat16()
     before = product(rows)
     weight.zero_()
     assert torch.equal(product(rows), before)
@@ -295,7 +295,7 @@ def test_every_instruction_set_has_the_same_product(processor: str, features: st
     assert found.stdout.strip() == name, found.stderr
     results = torch.load(tmp_path / "results.pt")
     for key, (rows, matrix, bias) in given.items():
-        assert torch.equal(results[key], Linear(matrix, bias)(rows)), (key, SET)
+        assert torch.equal(results[key], packed_linear(matrix, bias)(rows)), (key, SET)
         if isinstance(matrix, Tensor):
             assert_product(results[key], rows, matrix, bias)
 
@@ -305,10 +305,11 @@ ELSEWHERE = """
 import sys, torch
 from pathlib import Path
 from phase2_prefill_decode.extras.cpu.microkernel import SET
-from phase2_prefill_decode.linear import Linear
+from phase2_prefill_decode.extras.cpu.backend import packed_linear
 folder = Path(sys.argv[1])
 given = torch.load(folder / "given.pt", weights_only=False)
-torch.save({key: Linear(weight, bias)(rows) for key, (rows, weight, bias) in given.items()}, folder / "results.pt")
+results = {key: packed_linear(weight, bias)(rows) for key, (rows, weight, bias) in given.items()}
+torch.save(results, folder / "results.pt")
 print(SET)
 """
 
@@ -329,11 +330,11 @@ import re
 import llvmlite.binding as llvm
 import torch
 from phase2_prefill_decode.extras.cpu.product import add_rows
-from tests.phase2_prefill_decode.test_linear import DTYPES, STORED, Linear, quantized
+from tests.phase2_prefill_decode.test_linear import DTYPES, STORED, packed_linear, quantized
 
 plain = [torch.zeros(64, 64, dtype=dtype) for dtype in DTYPES]
 for weight in plain + [quantized(stored, torch.bfloat16, 64, 64) for stored in STORED]:
-    Linear(weight)(torch.zeros(1, 64, dtype=weight.dtype))
+    packed_linear(weight)(torch.zeros(1, 64, dtype=weight.dtype))
 llvm.initialize_all_targets()
 llvm.initialize_all_asmprinters()
 arm = llvm.Target.from_triple("aarch64-linux-gnu").create_target_machine(cpu="neoverse-n1", opt=3)
@@ -348,7 +349,7 @@ for (kind, *_), code in add_rows.inspect_llvm().items():
 def test_rows_and_results_that_do_not_fit_a_weight_are_refused() -> None:
     """Fault: rows of another dtype were read as what they are not, and a result of another shape would be written over
     its end."""
-    product, rows = Linear(torch.ones(8, 4)), torch.ones(3, 4)
+    product, rows = packed_linear(torch.ones(8, 4)), torch.ones(3, 4)
     for wrong, out in (
         (rows.bfloat16(), None),
         (rows[:, :3], None),
@@ -356,5 +357,5 @@ def test_rows_and_results_that_do_not_fit_a_weight_are_refused() -> None:
         (rows, torch.empty(2, 8)),
     ):
         with pytest.raises(ValueError, match=r"rows of|the result must be"):
-            product(wrong) if out is None else product.into(out, wrong)
-    assert torch.equal(product.into(torch.empty(3, 8), rows), torch.full((3, 8), 4.0))
+            product(wrong, out)
+    assert torch.equal(product(rows, torch.empty(3, 8)), torch.full((3, 8), 4.0))

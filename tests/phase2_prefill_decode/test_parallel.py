@@ -6,6 +6,7 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -17,13 +18,10 @@ from phase0_request.core import EngineCore
 from phase0_request.params import SamplingParams
 from phase0_request.tokenizer import BUNDLED
 from phase1_kv_pool.cache import PagedCache
-from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.connect import check_split, sampler_for
-from phase2_prefill_decode.decoder import Decoder
 from phase2_prefill_decode.engine import Engine, static
 from phase2_prefill_decode.extras.outcome import extras_of
 from phase2_prefill_decode.extras.parallel import worker
-from phase2_prefill_decode.extras.parallel.layers import ParallelDecoder
 from phase2_prefill_decode.extras.parallel.ranks import RankError, Ranks
 from phase2_prefill_decode.extras.parallel.shard import Shard, ShardedCheckpoint
 from phase2_prefill_decode.extras.quantized.at_load import Quantization
@@ -196,7 +194,7 @@ def test_recorded_steps_run_on_all_ranks(tmp_path: Path, monkeypatch: pytest.Mon
     with split(saved(oracle, tmp_path), 2) as model:
         cache, state = PagedCache(32, 16), DeviceState(torch.device("cpu"), 8, 8)
         scheduler = StaticScheduler(cache, model.eos_ids, batch_size=4)
-        pool = model.decoder.kv_pool(model.config.kv_layout(16), 32)
+        pool = model.decoder.backend.kv_pool(model.config.kv_layout(16), 32, model.decoder.device)
         runner = ModelRunner(model.decoder, pool, cache, sampler_for(model, 0), state)
         runner.record([1, 2, 4], 128, replays_itself)
         given = prompts(300, [3, 17, 30])
@@ -236,12 +234,7 @@ def test_engines_that_share_a_model_do_not_read_each_others_keys(tmp_path: Path)
 def test_a_pool_that_another_rank_has_no_memory_for_is_refused_when_it_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def kv_pool(self: ParallelDecoder, *_: Any) -> KVPool:
-        if self.group.rank == 0:
-            return KVPool(self.config.kv_layout(16), 1)
-        raise ValueError("9 pages need 7 GiB")
-
-    monkeypatch.setattr(Decoder, "kv_pool", kv_pool)
+    monkeypatch.setattr(worker, "KVPool", Mock(side_effect=ValueError("9 pages need 7 GiB")))
     said = "rank 1 of 2 has failed: 9 pages need 7 GiB"
     with split(saved(variant("qwen3"), tmp_path), 2) as model, pytest.raises(RankError, match=said):
         static(model)

@@ -11,7 +11,6 @@ from torch import Tensor
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from phase1_kv_pool.layer import KVLayer
-from phase2_prefill_decode.kernels.pointwise import ADD_NORM, ROTATE_STORE, SWIGLU
 from tests.phase1_kv_pool.support import (
     bits,
     device_of,
@@ -21,6 +20,7 @@ from tests.phase1_kv_pool.support import (
     skip_float8,
     stored,
 )
+from tests.phase2_prefill_decode.backends import CPU, backend_of
 
 EPS = 1e-6
 # Each rounding to the dtype may go the other way, and up to three follow one another: a bit less than two last places.
@@ -55,7 +55,7 @@ def test_the_sum_and_its_norm(backend: str, dtype: torch.dtype, width: int, toke
     x, residual = (torch.randn(2, tokens, width) * 3).to(device, dtype)
     weight = torch.rand(width).to(device, dtype)
     before = x.clone(), residual.clone()
-    found, total = ADD_NORM.load(backend)(x, residual if has_residual else None, weight, EPS)
+    found, total = backend_of(backend).add_norm(x, residual if has_residual else None, weight, EPS)
     assert torch.equal(total, before[0] + before[1] if has_residual else before[0])
     assert_near(found, normed(total, weight), dtype)
     assert torch.equal(x, before[0])
@@ -71,7 +71,7 @@ def test_the_norm_is_that_of_transformers(backend: str, dtype: torch.dtype) -> N
     x = torch.randn(9, 512).to(device, dtype)
     with torch.no_grad():
         wanted = norm(x)
-    found, _ = ADD_NORM.load(backend)(x, None, norm.weight.data, EPS)
+    found, _ = backend_of(backend).add_norm(x, None, norm.weight.data, EPS)
     places = {torch.float32: 1e-6, torch.float16: 2**-10, torch.bfloat16: 2**-7}  # one last place
     torch.testing.assert_close(found, wanted, atol=1e-6, rtol=places[dtype])
 
@@ -80,7 +80,7 @@ def test_the_norm_is_that_of_transformers(backend: str, dtype: torch.dtype) -> N
 def test_tiny_and_huge_rows_are_normed(backend: str) -> None:
     device = device_of(backend)
     x = torch.tensor([[1e-4] * 64, [0.0] * 64, [1e15] * 64], device=device)
-    found, _ = ADD_NORM.load(backend)(x, None, torch.ones(64, device=device), EPS)
+    found, _ = backend_of(backend).add_norm(x, None, torch.ones(64, device=device), EPS)
     assert_near(found, normed(x, torch.ones(64)), torch.float32)
 
 
@@ -90,9 +90,9 @@ def test_a_nan_stays_in_its_row(backend: str, dtype: torch.dtype) -> None:
     device = device_of(backend)
     x, residual = torch.randn(2, 3, 64).to(device, dtype)
     weight = torch.ones(64, device=device, dtype=dtype)
-    clean, _ = ADD_NORM.load(backend)(x, residual, weight, EPS)
+    clean, _ = backend_of(backend).add_norm(x, residual, weight, EPS)
     x[1, 5] = torch.nan
-    found, total = ADD_NORM.load(backend)(x, residual, weight, EPS)
+    found, total = backend_of(backend).add_norm(x, residual, weight, EPS)
     assert found[1].isnan().all()
     assert total.isnan().sum() == 1
     assert torch.equal(found[::2], clean[::2])
@@ -132,7 +132,7 @@ class Case:
         cos, sin = angles.cos().to(device), angles.sin().to(device)
         slots, positions = (torch.tensor(list_, device=device).long() for list_ in (self.slots, self.positions))
         before = qkv.clone()
-        q = ROTATE_STORE.load(backend)(qkv, cos, sin, positions, slots, kv, norms, EPS)
+        q = backend_of(backend).rotate_store(qkv, cos, sin, positions, slots, kv, norms, EPS)
         assert torch.equal(qkv, before)
         assert_near(q, self.turned(qkv, 0, self.heads, norms and norms[0], angles), dtype)
         k = self.turned(qkv, self.heads, self.kv_heads, norms and norms[1], angles)
@@ -220,7 +220,7 @@ def test_slots_and_positions_out_of_range_are_refused_on_a_cpu(
     keys = torch.full((5, 2, 16, 64), torch.nan)
     angles = torch.zeros(200, 32)
     with pytest.raises(IndexError, match=message):
-        ROTATE_STORE.load("cpu")(
+        CPU.rotate_store(
             torch.zeros(2, 512),
             angles,
             angles,
@@ -241,7 +241,7 @@ def test_slots_and_positions_out_of_range_are_refused_on_a_cpu(
 def test_swiglu(backend: str, dtype: torch.dtype, inner: int, tokens: int) -> None:
     torch.manual_seed(tokens)
     gate, up = (torch.randn(2, tokens, inner) * 4).to(dtype)
-    found = SWIGLU.load(backend)(torch.cat((gate, up), 1).to(device_of(backend)))
+    found = backend_of(backend).swiglu(torch.cat((gate, up), 1).to(device_of(backend)))
     assert_near(found, gate.double() / (1 + (-gate.double()).exp()) * up.double(), dtype)
 
 
@@ -249,6 +249,6 @@ def test_swiglu(backend: str, dtype: torch.dtype, inner: int, tokens: int) -> No
 def test_swiglu_of_large_gates(backend: str) -> None:
     gate = torch.tensor([-1e30, -1000.0, -100.0, -88.8, 0.0, 88.8, 1000.0, 1e30, torch.nan]).repeat(8)
     gate_up = torch.cat((gate, torch.full_like(gate, 2.0)))[None].to(device_of(backend))
-    found = SWIGLU.load(backend)(gate_up).cpu()[0]
+    found = backend_of(backend).swiglu(gate_up).cpu()[0]
     wanted = gate.double() / (1 + (-gate.double()).exp()) * 2
     torch.testing.assert_close(found.double(), wanted, atol=1e-30, rtol=1e-5, equal_nan=True)

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from phase0_request.params import SamplingParams
 from phase0_request.tokenizer import BUNDLED, Tokenizer
-from phase2_prefill_decode.linear import Linear
+from phase2_prefill_decode.extras.cpu.backend import packed_linear
 from phase6_integration.engine.engine import NanoServingEngine
 from tests.gguf_files import saved_gguf
 from tests.phase6_integration.life import PATIENCE, gone, life, stream
@@ -25,7 +25,7 @@ def test_a_gguf_file_answers_as_the_directory_that_it_was_made_of(tmp_path: Path
         url = server.listening()
         ready = json.loads(server.until(r'.*"message": "ready".*')[0])
         assert ready["dtype"] == "bfloat16"
-        assert ready["linear"] == Linear(torch.ones(16, 16, dtype=torch.bfloat16)).kernel
+        assert ready["linear"] == packed_linear(torch.ones(16, 16, dtype=torch.bfloat16)).kernel
         assert [served["id"] for served in httpx.get(f"{url}/v1/models").json()["data"]] == ["chat"]
         body = {"messages": CHAT, "temperature": 0, "max_tokens": 24}
         answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=PATIENCE).json()

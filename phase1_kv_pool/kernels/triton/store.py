@@ -1,18 +1,14 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-"""Store keys and values in pages on a GPU, the simple version: the model stores with phase 2's `rotate_store_kernel`,
-which also norms and rotates what it stores."""
+"""Store keys or values in pages on a GPU: the part of a kernel that computes them. Phase 2's norms and rotates them."""
 
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from phase1_kv_pool.kernels.triton.launch import jit
-from phase1_kv_pool.layer import HIGHEST, LOWEST_PEAK, KVLayer
+from phase1_kv_pool.layer import HIGHEST, LOWEST_PEAK
 
 INT8, FLOAT8 = (tl.constexpr(highest) for highest in HIGHEST.values())
 LOWEST_BITS = tl.constexpr(int(torch.tensor(LOWEST_PEAK).view(torch.int32)))  # floats above 0 order as their bits do
-BYTES = 4096  # of K, and as many of V, per program: two 16-byte accesses for each of 128 threads
 
 
 @triton.jit
@@ -40,68 +36,30 @@ def scaled(x, scales, dtype: tl.constexpr):
     return numbers.to(dtype)
 
 
-@jit(do_not_specialize=["tokens"])
-def store_kernel(
-    keys,
-    values,
-    key_scales,  # None, unless keys and values are stored in 8 bits
-    value_scales,
-    slots,
-    k,
-    v,
-    tokens,
-    k_token_stride,
-    k_head_stride,
-    v_token_stride,
-    v_head_stride,
+@triton.jit
+def store_heads(
+    side,  # [pages, kv_heads, page_size, 2 * half]: keys, or values
+    scales,  # [pages, kv_heads, page_size], or None, unless they are stored in 8 bits
+    slot,  # [tokens] int64; -1: padding
+    head,
+    first,  # [tokens, block_half]: the first half of this head of each token
+    second,
     kv_heads: tl.constexpr,
     page_size: tl.constexpr,
-    head_dim: tl.constexpr,
-    block_dim: tl.constexpr,  # head_dim, rounded up to a power of two
-    block_tokens: tl.constexpr,
+    half: tl.constexpr,  # of head_dim
+    block_half: tl.constexpr,  # rounded up to a power of two
 ):
-    """Each program writes one head of block_tokens tokens: K and V together, since they have the same slots."""
+    """Store one head of some tokens, which comes in two halves, as the rotation has it."""
     # region exercise 1.6
-    token = tl.program_id(0).to(tl.int64) * block_tokens + tl.arange(0, block_tokens)
-    head = tl.program_id(1)
-    dim = tl.arange(0, block_dim)
-    slot = tl.load(slots + token, mask=token < tokens, other=-1).to(tl.int64)  # a pool may have more than 2^31 elements
+    dim = tl.arange(0, block_half)
     row = (slot // page_size * kv_heads + head) * page_size + slot % page_size
-    offsets = row[:, None] * head_dim + dim[None, :]
-    stored = (slot >= 0)[:, None] & (dim < head_dim)[None, :]
-    key = tl.load(k + (token * k_token_stride + head * k_head_stride)[:, None] + dim[None, :], mask=stored, other=0.0)
-    value = tl.load(v + (token * v_token_stride + head * v_head_stride)[:, None] + dim[None, :], mask=stored, other=0.0)
-    if key_scales is not None:
-        dtype: tl.constexpr = keys.dtype.element_ty
-        key_scale, value_scale = scale_of(peak(key), dtype), scale_of(peak(value), dtype)
-        key, value = scaled(key, key_scale, dtype), scaled(value, value_scale, dtype)
-        tl.store(key_scales + row, key_scale, mask=slot >= 0)
-        tl.store(value_scales + row, value_scale, mask=slot >= 0)
-    tl.store(keys + offsets, key, mask=stored)
-    tl.store(values + offsets, value, mask=stored)
+    out = row[:, None] * 2 * half + dim
+    stored = (slot >= 0)[:, None] & (dim < half)
+    if scales is not None:
+        dtype: tl.constexpr = side.dtype.element_ty
+        scale = scale_of(tl.maximum(peak(first), peak(second)), dtype)
+        first, second = scaled(first, scale, dtype), scaled(second, scale, dtype)
+        tl.store(scales + row, scale, mask=slot >= 0)
+    tl.store(side + out, first, mask=stored)
+    tl.store(side + out + half, second, mask=stored)
     # endregion
-
-
-def constants(kv_heads: int, page_size: int, head_dim: int, itemsize: int) -> dict[str, int]:
-    """The constants that the kernel is compiled for: the shape of the pool, and the tokens of a program."""
-    block_dim = triton.next_power_of_2(head_dim)
-    return {
-        "kv_heads": kv_heads,
-        "page_size": page_size,
-        "head_dim": head_dim,
-        "block_dim": block_dim,
-        "block_tokens": max(BYTES // (block_dim * itemsize), 1),
-    }
-
-
-def store(kv: KVLayer, slots: Tensor, k: Tensor, v: Tensor) -> None:
-    """Store K and V in one launch. Strided views are read in place if the numbers of a head are consecutive."""
-    _, kv_heads, page_size, head_dim = kv.keys.shape
-    k, v = (side if side.stride(2) == 1 else side.contiguous() for side in (k, v))
-    tokens = len(slots)
-    if tokens == 0:
-        return
-    shape = constants(kv_heads, page_size, head_dim, k.element_size())
-    grid = (triton.cdiv(tokens, shape["block_tokens"]), kv_heads)
-    with torch.cuda.device(kv.keys.get_device()):  # the pool's, not the current one; -1, a CPU, changes nothing
-        store_kernel[grid](*kv, slots, k, v, tokens, *k.stride()[:2], *v.stride()[:2], **shape)

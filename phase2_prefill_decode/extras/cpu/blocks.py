@@ -14,9 +14,9 @@ from torch.nn.functional import pad
 
 from phase1_kv_pool.memory import LINE, allocate
 from phase2_prefill_decode.extras.cpu.intrinsics import array, compiled
-from phase2_prefill_decode.extras.cpu.matmul import transpose
 from phase2_prefill_decode.extras.cpu.microkernel import BLOCK, LANES
 from phase2_prefill_decode.extras.cpu.openmp import OPENMP, address_of, launch, take, threads_for
+from phase2_prefill_decode.extras.cpu.scores import transpose
 
 INT64 = np.dtype(np.int64)
 TOGETHER = {torch.bfloat16: 2}  # neighbouring numbers of an output that lie side by side; else one

@@ -24,7 +24,8 @@ from tqdm import tqdm
 
 from phase0_request import entry
 from phase0_request.machine import cores
-from phase1_kv_pool.layer import HIGHEST, KVLayer
+from phase1_kv_pool.layer import HIGHEST, KVLayer, torch_dtype
+from phase2_prefill_decode.decoder import Decoder
 from phase2_prefill_decode.extras.cpu.attention import attend
 from phase2_prefill_decode.extras.cpu.cache import PLACE, is_writable, not_kept
 from phase2_prefill_decode.extras.cpu.draw import draw
@@ -33,6 +34,7 @@ from phase2_prefill_decode.extras.cpu.intrinsics import PROCESSOR
 from phase2_prefill_decode.extras.cpu.pointwise import add_norm, rotate_store, swiglu
 from phase2_prefill_decode.extras.cpu.product import PackedWeight
 from phase2_prefill_decode.extras.cpu.rows import INT6
+from phase2_prefill_decode.extras.linears import every_product
 from phase2_prefill_decode.kernels.attention import AttentionMetadata
 from phase2_prefill_decode.sampling.inputs import SamplingInputs
 
@@ -117,6 +119,15 @@ def kernels_of(
     kernels += [named("product", weights) for weights in {dtype, *stored}]
     kernels += [] if dtype == torch.float32 else [Kernel("sampling", "float32")]
     return sorted(kernels, key=lambda kernel: [*KERNELS].index(kernel.name))
+
+
+def compile_decoder(decoder: Decoder, kv_dtype: str | None = None, progress: bool = False) -> None:
+    """Compile what a decoder needs, with keys and values in `kv_dtype` or its own dtype. Without this each kernel is at
+    its first call, for seconds and without a message."""
+    stored = {product.dtype for product in every_product(decoder) if isinstance(product, PackedWeight)}
+    cached = None if kv_dtype is None else torch_dtype(kv_dtype)
+    kernels = kernels_of(decoder.dtype, decoder.whole_step is not None, stored, cached)
+    compile_kernels(kernels, progress=progress)
 
 
 def compile_kernels(kernels: Sequence[Kernel], *, progress: bool = False) -> None:

@@ -20,13 +20,15 @@ from numba.np.unsafe.ndarray import to_fixed_tuple
 from torch import Tensor
 
 from phase1_kv_pool.layer import KVLayer
+from phase2_prefill_decode.decoder import Decoder
 from phase2_prefill_decode.extras.cpu.attention import write
 from phase2_prefill_decode.extras.cpu.intrinsics import KV_TAGS, NO_TENSOR, TAGS, address, array, compiled, kernel
 from phase2_prefill_decode.extras.cpu.microkernel import BLOCK
 from phase2_prefill_decode.extras.cpu.openmp import OPENMP, USLEEP, address_of, call, peek, spread, take
 from phase2_prefill_decode.extras.cpu.pointwise import add, check_places, gate, norm, put, rotate
-from phase2_prefill_decode.extras.cpu.product import NUMBERS, described, lay_row, write_block
+from phase2_prefill_decode.extras.cpu.product import NUMBERS, PackedWeight, described, lay_row, write_block
 from phase2_prefill_decode.extras.cpu.tiles import TILE, attend_tile, query_tag, room_for
+from phase2_prefill_decode.extras.linears import linears_of, products_of
 from phase2_prefill_decode.kernels.attention import check_shapes
 from phase2_prefill_decode.linear import Linear
 from phase2_prefill_decode.loading.config import ModelConfig
@@ -39,7 +41,27 @@ NAP = 20  # microseconds; meanwhile another thread can have this core
 FLOAT32, INT32, INT64 = np.dtype(np.float32), np.dtype(np.int32), np.dtype(np.int64)
 COLUMNS = 4 * 2 + 9  # of the table of layers
 
-Linears = Sequence[Sequence[Linear]]  # qkv_proj, o_proj, gate_up_proj and down_proj of each layer
+Packed = Sequence[PackedWeight]  # several, if a matrix has several formats
+
+
+def whole_step(decoder: Decoder) -> "Forward | None":
+    """A decoder's layers and lm_head in one call, if they can be."""
+    layers, lm_head = [[*map(packed, linears)] for linears in linears_of(decoder)], packed(decoder.lm_head)
+    if not Forward.serves(decoder.config, layers, lm_head):
+        return None
+    norms = [
+        [
+            layer.input_layernorm.weight,
+            layer.post_attention_layernorm.weight,
+            *(layer.self_attn.qk_norm or (None, None)),
+        ]
+        for layer in decoder.layers
+    ]
+    return Forward(decoder.config, layers, norms, decoder.norm.weight, lm_head)
+
+
+def packed(linear: Linear) -> Packed:
+    return [weight for weight in products_of(linear) if isinstance(weight, PackedWeight)]
 
 
 class Forward:
@@ -49,15 +71,16 @@ class Forward:
     def __init__(
         self,
         config: ModelConfig,
-        linears: Linears,
+        linears: Sequence[Sequence[Packed]],
         norms: Sequence[Sequence[Tensor | None]],
         norm: Tensor,
-        lm_head: Linear,
+        lm_head: Packed,
     ) -> None:
-        """`norms`: the weights before attention, before the MLP, of q and of k, for each layer."""
+        """`linears`: qkv_proj, o_proj, gate_up_proj and down_proj of each layer. `norms`: the weights before attention,
+        before the MLP, of q and of k."""
         self.config, dtype = config, norm.dtype
         self._norm, self._others = norm, norms
-        self._weights = [linear.packed for linear in (*chain(*linears), lm_head)]
+        self._weights = [*chain(*linears), lm_head]
         self._numbers = [np.array([weight.numbers(dtype) for weight in weights]) for weights in self._weights]
         places = [(numbers.ctypes.data, len(numbers)) for numbers in self._numbers]
         self._head = places.pop()
@@ -76,10 +99,10 @@ class Forward:
         self._counters = torch.empty(5 * config.num_hidden_layers + 1, 2, 8, dtype=torch.int64)  # a cache line each
 
     @staticmethod
-    def serves(config: ModelConfig, linears: Linears, lm_head: Linear) -> bool:
+    def serves(config: ModelConfig, linears: Sequence[Sequence[Packed]], lm_head: Packed) -> bool:
         """Whether no inputs of a matrix have another order, and a block of gate and one of up have the same columns."""
-        in_order = all(weight.order is None for linear in (*chain(*linears), lm_head) for weight in linear.packed)
-        whole = config.intermediate_size % BLOCK == 0 and all(len(gate_up.packed) == 1 for _, _, gate_up, _ in linears)
+        in_order = all(weight.order is None for weight in chain(*chain(*linears), lm_head))
+        whole = config.intermediate_size % BLOCK == 0 and all(len(gate_up) == 1 for _, _, gate_up, _ in linears)
         return in_order and whole
 
     @staticmethod

@@ -38,6 +38,7 @@ from phase2_prefill_decode.extras.cpu.microkernel import (
     DOTS,
     HEAD,
     PAIRS,
+    SET,
     VECTORS,
     WIDE,
     add_tile,
@@ -119,8 +120,9 @@ class PackedWeight:
         return torch.cat((scales[..., None].view(torch.int32), numbers.view(torch.int32)), 2).flatten(1)
 
     @property
-    def format(self) -> str:
-        return "4 bits" if self.dtype == torch.uint8 else str(self.dtype).removeprefix("torch.")
+    def kernel(self) -> str:
+        numbers = "4 bits" if self.dtype == torch.uint8 else str(self.dtype).removeprefix("torch.")
+        return f"{numbers}, packed for {SET}"
 
     def numbers(self, dtype: torch.dtype) -> tuple[int, ...]:
         """The weight as kernels take it, for rows of a dtype: its own functions, the number of its outputs, and what

@@ -18,7 +18,9 @@ import torch
 from numba.extending import overload
 
 from phase2_prefill_decode.extras.cpu.intrinsics import NO_TENSOR, TAGS, array, compiled, exp2, narrow, widen
-from phase2_prefill_decode.extras.cpu.matmul import (
+from phase2_prefill_decode.extras.cpu.microkernel import FLOAT8, LANES
+from phase2_prefill_decode.extras.cpu.rows import left_tag
+from phase2_prefill_decode.extras.cpu.scores import (
     FEW,
     KEYS,
     MANY,
@@ -33,8 +35,6 @@ from phase2_prefill_decode.extras.cpu.matmul import (
     unpack,
     weigh,
 )
-from phase2_prefill_decode.extras.cpu.microkernel import FLOAT8, LANES
-from phase2_prefill_decode.extras.cpu.rows import left_tag
 
 SPLIT = 512  # keys: a multiple of KEYS
 LOWEST = np.float32(-1e30)  # initial m_i: finite, because -inf - -inf is NaN

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding, pad
 
-from phase2_prefill_decode.decoder import Decoder, Table
+from phase2_prefill_decode.backend import Backend
+from phase2_prefill_decode.decoder import Decoder
+from phase2_prefill_decode.extras.linears import Product, Wrapped
 from phase2_prefill_decode.extras.parallel.group import Group
 from phase2_prefill_decode.extras.parallel.shard import Shard
 from phase2_prefill_decode.extras.parallel.split import split
-from phase2_prefill_decode.kernels.attention import Attend
-from phase2_prefill_decode.linear import Linear, Product
+from phase2_prefill_decode.linear import Linear, Table
 from phase2_prefill_decode.loading.weights import LayerWeights, Weights
 
 
@@ -27,9 +28,11 @@ class ParallelDecoder(Decoder):
     """A decoder that computes each step together with those of the other ranks."""
 
     # region parallel
-    def __init__(self, shard: Shard, weights: Weights, group: Group, *, attend: Attend | None = None) -> None:
+    def __init__(self, shard: Shard, weights: Weights, group: Group, backend: Backend) -> None:
         layers = weights.layers if shard.rank == 0 else map(without_biases, weights.layers)
-        super().__init__(split(shard.config, shard.size), replace(weights, layers=layers), attend=attend)
+        # A step in one call could not stop for the other ranks, twice a layer.
+        backend = replace(backend, whole_step=lambda decoder: None)
+        super().__init__(split(shard.config, shard.size), replace(weights, layers=layers), backend)
         self.group = group
         self.embed_tokens = VocabParallelEmbedding(self.embed_tokens, shard.tokens, group)
         for layer in self.layers:
@@ -39,9 +42,6 @@ class ParallelDecoder(Decoder):
 
     # endregion
 
-    def _one_call(self, attend: Attend) -> None:
-        """There is none: a step in one call could not stop for the other ranks, twice a layer."""
-
 
 # region exercise 2.31
 def row_parallel(linear: Linear, group: Group) -> Linear:
@@ -50,7 +50,7 @@ def row_parallel(linear: Linear, group: Group) -> Linear:
     def summed(product: Product) -> Product:
         return lambda rows, out=None: group.all_reduce(product(rows, out))
 
-    return linear.wrapped(summed)
+    return Wrapped(linear, summed)
 
 
 def without_biases(layer: LayerWeights) -> LayerWeights:
@@ -96,4 +96,4 @@ def gathered(lm_head: Linear, held: Sequence[range], group: Group) -> Linear:
 
         return logits
 
-    return lm_head.wrapped(collected)
+    return Wrapped(lm_head, collected)

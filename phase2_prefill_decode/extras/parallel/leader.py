@@ -7,7 +7,7 @@ tokens in flight exist once, here.
 
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 from weakref import ref
@@ -19,14 +19,14 @@ from phase1_kv_pool.layer import KVLayer
 from phase1_kv_pool.layout import DTYPE_BYTES, KV_DTYPES, KVLayout
 from phase1_kv_pool.memory import free_bytes
 from phase1_kv_pool.pool import KVPool
-from phase2_prefill_decode.decoder import Record
+from phase2_prefill_decode.backend import Backend, Record
+from phase2_prefill_decode.extras.linears import Product, Wrapped
 from phase2_prefill_decode.extras.parallel.group import Group
 from phase2_prefill_decode.extras.parallel.layers import ParallelDecoder
 from phase2_prefill_decode.extras.parallel.ranks import Ranks
 from phase2_prefill_decode.extras.parallel.shard import Shard, load_part
 from phase2_prefill_decode.extras.quantized.at_load import Quantization
 from phase2_prefill_decode.kernels.attention import AttentionMetadata
-from phase2_prefill_decode.linear import Product
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.weights import Weights
 from phase2_prefill_decode.sampling.inputs import SamplingInputs
@@ -40,15 +40,18 @@ DTYPES = [*DTYPE_BYTES, *KV_DTYPES]  # of keys and values
 class Leader(ParallelDecoder):
     """Rank 0's decoder. Its steps run on all ranks, for one engine at a time: another rank has one KV pool."""
 
-    def __init__(self, shard: Shard, weights: Weights, group: Group, ranks: Ranks) -> None:
-        super().__init__(shard, weights, group)
-        self.ranks: Ranks = ranks
-        self.lm_head = self.lm_head.wrapped(self._announced)
+    def __init__(self, shard: Shard, weights: Weights, group: Group, ranks: Ranks, backend: Backend) -> None:
+        super().__init__(shard, weights, group, backend)
+        self.ranks = self.processes = ranks
+        self.lm_head = Wrapped(self.lm_head, self._announced)
+        self.backend = replace(
+            self.backend, kv_pool=self.kv_pool, free_bytes=self.free_bytes, recorder=self.on_all_ranks
+        )
         self._recorded = 0  # steps that the other ranks have
 
-    def kv_pool(self, layout: KVLayout, pages: int) -> KVPool:
+    def kv_pool(self, layout: KVLayout, pages: int, device: torch.device) -> KVPool:
         """A pool on each rank. It takes the place of the one that another rank has."""
-        pool = super().kv_pool(layout, pages)
+        pool = KVPool(layout, pages, device)
         self.ranks.command([POOL, pages, layout.page_size, DTYPES.index(layout.dtype)])
         self.ranks.replies()
         self.ranks.keys = ref(pool.layers[0].keys)
@@ -97,14 +100,13 @@ class Leader(ParallelDecoder):
 
         return record_all
 
-    @property
-    def free_bytes(self) -> int | None:
+    def free_bytes(self, device: torch.device) -> int | None:
         """The least memory that any rank has free, beside its weights."""
-        own, self._recorded, self.ranks.keys = free_bytes(self.device), 0, lambda: None
+        own, self._recorded, self.ranks.keys = free_bytes(device), 0, lambda: None
         self.ranks.command([FREE])
         all_free = [own, *self.ranks.replies()]
         known = [free for free in all_free if free is not None]
-        shared = self.ranks.size if self.device.type == "cpu" else 1  # by all ranks
+        shared = self.ranks.size if device.type == "cpu" else 1  # by all ranks
         return min(known) // shared if known else None
 
 
@@ -153,6 +155,7 @@ def lead(
     size: int,
     kv_cache_dtype: str | None,
     timeout: float,
+    backend: Backend,
     transform: Quantization | None,
     *,
     progress: bool = False,
@@ -167,8 +170,8 @@ def lead(
         ranks = Ranks({**model, **more}, size)
         try:
             weights = load_part(directory, shard, device, transform, progress=progress)
-            leader = Leader(shard, weights, group, ranks)
-            leader.compile_kernels(kv_cache_dtype, progress=progress)
+            leader = Leader(shard, weights, group, ranks, backend)
+            backend.compile(leader, kv_cache_dtype, progress)
             ranks.command([])  # the kernels are compiled, once for all
             ranks.replies()
             with ranks.together():

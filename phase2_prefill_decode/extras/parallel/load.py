@@ -7,6 +7,7 @@ import torch
 from phase0_request.checks import ConfigError, check_int
 from phase0_request.tokenizer import BUNDLED
 from phase2_prefill_decode import connect
+from phase2_prefill_decode.backends import backend_for
 from phase2_prefill_decode.extras.parallel.leader import lead
 from phase2_prefill_decode.extras.parallel.split import split
 from phase2_prefill_decode.extras.quantized.at_load import Quantization
@@ -46,5 +47,6 @@ def load_split(
     whole = weight_bytes(connect.source_of(directory), config, transform)
     share = whole and (whole if place.type == "cpu" else whole // size)  # ranks on a CPU share its memory
     check_memory(share, place, connect.sizes_in_fewer_bits(config))
-    leader = lead(directory, config, place, size, kv_cache_dtype, collective_timeout, transform, progress=progress)
+    own = backend_for(place)
+    leader = lead(directory, config, place, size, kv_cache_dtype, collective_timeout, own, transform, progress=progress)
     return Model(leader.config, leader, tokenizer)

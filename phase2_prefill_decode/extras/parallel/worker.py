@@ -16,7 +16,8 @@ from phase0_request.entry import die_with
 from phase1_kv_pool.memory import free_bytes
 from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode import connect
-from phase2_prefill_decode.decoder import Record
+from phase2_prefill_decode.backend import Record
+from phase2_prefill_decode.backends import backend_for
 from phase2_prefill_decode.extras.parallel.group import Group
 from phase2_prefill_decode.extras.parallel.layers import ParallelDecoder
 from phase2_prefill_decode.extras.parallel.leader import DTYPES, FREE, HIDDEN, LOGITS, POOL, RECORD, REPLAY, received
@@ -52,7 +53,7 @@ class Worker:
         if command == POOL:
             pages, page_size, dtype = numbers
             self.pool = None  # first: there may be no memory for two
-            self.pool = decoder.kv_pool(decoder.config.kv_layout(page_size, DTYPES[dtype]), pages)
+            self.pool = KVPool(decoder.config.kv_layout(page_size, DTYPES[dtype]), pages, decoder.device)
             self.end.send_bytes(json.dumps({"pages": pages}).encode())
         if command == FREE:
             self.pool, self.record = None, None
@@ -92,9 +93,10 @@ def loaded(settings: dict[str, Any], end: Connection) -> Worker:
     shard = Shard(connect.config_of(directory, settings["dtype"]), rank, settings["size"])
     transform = None if settings["transform"] is None else Quantization(**settings["transform"])
     weights = load_part(directory, shard, device, transform)
-    decoder = ParallelDecoder(shard, weights, Group(rank, shard.size))
+    backend = backend_for(device)
+    decoder = ParallelDecoder(shard, weights, Group(rank, shard.size), backend)
     receive(end)  # rank 0 has compiled the kernels
-    decoder.compile_kernels(settings["kv_cache_dtype"])
+    backend.compile(decoder, settings["kv_cache_dtype"], False)
     return Worker(decoder, end)
 
 

@@ -22,8 +22,12 @@ import triton.language as tl
 from torch import Tensor
 
 from phase1_kv_pool.kernels.triton.launch import jit
+from phase2_prefill_decode.decoder import Decoder
+from phase2_prefill_decode.extras.linears import Joined, every_product
 from phase2_prefill_decode.extras.quantized.weight import QuantizedWeight
 from phase2_prefill_decode.kernels.triton.tiles import PRECISION
+from phase2_prefill_decode.linear import Linear, TorchLinear
+from phase2_prefill_decode.loading.matrix import Matrix
 
 PROGRAMS = 512  # of few rows, about: several for each multiprocessor of today's GPUs
 SHORTEST = 512  # inputs of a split, at least
@@ -317,6 +321,10 @@ class TritonProduct:
             else:
                 torch.addmm(self.bias[block], rows, wide.t(), out=result[:, block])
 
+    def rows(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
+        """Rows of the weight, where it is also the embedding."""
+        return self.weight.rows(tokens, dtype)
+
     def compile(self) -> None:
         """Compile all variants, which would happen at their first launch."""
         for count in self.ROWS:
@@ -354,7 +362,18 @@ class Float8Product(TritonProduct):
         )
 
 
-def product_of(weight: QuantizedWeight, bias: Tensor | None = None) -> TritonProduct:
-    """The product for a weight on a GPU."""
+def linear(weight: Matrix, bias: Tensor | None = None) -> Linear:
+    """The linear layer of a GPU, for a weight of any format."""
+    if isinstance(weight, tuple):
+        return Joined(weight, bias, linear)
+    if not isinstance(weight, QuantizedWeight):
+        return TorchLinear(weight, bias)
     fits = Float8Product.serves(weight, torch.cuda.get_device_capability(weight.device))
     return (Float8Product if fits else TritonProduct)(weight, bias)
+
+
+def compile_products(decoder: Decoder, kv_dtype: str | None = None, progress: bool = False) -> None:
+    """Compile the kernels of a decoder's quantized weights."""
+    for product in every_product(decoder):
+        if isinstance(product, TritonProduct):
+            product.compile()

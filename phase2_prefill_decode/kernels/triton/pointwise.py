@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from phase1_kv_pool.kernels.triton.launch import jit
-from phase1_kv_pool.kernels.triton.store import peak, scale_of, scaled
+from phase1_kv_pool.kernels.triton.store import store_heads
 from phase1_kv_pool.layer import KVLayer
 
 BYTES = 4096  # of K or V or q that a program of rotate_store takes; whole heads of one token at least
@@ -95,27 +95,16 @@ def rotate_store_kernel(
         c = tl.load(cos + position * half + dim, mask=mask, other=0.0)
         s = tl.load(sin + position * half + dim, mask=mask, other=0.0)
         first, second = (a * c - b * s).to(first.dtype), (b * c + a * s).to(second.dtype)
+    slot = tl.load(slots + token, mask=token < tokens, other=-1).to(tl.int64)
     if head < heads:
         out = (token * heads + head)[:, None] * 2 * half + dim
         tl.store(query + out, first, mask=mask)
         tl.store(query + out + half, second, mask=mask)
+    elif head < heads + kv_heads:
+        store_heads(keys, key_scales, slot, head - heads, first, second, kv_heads, page_size, half, block_half)
     else:
-        side, scales = keys, key_scales
-        if head >= heads + kv_heads:
-            side, scales = values, value_scales
-        slot = tl.load(slots + token, mask=token < tokens, other=-1).to(tl.int64)
-        row = (slot // page_size * kv_heads + (head - heads) % kv_heads) * page_size + slot % page_size
-        out = row[:, None] * 2 * half + dim
-        is_stored = (slot >= 0)[:, None] & (dim < half)
-        if key_scales is not None:
-            dtype: tl.constexpr = keys.dtype.element_ty
-            scale = scale_of(tl.maximum(peak(first), peak(second)), dtype)
-            tl.store(scales + row, scale, mask=slot >= 0)
-            tl.store(side + out, scaled(first, scale, dtype), mask=is_stored)
-            tl.store(side + out + half, scaled(second, scale, dtype), mask=is_stored)
-        else:
-            tl.store(side + out, first, mask=is_stored)
-            tl.store(side + out + half, second, mask=is_stored)
+        head -= heads + kv_heads
+        store_heads(values, value_scales, slot, head, first, second, kv_heads, page_size, half, block_half)
 
 
 @triton.jit

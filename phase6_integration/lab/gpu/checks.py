@@ -14,7 +14,8 @@ from phase0_request.lab.record import without_folders
 from phase0_request.machine import describe
 from phase0_request.params import SamplingParams
 from phase1_kv_pool.layer import KVLayer
-from phase2_prefill_decode.kernels.attention import ATTEND, AttentionMetadata
+from phase2_prefill_decode.backends import backend_for
+from phase2_prefill_decode.kernels.attention import AttentionMetadata
 from phase6_integration.lab.gpu.rows import Day, Row
 
 TOOLS = ("racecheck", "memcheck")
@@ -86,6 +87,6 @@ def launch(device: str) -> None:
         dtype = torch.float32 if device == "cpu" else torch.bfloat16
         kv = KVLayer(*(torch.randn(shape).to(device, dtype) for _ in "kv"))
         query = torch.randn(sum(new), kv_heads * group, head_dim).to(device, dtype)
-        result = ATTEND.on(torch.device(device))(query, kv, metadata, head_dim**-0.5, None)
+        result = backend_for(torch.device(device)).attend(query, kv, metadata, head_dim**-0.5, None)
         if not result.isfinite().all():
             raise RuntimeError(f"attention over {sizes} is not finite")

@@ -24,12 +24,12 @@ from phase0_request.request import Request
 from phase1_kv_pool.layer import KVLayer
 from phase1_kv_pool.layer import quantize as quantize_heads
 from phase1_kv_pool.layout import SCALE_BYTES
+from phase2_prefill_decode.backends import backend_for
 from phase2_prefill_decode.extras.quantized.layout import SCHEMES
 from phase2_prefill_decode.extras.quantized.quantize import quantize
 from phase2_prefill_decode.extras.quantized.weight import QuantizedWeight
-from phase2_prefill_decode.kernels.attention import ATTEND, AttentionMetadata
+from phase2_prefill_decode.kernels.attention import AttentionMetadata
 from phase2_prefill_decode.lab import ceilings
-from phase2_prefill_decode.linear import Linear
 from phase2_prefill_decode.sampling.inputs import SamplingInputs
 from phase2_prefill_decode.sampling.sampler import Sampler
 from phase2_prefill_decode.transfer import moved
@@ -128,7 +128,7 @@ def attention(
     )
     heads = kv_heads * group
     query = torch.randn(sum(new for new, _ in sizes), heads, head_dim, device=day.device, dtype=dtype)
-    attend = ATTEND.on(day.device)
+    attend = backend_for(day.device).attend
     pairs = sum(new * (2 * length - new + 1) // 2 for new, length in sizes)
 
     def call() -> Tensor:
@@ -194,7 +194,7 @@ def multiply(day: Day, outputs: int, inputs: int, scheme: str | None, rows: int)
     dense = torch.randn(outputs, inputs, device=day.device, dtype=dtype)
     weight: Tensor | QuantizedWeight = dense if scheme is None else quantize(dense, scheme)
     copies = day.some((ceil(OUT_OF_CACHE / weight.nbytes),), (1,))[0]
-    linears = cycle([Linear(deepcopy(weight)) for _ in range(copies)])
+    linears = cycle([backend_for(day.device).linear(deepcopy(weight), None) for _ in range(copies)])
     x = torch.randn(rows, inputs, device=day.device, dtype=dtype)
     seconds = day.seconds(lambda: next(linears)(x), 20)
     rate = {"gb_per_second": weight.nbytes / seconds / 1e9, "tflops": 2 * rows * outputs * inputs / seconds / 1e12}

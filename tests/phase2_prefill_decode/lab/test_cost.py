@@ -16,8 +16,8 @@ from phase0_request.batch import Batch, Slice
 from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.pool import KVPool
-from phase2_prefill_decode import decoder
-from phase2_prefill_decode.kernels.attention import reference
+from phase2_prefill_decode.backend import TORCH
+from phase2_prefill_decode.decoder import Decoder
 from phase2_prefill_decode.lab.cost import CostModel, Part, seen
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.weights import random_weights
@@ -118,23 +118,25 @@ def test_a_prefill_has_the_operations_that_torch_counts() -> None:
     assert cost.attention.operations * 2 * n == square * (n + 1)
 
 
-def test_the_decoder_multiplies_as_many_rows_as_the_model_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_decoder_multiplies_as_many_rows_as_the_model_counts() -> None:
     """Rows through every matrix of the decoder itself: in its last layer and its head only those that yield a token."""
     operations, weights = 0, 0
 
     class Counted:
+        kernel = "counted"
+
         def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
             self.weight, self.bias = weight, bias
 
-        def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
             nonlocal operations, weights
             operations += 2 * len(x) * self.weight.numel()
             weights += len(x[:1]) * sum(t.nbytes for t in (self.weight, self.bias) if t is not None)
             return linear(x, self.weight, self.bias)
 
-    monkeypatch.setattr(decoder, "Linear", Counted)
     config = replace(WINDOWED, qkv_bias=True, qk_norm=True)
-    model = decoder.Decoder(config, random_weights(replace(config, dtype="float32")), attend=reference)
+    backend = replace(TORCH, linear=Counted)
+    model = Decoder(config, random_weights(replace(config, dtype="float32")), backend)
     cache, pool = PagedCache(num_pages=8, page_size=16), KVPool(config.kv_layout(16), 8, dtype=torch.float32)
     requests = [Request("a", (1,) * 12), Request("b", (2,) * 50), Request("c", (3,) * 9)]
     for request in requests:

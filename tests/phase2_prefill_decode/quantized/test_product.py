@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from phase2_prefill_decode.extras.linears import products_of
 from phase2_prefill_decode.extras.quantized.formats import format_of
 from phase2_prefill_decode.extras.quantized.ggml import BLOCKS
 from phase2_prefill_decode.extras.quantized.weight import QuantizedWeight
-from phase2_prefill_decode.linear import Linear
 from tests import gguf_files
 from tests.gpu.captured import Recorder
 from tests.phase1_kv_pool.support import device_of, every_backend_and_dtype, needs_gpu  # before Triton
@@ -78,11 +78,11 @@ def test_a_linear_of_a_gpu_multiplies_with_the_weight_as_it_is_stored(stored: to
     """Also beside one that is not quantized in the same way: their results are side by side."""
     (weight, wide), (other, wide_other) = (quantized(stored, torch.float16, (48, 64), group) for group in (64, 32))
     x, bias = torch.randn(5, 64).half(), torch.randn(96).half()
-    both = Linear((weight, other), bias.to(GPU))
-    assert (len(both.on_gpu), both.kernel) == (2, f"{product.KINDS[stored]}, widened by Triton")
+    both = product.linear((weight, other), bias.to(GPU))
+    assert (len(products_of(both)), both.kernel) == (2, f"{product.KINDS[stored]}, widened by Triton")
     assert_product(both(x.to(GPU)), x, torch.cat((wide, wide_other)), bias)
     result = x.new_empty(5, 48).to(GPU)
-    assert Linear(weight).into(result, x.to(GPU)) is result
+    assert product.linear(weight)(x.to(GPU), result) is result
     assert_product(result, x, wide)
 
 

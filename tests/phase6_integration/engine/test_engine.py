@@ -2,14 +2,17 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from phase0_request import FinishReason, SamplingParams, Tokenizer
 from phase0_request.checks import ConfigError
 from phase0_request.tokenizer import BUNDLED
+from phase2_prefill_decode.backends import backend_for
 from phase2_prefill_decode.loading.checkpoint import Checkpoint
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.loader import load_weights
@@ -142,11 +145,16 @@ def test_a_closed_engine_says_so() -> None:
         made.generate("Paging")
 
 
+def set_free_bytes(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
+    backend = replace(backend_for(torch.device("cpu")), free_bytes=lambda device: free)
+    monkeypatch.setattr("phase2_prefill_decode.model.backend_for", lambda device: backend)
+
+
 def test_the_pool_is_sized_to_free_memory_and_limits_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
     with NanoServingEngine.from_pretrained(max_num_seqs=2, max_num_batched_tokens=16) as made:
         layout = made.parts.model.config.kv_layout(16)
         assert made.parts.scheduler.cache.usage.total == 2 * 2048 // 16, "two requests cannot use more"
-    monkeypatch.setattr("phase2_prefill_decode.decoder.free_bytes", lambda device: 2 * 20 * layout.bytes_per_page)
+    set_free_bytes(monkeypatch, 2 * 20 * layout.bytes_per_page)
     monkeypatch.setattr(
         "phase6_integration.engine.assemble.peak_bytes", lambda work, device: 10 * layout.bytes_per_page
     )
@@ -161,7 +169,7 @@ def test_the_pool_is_sized_to_free_memory_and_limits_the_context(monkeypatch: py
         assert made.parts.scheduler.cache.usage.total == 10 * 2 * layout.head_dim // in_8_bits > 16
     with pytest.raises(ConfigError, match="max_model_len is 200 tokens, and the cache has room for 160"):
         NanoServingEngine.from_pretrained(gpu_memory_utilization=0.5, max_model_len=200)
-    monkeypatch.setattr("phase2_prefill_decode.decoder.free_bytes", lambda device: 12 * layout.bytes_per_page)
+    set_free_bytes(monkeypatch, 12 * layout.bytes_per_page)
     with pytest.raises(ConfigError, match="no memory is left for keys and values"):
         NanoServingEngine.from_pretrained()
 
@@ -221,6 +229,7 @@ def test_the_engine_needs_no_server_packages() -> None:
     """Offline use works without msgspec, fastapi and uvicorn, and without llguidance if no request has a grammar."""
     program = """
 import sys
+from dataclasses import replace
 for name in ("msgspec", "fastapi", "uvicorn", "llguidance"):
     sys.modules[name] = None  # importing it raises ImportError
 from phase6_integration import NanoServingEngine, SamplingParams

@@ -1,1 +1,0 @@
-"""What the core of this phase does without: the store kernel of a CPU."""

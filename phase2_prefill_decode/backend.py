@@ -1,0 +1,86 @@
+"""Backend: the operations of a model on one device.
+
+The core has two: plain torch for any device, which defines the results, and Triton for a GPU.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from phase1_kv_pool.kernels import backends
+from phase1_kv_pool.layer import KVLayer
+from phase1_kv_pool.layout import KVLayout
+from phase1_kv_pool.memory import free_bytes
+from phase1_kv_pool.pool import KVPool
+from phase2_prefill_decode.kernels import attention, draw, pointwise
+from phase2_prefill_decode.kernels.attention import Attend
+from phase2_prefill_decode.kernels.draw import Draw
+from phase2_prefill_decode.kernels.pointwise import AddNorm, RotateStore, Swiglu
+from phase2_prefill_decode.linear import Linear, TorchLinear
+from phase2_prefill_decode.loading.matrix import Matrix
+from phase2_prefill_decode.step.packed import StepTensors
+
+Record = Callable[[Callable[[], Any]], Callable[[], Any]]  # makes of a step what computes it again
+
+
+class WholeStep(Protocol):
+    """All layers of a model and its lm_head as one operation, for the steps that it takes."""
+
+    def takes(self, step: StepTensors, /) -> bool: ...
+
+    def __call__(
+        self, x: Tensor, rope: tuple[Tensor, Tensor], step: StepTensors, pool: Sequence[KVLayer], /
+    ) -> Tensor: ...
+
+
+class Processes(Protocol):
+    """Other processes that compute a part of each step of a model."""
+
+    def check(self) -> None:
+        """Raise an error if one has ended."""
+
+    def filenos(self) -> Sequence[int]: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """The operations of a model. Those of all backends have the same arguments and give the same results."""
+
+    attend: Attend
+    add_norm: AddNorm
+    rotate_store: RotateStore
+    swiglu: Swiglu
+    draw: Draw
+    linear: Callable[[Matrix, Tensor | None], Linear] = TorchLinear
+    whole_step: Callable[[Any], WholeStep | None] = lambda decoder: None
+    # Compile what a decoder needs, for keys and values in a dtype (None: its own), with or without a bar.
+    compile: Callable[[Any, str | None, bool], None] = lambda decoder, kv_dtype, progress: None
+    kv_pool: Callable[[KVLayout, int, torch.device], KVPool] = KVPool
+    free_bytes: Callable[[torch.device], int | None] = free_bytes
+    recorder: Callable[[Record], Record] = lambda record: record
+
+
+TORCH = Backend(
+    attention.reference,
+    pointwise.add_norm_reference,
+    pointwise.rotate_store_reference,
+    pointwise.swiglu_reference,
+    draw.reference,
+)
+
+
+@cache
+def triton_backend() -> Backend:
+    """The kernels of a GPU. Nothing else imports Triton."""
+    backends.prepare_triton()
+    from phase2_prefill_decode.kernels.triton.attention import attend
+    from phase2_prefill_decode.kernels.triton.draw import draw
+    from phase2_prefill_decode.kernels.triton.pointwise import add_norm, rotate_store, swiglu
+
+    return Backend(attend, add_norm, rotate_store, swiglu, draw)
