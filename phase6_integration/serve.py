@@ -25,13 +25,12 @@ from typing import TYPE_CHECKING, NoReturn
 import msgspec
 import uvloop
 
+from phase6_integration import connect, logs
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.engine.gc_freeze import gc_freeze
 from phase6_integration.engine.generation_config import sampling_defaults
 from phase6_integration.engine.options import EngineOptions
-from phase6_integration.extras.edge import tls
-from phase6_integration.extras.edge.listener import listen, url_of
-from phase6_integration.extras.observe import logs, spans
+from phase6_integration.listener import listen, url_of
 from phase6_integration.process.async_engine import AsyncEngine
 from phase6_integration.process.health import UnavailableError
 
@@ -61,7 +60,7 @@ def serve(options: EngineOptions, settings: ServerSettings, warnings: Sequence[s
     except OSError as error:
         return _failed(f"cannot listen on {settings.uds or f'{settings.host} port {settings.port}'}: {error}")
     try:
-        context = None if settings.ssl_certfile is None else tls.tls_context(settings)
+        context = connect.tls_context(settings)
         engine = AsyncEngine(options)
         defaults = sampling_defaults(
             settings.generation_config, Path(engine.options.model), settings.override_generation_config
@@ -90,7 +89,7 @@ def _run(server: "_Lifecycle") -> NoReturn:
         code = uvloop.new_event_loop().run_until_complete(server.run())
     except Exception:
         logger.exception("the server has failed")
-    spans.flush()
+    connect.flush()
     logs.drain()
     os._exit(code)
 
@@ -165,9 +164,6 @@ class _Lifecycle:
     def _server(self) -> "uvicorn.Server":
         import uvicorn
 
-        from phase6_integration.app import create_app
-        from phase6_integration.extras.edge.transport import transport_config
-
         class Server(uvicorn.Server):
             """Without uvicorn's signal handlers, which would close the port first."""
 
@@ -175,16 +171,8 @@ class _Lifecycle:
             def capture_signals(self) -> Iterator[None]:
                 yield
 
-        context, app = self.context, create_app(self.engine, self.settings)
-        app.state.server.tokenizers.start()
-        config = transport_config(
-            app,
-            self.settings,
-            max_open_files() - SPARE_FILES,
-            timeout_graceful_shutdown=LINGER,
-            ssl_context_factory=None if context is None else lambda *_: context,
-        )
-        return Server(config)
+        connections = max_open_files() - SPARE_FILES
+        return Server(connect.server_config(self.engine, self.settings, connections, LINGER, self.context))
 
     def _log(self, what: str, **fields: object) -> None:
         logger.info(what, extra={"fields": fields})

@@ -95,8 +95,6 @@ done = engine.generate({PROMPTS}, SamplingParams(max_tokens={LENGTH}, temperatur
 print(json.dumps([list(completion.output_tokens) for completion in done]))
 """
 
-not_yet = pytest.mark.xfail(strict=True, reason="KNOWN of test_house is not empty: this core still imports extras")
-
 
 @pytest.fixture(scope="module")
 def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -125,7 +123,6 @@ def test_the_loop_serves_requests(core: Path) -> None:
     assert run(core, "-c", LOOP) == "[[7, 8, 9], [52, 53, 54]]"
 
 
-@not_yet
 def test_pages_hold_what_is_stored(core: Path) -> None:
     assert run(core, "-c", PAGES) == "True"
 
@@ -149,7 +146,6 @@ def oracle() -> list[list[int]]:
     return outputs
 
 
-@not_yet
 @pytest.mark.parametrize("phase", ENGINES)
 def test_each_phase_generates_what_transformers_does(core: Path, phase: str) -> None:
     assert json.loads(run(core, "-c", GENERATE.format(make=ENGINES[phase]))) == oracle()
@@ -177,7 +173,6 @@ def served(core: Path) -> Iterator[str]:
     assert process.returncode == 0, "".join(said)
 
 
-@not_yet
 def test_the_server_streams_a_chat_and_aborts_one(core: Path) -> None:
     body = {"messages": [{"role": "user", "content": "What is a page?"}], "stream": True, "max_tokens": 16}
     with served(core) as url, httpx.Client(base_url=url, timeout=60) as http:

@@ -16,7 +16,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from phase0_request.request import FinishReason
 from phase6_integration.api.state import Server, ServerState
 from phase6_integration.extras.observe.health_routes import reason
-from phase6_integration.extras.observe.logs import DroppingHandler
+from phase6_integration.logs import DroppingHandler
 from phase6_integration.process.async_engine import AsyncEngine, Observer
 from phase6_integration.process.health import Health
 from phase6_integration.process.messages import Update

@@ -16,8 +16,8 @@ import httpx
 import pytest
 
 from phase6_integration.api.settings import ServerSettings
-from phase6_integration.extras.edge.listener import listen, url_of
 from phase6_integration.extras.edge.tls import tls_context
+from phase6_integration.listener import listen, url_of
 from tests.phase6_integration.fake_engine import FakeEngine, client
 from tests.phase6_integration.life import PATIENCE, Life, life, started
 

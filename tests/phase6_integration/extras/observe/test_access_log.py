@@ -11,7 +11,7 @@ import pytest
 from phase0_request.request import FinishReason
 from phase0_request.tokenizer import Tokenizer
 from phase6_integration.api.errors import bad_value, unavailable
-from phase6_integration.extras.observe.logs import HumanFormatter, JsonFormatter
+from phase6_integration.logs import HumanFormatter, JsonFormatter
 from phase6_integration.process.health import Health
 from tests.phase6_integration.fake_engine import FakeEngine
 from tests.phase6_integration.middleware_app import JSON, KEYS, App, access_lines, call
