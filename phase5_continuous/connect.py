@@ -1,10 +1,14 @@
 """The one module of phase 5 that knows its extras."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from phase0_request.checks import check_extras, has_extras
 from phase5_continuous.turns import OneQueue, Turns
+
+if TYPE_CHECKING:
+    from phase2_prefill_decode.engine import Engine
+    from phase5_continuous.scheduler import Extender, Scheduler
 
 PACKAGE = "phase5_continuous"
 
@@ -16,6 +20,21 @@ def turns() -> Callable[[int | None], Turns]:
     from phase5_continuous.extras.fairness import FairQueues
 
     return FairQueues
+
+
+def extender_of(config: Mapping[str, Any]) -> "Extender | None":
+    """What makes the slices of steps longer, as a speculative config describes it."""
+    check_extras(PACKAGE, "speculative_config")
+    from phase5_continuous.extras.speculation.speculation import speculation_of
+
+    return speculation_of(config)
+
+
+def connect_drafter(extender: "Extender", engine: "Engine[Scheduler]") -> None:
+    """Load the draft model of an engine, if its extender drafts by one."""
+    from phase5_continuous.extras.speculation.draft_loading import drafter_for
+
+    drafter_for(extender, engine)
 
 
 def check_speculation(name: str, config: Mapping[str, Any]) -> None:

@@ -173,7 +173,7 @@ def reachable(start: Iterable[str], labs: bool = False) -> set[str]:
 
 # Core and extras
 
-ENDS = ("connect", "engine", "backends")  # modules of a phase that connect its extras
+ENDS = ("connect", "backends")  # modules of a phase that connect its extras
 CONNECT = {f"{package}.{end}" for package in PHASES for end in ENDS} | {f"{SIX}.engine.assemble", f"{SIX}.app"}
 
 

@@ -64,6 +64,7 @@ import torch
 from phase0_request.batch import Slice
 from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
+from phase1_kv_pool.kernels.store import store
 from phase1_kv_pool.layout import KVLayout
 from phase1_kv_pool.pool import KVPool
 
@@ -72,8 +73,9 @@ pool = KVPool(KVLayout(1, 2, 16, 4, "float32"), 8)
 cache.attach(request)
 cache.grow(request, 10)
 k, v = torch.randn(2, 10, 2, 16)
-pool.store(0, torch.tensor(cache.slots(Slice(request, 0, 10))), k, v)
-found = pool.gather(0, cache.table(request), 10)
+(layer,) = pool.layers
+store(layer, torch.tensor(cache.slots(Slice(request, 0, 10))), k, v)
+found = layer.gather(torch.tensor(cache.table(request)), 10)
 print(bool((found[0] == k).all() and (found[1] == v).all()))
 """
 

@@ -6,11 +6,14 @@ from pathlib import Path
 from phase0_request.batch import Batch, Slice
 from phase0_request.checks import ConfigError
 from phase0_request.request import Request
+from phase2_prefill_decode.engine import Engine
 from phase2_prefill_decode.extras.penalties import Penalties
 from phase2_prefill_decode.model import Model
 from phase2_prefill_decode.sampling.sampler import Sampler
 from phase2_prefill_decode.step.runner import ModelRunner
 from phase5_continuous.extras.speculation.draft_model import DraftModel
+from phase5_continuous.extras.speculation.speculation import Speculation
+from phase5_continuous.scheduler import Extender, Scheduler
 
 
 def load_draft_model(directory: str | Path, model: Model, kv_cache_dtype: str | None = None) -> Model:
@@ -29,6 +32,23 @@ def load_draft_model(directory: str | Path, model: Model, kv_cache_dtype: str | 
             own = "the draft model must have the tokenizer of the model"
             raise ConfigError(f"{own}; token {token} of {directory} is another: {text!r}")
     return draft
+
+
+def drafter_for(extender: Extender, engine: Engine[Scheduler]) -> None:
+    """Load the draft model of an engine's speculation, if there is one, with a cache of the same size."""
+    drafter = extender.draft_model if isinstance(extender, Speculation) else None
+    if drafter is None:
+        return
+    draft, runner, cache = (
+        load_draft_model(drafter.model, engine.model),
+        engine.core.runner,
+        engine.core.scheduler.cache,
+    )
+    assert isinstance(runner, ModelRunner)
+    layout, pages = draft.config.kv_layout(cache.page_size, draft.config.dtype), cache.max_tokens // cache.page_size
+    pool = draft.decoder.backend.kv_pool(layout, pages, draft.decoder.device)
+    own = type(cache)(pages, cache.page_size)
+    connect(drafter, ModelRunner(draft.decoder, pool, own, sampler_of_drafts(runner.sampler)), runner)
 
 
 def connect(drafter: DraftModel, runner: ModelRunner, other: ModelRunner) -> None:
