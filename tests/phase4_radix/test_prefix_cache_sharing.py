@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from phase0_request import Request, SamplingParams, Slice
+from phase0_request import Request, SamplingParams, Slice, TokenLogprobs
 from phase1_kv_pool import PageError, PageUsage
+from phase2_prefill_decode.extras.outcome import add_prompt_logprobs
 from phase4_radix import radix_tree
 from phase4_radix.prefix_cache import PrefixCache
 from tests.phase4_radix.steps import SIZE, admit, compute, finish
@@ -42,7 +43,7 @@ def test_prompt_logprobs_limit_the_hit_to_scored_tokens(cache: PrefixCache, scor
     """A preempted request has some of its scores; the others can only come from computing its tokens."""
     compute(cache, admit(cache, "a", range(12)))
     b = Request("b", tuple(range(12)), SamplingParams(prompt_logprobs=0))
-    b.prompt_logprobs.extend([{}] * scored)
+    add_prompt_logprobs(b, 0, [TokenLogprobs(-1.0, ())] * scored)
     tokens = cache.cached_tokens(b)
     assert tokens == found, f"{scored} prompt tokens have logprobs, and {tokens} are taken from the cache"
     assert cache.attach(b) == found

@@ -56,7 +56,7 @@ def largest_steps(*params: SamplingParams) -> list[int]:
     model = Model.random(MUCH, device="cpu")
     found = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("phase6_integration.engine.assemble.BLOCK", 1)
+        patch.setattr("phase6_integration.engine.assemble.scored_rows", lambda: 1)
         for one in params:
             patch.setattr("phase6_integration.engine.assemble.LARGEST", one)
             found.append(profile(model, sampler_for(model, 0), BLOCK, BLOCK, MUCH.kv_layout(16), BLOCK))

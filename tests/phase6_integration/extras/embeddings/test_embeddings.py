@@ -12,6 +12,7 @@ import torch
 from openai.types import CreateEmbeddingResponse
 
 from phase0_request.params import SamplingParams
+from phase2_prefill_decode.extras.outcome import extras_of
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.engine.engine import NanoServingEngine
 from tests.phase2_prefill_decode.models import saved, variant
@@ -42,7 +43,7 @@ def test_an_embedding_is_the_hidden_state_of_transformers(tmp_path: Path) -> Non
     for prompt, answer in zip(asked, answers, strict=True):
         with torch.inference_mode():
             (theirs,) = oracle.model(torch.tensor([prompt])).last_hidden_state[:, -1]
-        ours = torch.tensor(array("f", answer.request.embedding or b""))
+        ours = torch.tensor(array("f", extras_of(answer.request).embedding or b""))
         assert torch.allclose(ours, theirs, atol=1e-5, rtol=1e-5)
 
 
