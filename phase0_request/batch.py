@@ -71,7 +71,7 @@ class WaitHandle(Protocol):
 
 
 class Commit(Protocol):
-    """What an Outcome may do with its request: the parts of a scheduler's commit."""
+    """The operations of a commit that an Outcome may use."""
 
     def advance(self, request: Request, start: int, length: int) -> None: ...
 

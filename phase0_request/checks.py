@@ -53,7 +53,7 @@ def check_choice(name: str, value: object, allowed: Collection[str]) -> str:
 
 
 def has_extras(package: str) -> bool:
-    """Whether a phase has its folder of extras: an engine works without."""
+    """Whether a phase has its folder of extras."""
     return find_spec(f"{package}.extras") is not None
 
 

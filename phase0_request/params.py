@@ -143,6 +143,20 @@ class SamplingParams:
             check_int("seed", self.seed, -(1 << 63), (1 << 63) - 1)
 
     @property
+    def beyond_a_draw(self) -> list[str]:
+        """The fields in use that ask for more than a draw by temperature, filters and seed."""
+        plain = {
+            "presence_penalty": 0,
+            "frequency_penalty": 0,
+            "repetition_penalty": 1,
+            "logit_bias": (),
+            "min_tokens": 0,
+        }
+        plain |= {"logprobs": None, "prompt_logprobs": None, "grammar": None, "allowed_token_ids": None}
+        plain |= {"bad_words": (), "embed": False}
+        return [name for name, value in plain.items() if getattr(self, name) != value]
+
+    @property
     def computes_prompt(self) -> bool:
         """Whether every token of the prompt must be computed: only that yields its log-probabilities."""
         return self.prompt_logprobs is not None

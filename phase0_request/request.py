@@ -95,7 +95,7 @@ class Request:
     priority: int = 0  # lower runs earlier
     arrival: float = 0.0
     cache_salt: str = ""  # cached prefixes are shared only between requests of the same salt
-    tenant: str = ""  # the client that sent it: tenants get equal shares of the engine
+    tenant: str = ""  # the client that sent it
     output_tokens: list[int] = field(default_factory=list, init=False)
     reusable: int | None = field(default=None, init=False)  # at most so many tokens come from the cache; None: all
     more: Any = field(default=None, init=False)  # what extras keep with the request

@@ -24,7 +24,7 @@ from phase2_prefill_decode.linear import Linear, TorchLinear
 from phase2_prefill_decode.loading.matrix import Matrix
 from phase2_prefill_decode.step.packed import StepTensors
 
-Record = Callable[[Callable[[], Any]], Callable[[], Any]]  # makes of a step what computes it again
+Record = Callable[[Callable[[], Any]], Callable[[], Any]]  # records a computation; returns its replay
 
 
 class WholeStep(Protocol):

@@ -1,14 +1,12 @@
-"""The backend of a device, with what the extras bring to it. Without them it is one of the core."""
+"""Connects the extras of this phase to the backend of a device."""
 
 from dataclasses import replace
 from functools import cache
-from importlib.util import find_spec
 
 import torch
 
+from phase0_request.checks import has_extras
 from phase2_prefill_decode.backend import TORCH, Backend, triton_backend
-
-HAS_EXTRAS = find_spec("phase2_prefill_decode.extras") is not None
 
 
 def backend_for(device: torch.device) -> Backend:
@@ -18,7 +16,7 @@ def backend_for(device: torch.device) -> Backend:
 
 @cache
 def _cpu() -> Backend:
-    if not HAS_EXTRAS:
+    if not has_extras("phase2_prefill_decode"):
         return TORCH
     from phase2_prefill_decode.extras.cpu.backend import CPU
 
@@ -28,7 +26,7 @@ def _cpu() -> Backend:
 @cache
 def _gpu() -> Backend:
     backend = triton_backend()
-    if not HAS_EXTRAS:
+    if not has_extras("phase2_prefill_decode"):
         return backend
     from phase2_prefill_decode.extras.quantized.triton_product import compile_products, linear
 

@@ -1,4 +1,4 @@
-"""What the extras of this phase bring to the core, if they are there. The only module of the core that names them."""
+"""Connects the extras of this phase to the core, if they are installed. `backends` does it for those of a device."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -9,6 +9,7 @@ from phase0_request.model_files import naming, read_object
 from phase2_prefill_decode.loading.config import ModelConfig
 
 if TYPE_CHECKING:  # a server reads the config without torch
+    from phase0_request.params import SamplingParams
     from phase0_request.tokenizer import Tokenizer
     from phase2_prefill_decode.decoder import Decoder
     from phase2_prefill_decode.extras.quantized.at_load import Quantization
@@ -101,6 +102,12 @@ def check_split(config: ModelConfig, size: int) -> None:
         from phase2_prefill_decode.extras.parallel.split import split
 
         split(config, size)
+
+
+def check_params(params: "SamplingParams") -> None:
+    """ValueError if a request asks for what only extras do."""
+    if not has_extras(PACKAGE) and (asked := params.beyond_a_draw):
+        check_extras(PACKAGE, asked[0])
 
 
 class LoadedModel(Protocol):

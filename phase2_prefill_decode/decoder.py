@@ -102,7 +102,7 @@ class DecoderLayer:
         kv: KVLayer,
         rows: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """What the MLP returns, and the residual to be added to it, of some `rows`; None: of all."""
+        """Return the output of the MLP and the residual, for some `rows`; None: for all."""
         x, residual = self.input_layernorm(x, residual)
         x = self.self_attn(x, rope, step, kv, rows)
         residual = residual if rows is None else residual[rows]

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason, Request
 from phase0_request.tokenizer import Tokenizer
+from phase2_prefill_decode.connect import check_params
 from phase2_prefill_decode.model import Model
 
 Prompt = str | Sequence[int]
@@ -72,6 +73,7 @@ def make_request(
     if params.max_tokens > room:
         params = replace(params, max_tokens=room, min_tokens=min(params.min_tokens, room))
     request = Request(name, tokens, params, priority, now, cache_salt)
+    check_params(params)
     request.check_fits(model.config.vocab_size, context, model.tokenizer is not None)
     return request
 

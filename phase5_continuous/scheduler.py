@@ -69,7 +69,7 @@ class Scheduler(PagedScheduler):
         check_int("max_running", max_running, 1)
         check_int("queue_limit", 1 if queue_limit is None else queue_limit, 1)
         check_number("watermark", watermark, 0, 1, below=True)
-        check_int("ahead", ahead, 0, 0 if extender else 1)  # what is beyond the newest token must follow it
+        check_int("ahead", ahead, 0, 1 if extender is None else 0)  # what is beyond the newest token must follow it
         super().__init__(cache, eos_ids)
         self.chunker = Chunker(budget or TokenBudget(), cache.page_size)
         self.ahead = ahead

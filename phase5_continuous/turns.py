@@ -1,4 +1,4 @@
-"""Turns: which of the requests that do not run is next, and which of those that run gives way. OneQueue: by rank."""
+"""Turns: the order in which waiting requests are admitted and running ones are preempted. OneQueue: by rank."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
@@ -40,10 +40,10 @@ class Turns(Protocol):
         """The request that is preempted when another one needs its pages."""
 
     def gives_way(self, running: Iterable[SequenceState]) -> SequenceState | None:
-        """A request that is preempted so that one of this queue, which is not empty, gets its place. None: none is."""
+        """The running request to preempt in favour of a queued one, or None. The queue must not be empty."""
 
     def delivered(self, events: Iterable[Event]) -> None:
-        """Requests have got tokens, and some have ended."""
+        """Account for the tokens and ends of requests."""
 
 
 class OneQueue:

@@ -1,4 +1,4 @@
-"""create_app: the core's application with all extras. Of the server's files only this and `serve` name extras."""
+"""create_app: the core's application with all extras. Of the core, only this, `connect` and `assemble` name extras."""
 
 from fastapi import FastAPI
 from pydantic import BaseModel

@@ -60,6 +60,7 @@ def serve(options: EngineOptions, settings: ServerSettings, warnings: Sequence[s
     except OSError as error:
         return _failed(f"cannot listen on {settings.uds or f'{settings.host} port {settings.port}'}: {error}")
     try:
+        connect.check_settings(settings)
         context = connect.tls_context(settings)
         engine = AsyncEngine(options)
         defaults = sampling_defaults(

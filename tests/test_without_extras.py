@@ -185,8 +185,18 @@ def test_the_server_streams_a_chat_and_aborts_one(core: Path) -> None:
         assert len(words.split()) > 3
         with http.stream("POST", "/v1/chat/completions", json=body | {"max_tokens": 900}) as response:
             next(response.iter_lines())  # and leaves: the engine gets the pages back, and ends when it is told
+        asked = http.post("/v1/chat/completions", json=body | {"stream": False, "logprobs": True})
+        assert (asked.status_code, "logprobs needs phase2_prefill_decode/extras" in asked.text) == (400, True)
+        assert http.get("/v1/models", headers={"host": "evil.example"}).status_code == 400
         grammar = http.post("/v1/chat/completions", json=body | {"response_format": {"type": "json_object"}})
         assert grammar.json()["error"]["message"] == "response_format: this server is without structured output"
+
+
+def test_a_setting_that_needs_an_extra_is_refused(core: Path) -> None:
+    command = [sys.executable, "-m", f"{SIX}.cli", "serve", "--port", "0", "--api-key", "secret"]
+    done = subprocess.run(command, cwd=core, env=environment(core), capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "nanoserve serve: api_keys needs phase6_integration/extras, which is not here" in done.stderr
 
 
 # Of phase 6 alone, while the other phases need theirs.

@@ -8,23 +8,27 @@ from torch import Tensor
 from phase0_request.batch import Batch, StepOutput
 from phase0_request.params import SamplingParams
 from phase2_prefill_decode.extras.outcome import outcome_of
-from phase2_prefill_decode.sampling.processors import Draw, Processor, Work
+from phase2_prefill_decode.sampling.processors import DrawRow, Processor, Work
 from phase2_prefill_decode.transfer import to_device, to_host
 
 
 class Embeddings(Processor):
+    """Keeps the final hidden state of the last prompt token."""
+
     def wants(self, params: SamplingParams) -> bool:
         return params.embed
 
-    def pack(self, batch: Batch, draws: Sequence[Draw]) -> Work | None:
+    def pack(self, batch: Batch, draws: Sequence[DrawRow]) -> Work | None:
         asked = [draw for draw in draws if draw.part.request.params.embed and not draw.output_index]
-        return EmbeddingsOfStep(asked) if asked else None
+        return EmbeddingsWork(asked) if asked else None
 
 
-class EmbeddingsOfStep(Work):
+class EmbeddingsWork(Work):
+    """The hidden states of one step."""
+
     wants_hidden = True
 
-    def __init__(self, asked: Sequence[Draw]) -> None:
+    def __init__(self, asked: Sequence[DrawRow]) -> None:
         self.asked = asked
 
     def collect(self, logits: Tensor, tokens: Tensor, hidden: Tensor | None, more: Tensor | None) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from phase0_request.batch import Batch, Slice, StepOutput
 from phase0_request.params import SamplingParams, TokenLogprobs
 from phase2_prefill_decode.extras.outcome import outcome_of
-from phase2_prefill_decode.sampling.processors import Draw, Processor, Work
+from phase2_prefill_decode.sampling.processors import DrawRow, Processor, Work
 from phase2_prefill_decode.transfer import to_device, to_host
 
 BLOCK = 64  # prompt rows at a time: each row of a large vocabulary takes megabytes
@@ -70,13 +70,15 @@ class DrawnLogprobs(Processor):
     def wants(self, params: SamplingParams) -> bool:
         return params.logprobs is not None
 
-    def pack(self, batch: Batch, draws: Sequence[Draw]) -> Work | None:
+    def pack(self, batch: Batch, draws: Sequence[DrawRow]) -> Work | None:
         asked = [draw for draw in draws if draw.part.request.params.logprobs is not None]
-        return DrawnOfStep(asked) if asked else None
+        return DrawnLogprobsWork(asked) if asked else None
 
 
-class DrawnOfStep(Work):
-    def __init__(self, asked: Sequence[Draw]) -> None:
+class DrawnLogprobsWork(Work):
+    """The log-probabilities of the tokens that one step draws."""
+
+    def __init__(self, asked: Sequence[DrawRow]) -> None:
         self.asked = asked
 
     def collect(self, logits: Tensor, tokens: Tensor, hidden: Tensor | None, more: Tensor | None) -> None:
@@ -107,12 +109,12 @@ class PromptLogprobs(Processor):
     def wants(self, params: SamplingParams) -> bool:
         return params.prompt_logprobs is not None
 
-    def pack(self, batch: Batch, draws: Sequence[Draw]) -> Work | None:
+    def pack(self, batch: Batch, draws: Sequence[DrawRow]) -> Work | None:
         counts = [*map(_predicted, batch.slices)]
-        return PromptOfStep(batch, counts, self.lm_head) if any(counts) else None
+        return PromptLogprobsWork(batch, counts, self.lm_head) if any(counts) else None
 
 
-class PromptOfStep(Work):
+class PromptLogprobsWork(Work):
     """The first counts[i] rows of slice i predict tokens of its prompt."""
 
     def __init__(self, batch: Batch, counts: Sequence[int], lm_head: Callable[[Tensor], Tensor]) -> None:

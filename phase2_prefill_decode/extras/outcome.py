@@ -1,6 +1,6 @@
-"""SliceOutcome: what a slice yields that is more than one token. RequestExtras: what is kept with its request.
+"""SliceOutcome: the result of a slice that is more than one token. RequestExtras: data that extras keep with a request.
 
-Each capability adds its part to the outcome of a step's slice, and `apply` commits all of them in order.
+Each capability adds its part to the outcome of the slice, and `apply` commits all parts in order.
 """
 
 from collections.abc import Sequence
@@ -67,8 +67,10 @@ class SliceOutcome:
             commit.postpone(part, self.late)
             return
         commit.advance(request, part.start, part.length - len(part.beyond))
-        if self.token is None or request.computed < request.total:
+        if request.computed < request.total:
             return
+        if self.token is None:
+            raise ValueError(f"the step gave no token for request {request.id}, which it completed")
         commit.append(request, self.token, now, self.logprobs)
         for token, logprobs in self.verified:
             if not request.finished:

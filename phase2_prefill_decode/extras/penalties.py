@@ -18,7 +18,7 @@ from torch import Tensor
 from phase0_request.batch import Batch, StepOutput
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
-from phase2_prefill_decode.sampling.processors import Draw, Processor, Work
+from phase2_prefill_decode.sampling.processors import DrawRow, Processor, Work
 from phase2_prefill_decode.transfer import moved
 
 
@@ -109,7 +109,7 @@ class RequestEdits:
 class Row(NamedTuple):
     """A row of logits to edit."""
 
-    draw: Draw
+    draw: DrawRow
     edits: RequestEdits
 
     @property
@@ -128,13 +128,13 @@ class Penalties(Processor):
     def wants(self, params: SamplingParams) -> bool:
         return wants_edits(params)
 
-    def pack(self, batch: Batch, draws: Sequence[Draw]) -> Work | None:
+    def pack(self, batch: Batch, draws: Sequence[DrawRow]) -> Work | None:
         rows = [
             Row(draw, self._edits_of(draw.part.request))
             for draw in draws
             if wants_edits(draw.part.request.params, draw.output_index)
         ]
-        return EditsOfStep(rows, self.device) if rows else None
+        return PenaltiesWork(rows, self.device) if rows else None
 
     def _edits_of(self, request: Request) -> RequestEdits:
         edits = self._edits.get(request)
@@ -143,7 +143,7 @@ class Penalties(Processor):
         return edits
 
 
-class EditsOfStep(Work):
+class PenaltiesWork(Work):
     """The edits of one step."""
 
     def __init__(self, edited: Sequence[Row], device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""Verification: which tokens of a draft a step accepts, and what it draws after them."""
+"""Verification: accepts the draft tokens that equal the drawn ones, and adds the tokens drawn after them."""
 
 import math
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from phase0_request.batch import Batch, StepOutput
 from phase0_request.params import SamplingParams
 from phase2_prefill_decode.extras.outcome import Verified, outcome_of
-from phase2_prefill_decode.sampling.processors import Draw, Processor, Work
+from phase2_prefill_decode.sampling.processors import DrawRow, Processor, Work
 
 
 class Verification(Processor):
@@ -15,12 +15,14 @@ class Verification(Processor):
     def wants(self, params: SamplingParams) -> bool:
         return False  # a slice brings its draft, whatever its request asks for
 
-    def pack(self, batch: Batch, draws: Sequence[Draw]) -> Work | None:
-        return DraftsOfStep(draws) if len(draws) > len({draw.number for draw in draws}) else None
+    def pack(self, batch: Batch, draws: Sequence[DrawRow]) -> Work | None:
+        return VerificationWork(draws) if len(draws) > len({draw.number for draw in draws}) else None
 
 
-class DraftsOfStep(Work):
-    def __init__(self, draws: Sequence[Draw]) -> None:
+class VerificationWork(Work):
+    """Judges the drafts of one step."""
+
+    def __init__(self, draws: Sequence[DrawRow]) -> None:
         self.draws = draws
 
     # region exercise 2.29

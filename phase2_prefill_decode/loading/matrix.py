@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class Encoded(Protocol):
-    """Rows of a matrix that are not plain numbers. Whatever makes them brings the product that knows them."""
+    """Rows of a matrix that are not plain numbers. The module that creates them also provides their product."""
 
     @property
     def shape(self) -> torch.Size: ...

@@ -2,8 +2,8 @@
 
     pack -> start -> (the model runs) -> edit -> (the draw) -> collect -> finish
 
-A processor is one for an engine. For a step in which requests ask for it, it makes a `Work`, and the parts of a step
-call the methods of that in this order. In nearly all steps there is none.
+An engine has one of each processor. For a step in which requests ask for it, the processor makes a `Work`. Its methods
+are called in this order. In nearly all steps there is none.
 """
 
 from abc import ABC, abstractmethod
@@ -17,7 +17,7 @@ from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 
 
-class Draw(NamedTuple):
+class DrawRow(NamedTuple):
     """A row of logits that a token is drawn from."""
 
     row: int
@@ -69,5 +69,5 @@ class Processor(ABC):
         """Called for each request that wants it, before its first step. ValueError if it cannot be served."""
 
     @abstractmethod
-    def pack(self, batch: Batch, draws: Sequence[Draw]) -> Work | None:
+    def pack(self, batch: Batch, draws: Sequence[DrawRow]) -> Work | None:
         """The work of a step. None if no request asks for it in this step."""

@@ -25,7 +25,7 @@ from phase2_prefill_decode.backends import backend_for
 from phase2_prefill_decode.kernels.draw import Draw as DrawTokens
 from phase2_prefill_decode.sampling.inputs import Columns, SamplingInputs, key_of, pack_columns
 from phase2_prefill_decode.sampling.metadata import SamplingMetadata
-from phase2_prefill_decode.sampling.processors import Draw, Processor
+from phase2_prefill_decode.sampling.processors import DrawRow, Processor
 from phase2_prefill_decode.transfer import moved, to_host
 
 
@@ -61,6 +61,7 @@ class Sampler:
         self.num_tokens = vocab_size if num_tokens is None else num_tokens
         self.device = torch.device(device)
         self.processors = processors
+        self._wants = [processor.wants for processor in processors]
         self._draw = draw or backend_for(self.device).draw
         self._packed: list[ref[Request]] = []
         self._columns = pack_columns((), (), self._key)  # theirs
@@ -70,7 +71,9 @@ class Sampler:
     def limited(self, processors: Sequence[Processor]) -> "Sampler":
         """A sampler with the same noise, and these processors only."""
         made = copy(self)
-        made.processors, made._packed = processors, []
+        made.processors, made._packed, made._asks_for_more = processors, [], False
+        made._wants = [processor.wants for processor in processors]
+        made._columns = pack_columns((), (), made._key)
         return made
 
     def prepare(self, request: Request) -> None:
@@ -86,23 +89,26 @@ class Sampler:
         requests: list[Request] = []
         totals: list[int] = []  # the position of the token to draw, from each row
         asks = False
-        for part in batch.slices:
-            request, start, length, beyond = part
-            if start + length >= request.total:
+        for request, start, length, beyond in batch.slices:
+            stop = start + length
+            if stop < request.total:
+                asks = asks or self._asks(request)
+            elif beyond:
                 draws = min(1 + len(beyond), length)
                 requests += [request] * draws
-                totals += range(start + length - draws + 1, start + length + 1)
+                totals += range(stop - draws + 1, stop + 1)
             else:
-                asks = asks or self._asks(request)
+                requests.append(request)
+                totals.append(stop)
         columns = self._pack_columns(requests, totals)
         if not (self._asks_for_more or asks or len(requests) > len(batch)):
             return SamplingMetadata(len(requests), columns)
-        draws_of_step, row = list[Draw](), 0
+        rows, row = list[DrawRow](), 0
         for number, part in enumerate(batch.slices):
             while row < len(requests) and requests[row] is part.request:
-                draws_of_step.append(Draw(row, number, part, totals[row] - len(part.request.prompt_tokens)))
+                rows.append(DrawRow(row, number, part, totals[row] - len(part.request.prompt_tokens)))
                 row += 1
-        works = [processor.pack(batch, draws_of_step) for processor in self.processors]
+        works = [processor.pack(batch, rows) for processor in self.processors]
         return SamplingMetadata(len(requests), columns, [work for work in works if work is not None])
 
     # endregion
@@ -127,7 +133,11 @@ class Sampler:
     # endregion
 
     def _asks(self, request: Request) -> bool:
-        return any(processor.wants(request.params) for processor in self.processors)
+        params = request.params
+        for wants in self._wants:  # noqa: SIM110 a generator would take twice the time
+            if wants(params):
+                return True
+        return False
 
     def _pack_columns(self, requests: Sequence[Request], totals: Sequence[int]) -> Columns:
         """The columns of the last step again, if it had the same requests: only the positions are new."""

@@ -32,8 +32,8 @@ class LaunchedStep:
         return self._output
 
     def _read(self) -> StepOutput:
-        """The token of each slice, from the first of its rows. Further rows are of tokens beyond: a processor reads
-        them."""
+        """The token of each slice, from the first of its rows. Further rows belong to tokens beyond the
+        request; processors read them."""
         tokens, peaks = self._sampled.tokens.tolist(), self._sampled.peaks.tolist()
         output, last = StepOutput([None] * self.step.slices), None
         for number, token, peak in zip(self.step.drawn, tokens, peaks, strict=False):

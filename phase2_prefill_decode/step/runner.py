@@ -62,7 +62,7 @@ class ModelRunner:
     def record(self, sizes: Sequence[int], context: int, record: Record | None = None) -> None:
         """Record decode steps of these sizes, of sequences of up to `context` tokens; by default as CUDA graphs."""
         record = record or cuda_recorder()
-        self._rope = self.decoder.rope(context)  # whose addresses the graphs hold: the model's may be replaced
+        self._rope = self.decoder.rope(context)  # the graphs hold its addresses; the model may replace its own
         shape = max(sizes), self.decoder.config.vocab_size
         logits = torch.empty(shape, dtype=self.decoder.dtype, device=self.pool.device)  # one for all graphs
 
@@ -84,15 +84,15 @@ class ModelRunner:
             work.start()
         try:
             computed = self._forward(step)
+            self.cache.changed.clear()
+            if in_flight and self._latest is not None:
+                self._latest.output()
+            sampled = (None if works else computed.sampled) or self.sample(step, computed)
         except BaseException:
             for work in works:
                 work.cancel()
             raise
-        self.cache.changed.clear()
-        if in_flight and self._latest is not None:
-            self._latest.output()
-        sampled = computed.sampled if not works else None
-        self._latest = LaunchedStep(step, sampled or self.sample(step, computed))
+        self._latest = LaunchedStep(step, sampled)
         return self._latest
 
     def _forward(self, step: PackedStep) -> Computed:

@@ -16,6 +16,7 @@ from phase0_request.checks import check_number
 from phase0_request.queue import QueueFullError
 from phase0_request.request import FinishReason
 from phase0_request.tokenizer import Tokenizer
+from phase2_prefill_decode.connect import check_params
 from phase6_integration.engine.hub import located
 from phase6_integration.engine.options import EngineOptions
 from phase6_integration.engine.stats import Gauges
@@ -182,6 +183,7 @@ class AsyncEngine:
             check_number(f"request {request.id}: timeout", request.timeout, 0, above=True)
         for number in range(0, len(request.prompts) * request.n, request.n):  # a completion of each prompt
             completion = request.completion(number)
+            check_params(completion.params)
             completion.check_fits(self.config.vocab_size, self.max_model_len, self.tokenizer is not None)
 
     # Messages of the engine.

@@ -9,7 +9,7 @@ from torch import Tensor
 from phase0_request import Batch, Request, SamplingParams, Slice, StepOutput, TokenLogprobs
 from phase0_request.tokenizer import Tokenizer
 from phase2_prefill_decode.extras.outcome import SliceOutcome
-from phase2_prefill_decode.extras.penalties import EditsOfStep, Row
+from phase2_prefill_decode.extras.penalties import PenaltiesWork, Row
 from phase2_prefill_decode.extras.processors import processors_for
 from phase2_prefill_decode.sampling.metadata import SamplingMetadata
 from phase2_prefill_decode.sampling.sampler import Sampled, Sampler
@@ -51,7 +51,7 @@ def logprobs_in(output: StepOutput) -> dict[int, TokenLogprobs]:
 
 def edits_in(sampling: SamplingMetadata) -> Sequence[Row]:
     """The rows with edits."""
-    return [row for work in sampling.works if isinstance(work, EditsOfStep) for row in work.edited]
+    return [row for work in sampling.works if isinstance(work, PenaltiesWork) for row in work.edited]
 
 
 def sampled(sampler: Sampler, logits: Tensor, sampling: SamplingMetadata) -> Sampled:

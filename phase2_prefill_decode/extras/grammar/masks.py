@@ -20,7 +20,7 @@ from phase2_prefill_decode.extras.grammar.constraints import (
 )
 from phase2_prefill_decode.extras.grammar.mask import APPLY_MASK
 from phase2_prefill_decode.extras.outcome import drawn_of, outcome_of
-from phase2_prefill_decode.sampling.processors import Draw, Processor, Work
+from phase2_prefill_decode.sampling.processors import DrawRow, Processor, Work
 from phase2_prefill_decode.sampling.sampler import Sampler
 from phase2_prefill_decode.transfer import moved, to_device
 
@@ -38,9 +38,9 @@ class Masks(Processor):
     def wants(self, params: SamplingParams) -> bool:
         return is_constrained(params)
 
-    def pack(self, batch: Batch, draws: Sequence[Draw]) -> Work | None:
+    def pack(self, batch: Batch, draws: Sequence[DrawRow]) -> Work | None:
         first = {draw.number: draw for draw in reversed(draws) if is_constrained(draw.part.request.params)}
-        return MasksOfStep(self, [*reversed(first.values())]) if first else None
+        return MasksWork(self, [*reversed(first.values())]) if first else None
 
     def prepare(self, request: Request) -> None:
         self.constraint_of(request)
@@ -58,10 +58,10 @@ def masks_of(sampler: Sampler) -> Masks:
     return next(each for each in sampler.processors if isinstance(each, Masks))
 
 
-class MasksOfStep(Work):
+class MasksWork(Work):
     """The masks of one step. The host fills them while the device runs the model."""
 
-    def __init__(self, masks: Masks, draws: Sequence[Draw]) -> None:
+    def __init__(self, masks: Masks, draws: Sequence[DrawRow]) -> None:
         """`draws` are the first of each slice."""
         self.masks, self.draws = masks, draws
         self.constrained: Rows = [
@@ -84,7 +84,8 @@ class MasksOfStep(Work):
 
     def edit(self, logits: Tensor) -> Tensor:
         constraints = self.masks.constraints
-        self._filled = constraints.fill(self.constrained) if self._filling is None else self._filling()
+        filling, self._filling = self._filling, None
+        self._filled = constraints.fill(self.constrained) if filling is None else filling()
         masked = [row + place for row, _, _, draft in self.constrained for place in range(1 + len(draft))]
         numbers = {row: number for number, row in enumerate(masked)}  # of each row's mask
         of_rows = to_device([numbers.get(row, -1) for row in range(len(logits))], torch.int64, self.masks.device)

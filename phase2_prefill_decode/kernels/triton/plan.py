@@ -6,7 +6,7 @@ long    All others. They are compute-bound: the prefill kernel takes them, in bl
         most keys go first, so that no large block is left for the end while most of the GPU is idle.
 
 So a decode, the last token of a prompt and a chunk of a few tokens use one kernel; chunks and whole prompts the other.
-A step with only a few new tokens in every sequence, as in the verification of drafts, needs no plan: all are short. A
+A step with only a few new tokens in every sequence, needs no plan: all are short. A
 larger tile costs such a step less than a second launch.
 
 The prefill kernel finds its blocks in a table. With a grid of all sequences by all blocks of the longest, one chunk of
