@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from chapters.core_files import core_files
+
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -74,6 +76,7 @@ def _beside(row: Mapping[str, Any], ours: str, other: str) -> str:
 
 
 GENERATED: dict[str, Callable[[], list[str]]] = {
+    "core": core_files,
     "flags": flags,
     "peers": lambda: peers("native"),
     "peers with AVX2": lambda: peers("avx2"),

@@ -1,6 +1,5 @@
 """The book: listings, figures, charts, notebooks and links."""
 
-import itertools
 import json
 import re
 from collections import Counter
@@ -15,7 +14,6 @@ from chapters import charts
 from chapters.cli import main as chapters
 from chapters.course import Course, Phase
 from chapters.drawings.catalog import DRAWINGS
-from chapters.drawings.request_map import MAP, stops
 from chapters.exercises import answer_lines, load
 from chapters.notebooks import NotebookError, execute
 
@@ -108,14 +106,15 @@ def test_charts_are_drawn_from_the_figures_that_are_there(name: str, tmp_path: P
     assert "<path" in charts.draw(name, figures=tmp_path).read_text()
 
 
-def test_the_map_follows_a_request_from_the_server_to_the_engine_and_back() -> None:
-    """That every module of its table exists is the test of links."""
-    way = stops()
-    rows = re.findall(r"^\| (?:server|engine) \|.*$", MAP.read_text(), re.MULTILINE)
-    assert len(way) == len(rows) > 20
-    assert [process for process, _ in itertools.groupby(stop.process for stop in way)] == ["server", "engine", "server"]
-    assert {stop.phase for stop in way} == set(range(7))
-    assert all(stop.path.startswith(f"phase{stop.phase}_") for stop in way)
+def test_the_map_lists_files_after_those_that_they_import() -> None:
+    parts = re.findall(r"<details>(.*?)</details>", (CHAPTERS / "map.md").read_text(), re.DOTALL)
+    assert len(parts) == 8
+    for part in parts:
+        files = re.findall(r"^\| \[\w+\]\(\.\./(phase[\w/]+)\.py\) \|", part, re.MULTILINE)
+        assert len(files) > 2
+        for number, file in enumerate(files):
+            imported = re.findall(r"^from (\S+) import", (ROOT / f"{file}.py").read_text(), re.MULTILINE)
+            assert {name.replace(".", "/") for name in imported}.isdisjoint(files[number + 1 :]), file
 
 
 @pytest.mark.parametrize("name", DRAWINGS)
@@ -129,9 +128,10 @@ def test_figures_have_colours_for_dark_mode_and_are_used(figure: Path) -> None:
     assert any(f"figures/{figure.name})" in text.read_text() for text in TEXTS), "no chapter shows it"
 
 
-def test_every_name_in_the_glossary_is_in_its_file() -> None:
-    rows = re.findall(r"\[`([\w.]+)`\]\(([^)]+\.py)\)", (CHAPTERS / "glossary.md").read_text())
-    assert len(rows) > 30
+@pytest.mark.parametrize(("text", "least"), [("glossary.md", 30), ("map.md", 15)])
+def test_every_name_that_a_table_links_is_in_its_file(text: str, least: int) -> None:
+    rows = re.findall(r"\[`([\w.]+)`\]\(([^)]+\.py)\)", (CHAPTERS / text).read_text())
+    assert len(rows) > least
     named = [(name, part, CHAPTERS / file) for name, file in rows for part in name.split(".")]
     missing = [name for name, part, file in named if part not in (file.stem, *re.findall(r"\w+", file.read_text()))]
     assert missing == []

@@ -286,6 +286,18 @@ def test_every_module_of_the_api_is_on_the_map_and_taught() -> None:
     assert sorted(files - taught) == []
 
 
+def test_every_module_of_the_core_and_every_extra_is_on_the_map() -> None:
+    house = run_path(str(ROOT / ".ci/house.py"))
+    files = {house["modules"]()[name] for name in house["core"](r"phase\d, core|phases, core's kernels|server, core")}
+    core = {str(file.relative_to(ROOT)) for file in files if not file.stem.startswith("__")}
+    parts = [file.relative_to(ROOT).parts[:3] for file in ROOT.glob("phase?_*/extras/**/*.py")]
+    extras = {"/".join(part) for part in parts if not part[-1].startswith("__")}
+    assert len(core) > 100
+    assert len(extras) > 20
+    linked = set(re.findall(r"\]\(\.\./(phase[^)#]+)\)", (ROOT / "chapters/map.md").read_text()))
+    assert sorted((core | extras) - linked) == []
+
+
 def without_torch() -> list[str]:
     """The modules that schedule and manage memory, the simulator, the server's process and the commands."""
     phases = set(PHASES[:6]) - {"phase2_prefill_decode"}
