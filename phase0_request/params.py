@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -24,6 +24,10 @@ REPETITION_PENALTY = 0.01, 10.0  # logits are divided by it: those divided by 1e
 MAX_TOKEN_ID = (1 << 31) - 1  # token ids are stored as int32; the engine checks the model's own vocabulary size
 MAX_SET_ID = (1 << 24) - 1  # beyond the largest vocabulary; a bitmap up to it is 2 MB
 WORD_BYTES = 4  # bytes that the size is a multiple of, so that masks of 32-bit words can be made of it in place
+# The fields that a sampler serves without processors, and those of the output's end and text.
+OF_THE_CORE = {"temperature", "top_k", "top_p", "min_p", "seed", "prediction"}
+OF_THE_CORE |= {"max_tokens", "stop", "stop_token_ids", "ignore_eos"}
+OF_THE_CORE |= {"include_stop_str_in_output", "skip_special_tokens"}
 _DIGITS = bytes.maketrans(b"\0\1", b"01")
 
 
@@ -144,17 +148,8 @@ class SamplingParams:
 
     @property
     def beyond_a_draw(self) -> list[str]:
-        """The fields in use that ask for more than a draw by temperature, filters and seed."""
-        plain = {
-            "presence_penalty": 0,
-            "frequency_penalty": 0,
-            "repetition_penalty": 1,
-            "logit_bias": (),
-            "min_tokens": 0,
-        }
-        plain |= {"logprobs": None, "prompt_logprobs": None, "grammar": None, "allowed_token_ids": None}
-        plain |= {"bad_words": (), "embed": False}
-        return [name for name, value in plain.items() if getattr(self, name) != value]
+        """The fields in use that the core alone does not serve."""
+        return [f.name for f in fields(self) if f.name not in OF_THE_CORE and getattr(self, f.name) != f.default]
 
     @property
     def computes_prompt(self) -> bool:

@@ -34,7 +34,8 @@ class Work:
 
     @property
     def in_flight(self) -> bool:
-        """Whether it depends on a token of the step before, which must end first."""
+        """Whether it depends on a token of the step before, which must end first. Its output is not committed yet: what
+        the processor needs of it, it keeps in `finish`."""
         return False
 
     def start(self) -> None:

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import pytest
+
 from phase0_request import Batch, Request, SamplingParams, StepOutput, TokenLogprobs
 from phase0_request.core import CoreObserver, EngineCore
 from phase2_prefill_decode.extras.outcome import outcome_of
@@ -13,7 +15,7 @@ from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.scheduler import Scheduler
 from phase6_integration.engine.loop_hooks import Extra, LoopHooks, Send
 from phase6_integration.process.engine_process import Loop
-from phase6_integration.process.messages import Channel, EngineRequest
+from phase6_integration.process.messages import Channel, EngineRequest, Progress, Update
 from tests.phase5_continuous.support import PackedBatch
 
 FIRST = 100  # the tokens of every answer: 100, 101, 102, ...
@@ -108,3 +110,20 @@ class Compiled(CoreObserver):
 
     def done(self) -> bool:
         return self.ready
+
+
+def run(*arrivals: list[Any], now: float = 1.0, extras: Sequence[Extra] = ()) -> tuple[Loop, Line]:
+    """Run the loop until it is idle and all messages have come: one list at each time that it looks."""
+    loop, line = idle_loop(now=now, extras=extras)
+    line.arrivals.extend(arrivals)
+    with pytest.raises(EOFError):
+        loop.run()
+    return loop, line
+
+
+def updates(line: Line) -> list[Update]:
+    return [message for message in line.sent if isinstance(message, Update)]
+
+
+def progress(line: Line) -> list[Progress]:
+    return [progress for update in updates(line) for progress in update.progress]

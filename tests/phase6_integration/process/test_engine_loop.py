@@ -4,12 +4,11 @@ from typing import Any
 
 import pytest
 
-from phase0_request import FinishReason, SamplingParams, TokenLogprobs
+from phase0_request import FinishReason, SamplingParams
 from phase0_request.core import EngineCore
 from phase5_continuous.scheduler import Scheduler
 from phase6_integration.engine.loop_hooks import LoopHooks, Send
 from phase6_integration.engine.options import EngineOptions
-from phase6_integration.extras.reports import reports
 from phase6_integration.process.engine_process import Loop
 from phase6_integration.process.messages import (
     EngineRequest,
@@ -17,28 +16,9 @@ from phase6_integration.process.messages import (
     LoadModel,
     Ping,
     Pong,
-    Progress,
     SideMessage,
-    Update,
 )
-from tests.phase6_integration.scripted_loop import Compiled, Line, ask, idle_loop
-
-
-def run(*arrivals: list[Any], now: float = 1.0) -> tuple[Loop, Line]:
-    """Run the loop until it is idle and all messages have come: one list at each time that it looks."""
-    loop, line = idle_loop(now=now, extras=[reports])
-    line.arrivals.extend(arrivals)
-    with pytest.raises(EOFError):
-        loop.run()
-    return loop, line
-
-
-def updates(line: Line) -> list[Update]:
-    return [message for message in line.sent if isinstance(message, Update)]
-
-
-def progress(line: Line) -> list[Progress]:
-    return [progress for update in updates(line) for progress in update.progress]
+from tests.phase6_integration.scripted_loop import Compiled, Line, ask, idle_loop, progress, run, updates
 
 
 def tokens(line: Line, id: str) -> list[int]:
@@ -100,13 +80,6 @@ def test_a_deadline_is_that_of_the_request_and_one_that_was_never_admitted_is_no
     assert ends(line) == {"late": FinishReason.TIMEOUT, "patient": FinishReason.LENGTH, "free": FinishReason.LENGTH}
     assert [id for id, *_ in admitted(line)] == ["patient-0", "free-0"]
     assert not loop._unannounced, f"ended requests are still to be announced: {[*loop._unannounced]}"
-
-
-def test_prompt_logprobs_come_with_the_first_token_only() -> None:
-    _, line = run([ask("scored", prompt=4, prompt_logprobs=0), ask("plain", prompt=4)])
-    found = [(new.id, new.prompt_logprobs) for new in progress(line) if new.token is not None][:4]
-    wanted = [("scored-0", [TokenLogprobs(-1.0, ())] * 3), ("plain-0", None), ("scored-0", None), ("plain-0", None)]
-    assert found == wanted, "a request that has none says None, not []; one that has some says them once"
 
 
 def test_an_engine_is_loaded_once() -> None:
