@@ -125,8 +125,8 @@ def _borders(stop: str) -> list[int]:
 
 
 class Transcript:
-    """Turns the tokens of one output into text. A stop string in the text ends the output too: the engine, which knows
-    only tokens, cannot see it, so the caller ends the request there. Without a tokenizer there is no text."""
+    """Turns the tokens of one output into text. A stop string in the text ends the output too. The engine knows only
+    tokens and cannot see it, so the caller ends the request there. Without a tokenizer there is no text."""
 
     def __init__(self, params: SamplingParams, tokenizer: Tokenizer | None) -> None:
         self.finish_reason: FinishReason | None = None

@@ -96,7 +96,7 @@ def sizes_in_fewer_bits(config: ModelConfig) -> str:
 
 
 def check_split(config: ModelConfig, size: int) -> None:
-    """ConfigError if a model cannot be split over so many processes."""
+    """ConfigError if a model cannot be split over `size` processes."""
     if size > 1:
         check_extras(PACKAGE, f"tensor_parallel_size={size}")
         from phase2_prefill_decode.extras.parallel.split import split

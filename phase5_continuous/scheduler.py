@@ -20,7 +20,7 @@ from phase5_continuous.turns import OneQueue, Turns
 
 
 class Extender(Protocol):
-    """Makes slices of a planned step longer, by tokens beyond those of the requests."""
+    """Makes slices of a planned step longer, by tokens beyond a request's last one."""
 
     @property
     def counts(self) -> tuple[int, int, tuple[int, ...]]:

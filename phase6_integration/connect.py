@@ -44,7 +44,7 @@ def tls_context(settings: ServerSettings) -> ssl.SSLContext | None:
 def server_config(
     engine: AsyncEngine, settings: ServerSettings, connections: float, linger: int, context: ssl.SSLContext | None
 ) -> "uvicorn.Config":
-    """The application and how uvicorn serves it, with at most so many connections."""
+    """The application and how uvicorn serves it, with at most `connections` connections."""
     import uvicorn
 
     if has_extras(PACKAGE):

@@ -32,7 +32,7 @@ class Summary:
         return self.tokens / self.seconds if self.seconds else math.nan
 
     def figures(self) -> dict[str, float]:
-        """The figures of a result file, latencies in milliseconds; those of no token are left out."""
+        """The figures of a result file, with latencies in milliseconds. A latency without a sample is left out."""
         figures = {"requests": self.requests, "tokens": self.tokens, "seconds": self.seconds}
         figures["tokens_per_second"] = self.tokens_per_second
         for name, seconds in (("ttft", self.ttft), ("itl", self.itl)):

@@ -15,7 +15,7 @@ from phase0_request.machine import describe
 
 
 def table(names: Sequence[str], rows: Iterable[Sequence[object]], digits: int = 1, title: str | None = None) -> Table:
-    """A table of figures: texts on the left, numbers on the right, floats below 1,000 with so many digits."""
+    """A table of figures: texts on the left, numbers on the right, floats below 1,000 with `digits` digits."""
     cells = [list(row) for row in rows]
     gap = 1 if len(names) > 7 else 2
     drawn = Table(

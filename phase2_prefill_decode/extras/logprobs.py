@@ -87,7 +87,7 @@ class DrawnLogprobsWork(Work):
         self._logprobs = logprobs_of(logits[rows], tokens[rows], alternatives).to_host()
 
     def finish(self, output: StepOutput, tokens: Sequence[int], peaks: Sequence[float]) -> None:
-        """Add them to the drawn tokens, and to those of accepted drafts."""
+        """Add them to the drawn tokens, accepted drafts included."""
         last, place = -1, 0
         for draw, logprobs in zip(self.asked, self._logprobs.read(), strict=True):
             last, place = draw.number, place + 1 if draw.number == last else 0

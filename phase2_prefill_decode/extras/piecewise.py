@@ -106,8 +106,8 @@ def behind_attention(layer: DecoderLayer, attended: Tensor, residual: Tensor) ->
 
 
 def record_pieces(runner: ModelRunner, counts: Sequence[int], context: int, record: Record) -> None:
-    """Have a runner compute steps of so many tokens in pieces. They need more memory than decode steps do: where all
-    graphs share it, they are recorded first."""
+    """Have a runner compute steps of these token counts in pieces. These need more memory than decode steps: where all
+    graphs share it, record the pieces first."""
     pieces = PiecewiseGraphs(runner.decoder, runner.pool.layers, context, max(counts))
     pieces.record(counts, record)
     runner.pieces = pieces

@@ -22,7 +22,7 @@ class SamplingMetadata:
 
     @property
     def more_rows(self) -> list[int]:
-        """The tokens of the step whose final hidden states are wanted, beside those that draw."""
+        """The tokens of the step that need a final hidden state and draw nothing."""
         return [row for work in self.works for row in work.rows]
 
     @property

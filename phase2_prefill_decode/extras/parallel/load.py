@@ -26,7 +26,7 @@ def load_split(
     progress: bool = False,
     collective_timeout: float = 60.0,
 ) -> Model:
-    """Load a model over so many processes, as `Model.load` does on one. They wait `collective_timeout` seconds for each
+    """Load a model over `size` processes, as `Model.load` does on one. They wait `collective_timeout` seconds for each
     other."""
     if check_int("tensor_parallel_size", size, 1) == 1:
         return Model.load(

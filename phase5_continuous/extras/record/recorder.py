@@ -30,7 +30,7 @@ from phase5_continuous.policies import POLICIES
 from phase5_continuous.scheduler import Scheduler
 
 
-class Verification(NamedTuple):
+class PlannedDraft(NamedTuple):
     """A decode with a draft: how much of it the step accepts is known when it is committed."""
 
     request: Request
@@ -55,7 +55,7 @@ class Recorder(CoreObserver, CacheObserver):
         self._count = 0
         self._ended: list[Request] = []  # they may hold pages until a step in flight is committed
         self._tables: set[Request] = set()  # with a page table in the record
-        self._planned = deque[tuple[Step, Line, list[Verification]]]()  # kinds of slices hold until a step is committed
+        self._planned = deque[tuple[Step, Line, list[PlannedDraft]]]()  # kinds of slices hold until a step is committed
         self._changes: Line = {}  # since the last line
         write(self._header(model))
         if core.steps or core.has_work or self.cache.usage.free < self.cache.usage.total:
@@ -103,12 +103,12 @@ class Recorder(CoreObserver, CacheObserver):
     def planned(self, step: Step) -> None:
         prefill: list[list[int]] = []
         decode: list[int] = []
-        verify: list[Verification] = []
+        verify: list[PlannedDraft] = []
         numbers = self._numbers
         for request, start, length, beyond in step.batch.slices:
             drafted = len(beyond)
             if drafted:
-                verify.append(Verification(request, drafted, extras_of(request).accepted_drafts))
+                verify.append(PlannedDraft(request, drafted, extras_of(request).accepted_drafts))
             if start < len(request.prompt_tokens) or start + 1 < request.total:
                 prefill.append([numbers[request], start, length - drafted])
             elif not drafted:
