@@ -66,8 +66,8 @@ def part_of(name: str) -> str:
     if top == SIX and inner[:1] and inner[0] in TOOLS:
         return inner[0]
     phase = "server" if top == SIX else top.partition("_")[0]
-    if inner[:1] == ["extras"]:
-        return f"{phase}, extras"
+    if inner[:1] in (["extras"], ["support"]):
+        return f"{phase}, {inner[0]}"
     return "phases, core's kernels" if "kernels" in inner else f"{phase}, core"
 
 

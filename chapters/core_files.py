@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-ASIDE = {"extras", "lab", "tiny_chat", "cli", "load", "cluster"}  # folders of a phase that are no core
+ASIDE = {"extras", "support", "lab", "tiny_chat", "cli", "load", "cluster"}  # folders of a phase that are no core
 LINES_AN_HOUR, HOURS_AN_EVENING = 600, 3
 # Where the reading of a phase begins: what these need comes first, then they, then the rest.
 FIRST = ("core", "cache", "decoder", "step.runner", "scheduler", "application", "assemble", "engine_process")

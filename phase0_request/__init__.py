@@ -2,7 +2,7 @@
 
 import os
 
-from phase0_request.lazy import lazy_names
+from phase0_request.support.lazy import lazy_names
 
 # OpenMP reads this when torch is loaded. Threads that spin while they wait take the cores from those they wait for.
 # Most waits within a step are shorter than to sleep and be woken: threads spin for some microseconds before they sleep.

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from phase0_request.checks import check_extras
-from phase0_request.model_files import TokenizerFiles
+from phase0_request.support.checks import check_extras
+from phase0_request.support.model_files import TokenizerFiles
 
 
 def is_single_file(model: str | Path) -> bool:

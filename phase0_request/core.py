@@ -16,9 +16,9 @@ from typing import Generic, Protocol, TypeVar
 from weakref import ref
 
 from phase0_request.batch import Batch, Event, StepOutput
-from phase0_request.checks import check_number
 from phase0_request.request import FinishReason, Request
 from phase0_request.scheduler import BaseScheduler
+from phase0_request.support.checks import check_number
 
 
 class EngineFailedError(BaseException):

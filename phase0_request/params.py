@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from itertools import chain
 from typing import Any, NamedTuple
 
-from phase0_request.checks import check_bool, check_int, check_number, invalid
+from phase0_request.support.checks import check_bool, check_int, check_number, invalid
 
 MAX_TOKENS = 1 << 20
 MAX_STOPS = 16

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from phase0_request.checks import check_int, check_number, invalid
 from phase0_request.params import SamplingParams
+from phase0_request.support.checks import check_int, check_number, invalid
 
 MAX_PRIORITY = 1 << 31
 MAX_SALT = 256  # characters

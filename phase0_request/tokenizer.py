@@ -20,7 +20,7 @@ from tokenizers import Tokenizer as Backend
 
 from phase0_request.chat_template import ChatTemplate, Messages
 from phase0_request.connect import has_tokenizer, is_single_file, tokenizer_in
-from phase0_request.model_files import naming, panics_raised, read_tokenizer
+from phase0_request.support.model_files import naming, panics_raised, read_tokenizer
 from phase0_request.token_bytes import bytes_of, drops_leading_space, steps_of
 
 BUNDLED = Path(__file__).parent / "tiny_chat"

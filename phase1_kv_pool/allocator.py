@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from phase0_request.checks import check_int
+from phase0_request.support.checks import check_int
 
 
 class OutOfPagesError(RuntimeError):

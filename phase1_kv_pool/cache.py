@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from phase0_request.batch import Slice
-from phase0_request.checks import check_int
 from phase0_request.request import Request
+from phase0_request.support.checks import check_int
 from phase1_kv_pool.allocator import PageAllocator, PageError
 
 

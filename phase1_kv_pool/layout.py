@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from phase0_request.checks import check_choice, check_int
-from phase0_request.model_files import read_object
+from phase0_request.support.checks import check_choice, check_int
+from phase0_request.support.model_files import read_object
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}  # of models
 KV_DTYPES = "int8", "fp8"  # of keys and values in 8 bits, which have scales

@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from phase0_request.checks import check_int
+from phase0_request.support.checks import check_int
 from phase1_kv_pool.layer import HIGHEST, KVLayer, torch_dtype
 from phase1_kv_pool.layout import KVLayout
 from phase1_kv_pool.memory import free_bytes, zeros

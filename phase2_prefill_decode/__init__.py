@@ -5,6 +5,6 @@ The names that need no torch are exported here. Of the others, `Engine` is in `e
 `loading.loader`.
 """
 
-from phase0_request.lazy import lazy_names
+from phase0_request.support.lazy import lazy_names
 
 __getattr__, __all__ = lazy_names(__name__, __file__)

@@ -5,7 +5,7 @@ from functools import cache
 
 import torch
 
-from phase0_request.checks import has_extras
+from phase0_request.support.checks import has_extras
 from phase2_prefill_decode.backend import TORCH, Backend, triton_backend
 
 

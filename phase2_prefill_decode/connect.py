@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from phase0_request.checks import check_choice, check_extras, has_extras
 from phase0_request.connect import is_single_file
-from phase0_request.model_files import naming, read_object
+from phase0_request.support.checks import check_choice, check_extras, has_extras
+from phase0_request.support.model_files import naming, read_object
 from phase2_prefill_decode.loading.config import ModelConfig
 
 if TYPE_CHECKING:  # a server reads the config without torch

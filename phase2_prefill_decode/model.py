@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from phase0_request.checks import check_choice
+from phase0_request.support.checks import check_choice
 from phase0_request.tokenizer import BUNDLED, Tokenizer
 from phase1_kv_pool.layout import DTYPE_BYTES
 from phase2_prefill_decode import connect

@@ -4,10 +4,10 @@ from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from phase0_request.batch import Batch, Slice
-from phase0_request.checks import check_int
 from phase0_request.queue import RequestQueue, SequenceState
 from phase0_request.request import Request, RequestState
 from phase0_request.scheduler import BaseScheduler
+from phase0_request.support.checks import check_int
 from phase1_kv_pool.cache import PagedCache
 
 

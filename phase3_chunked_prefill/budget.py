@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from phase0_request.batch import Slice
-from phase0_request.checks import check_int
 from phase0_request.queue import SequenceState
+from phase0_request.support.checks import check_int
 
 
 @dataclass(frozen=True, slots=True)

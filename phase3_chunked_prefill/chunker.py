@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterable, Sequence
 
 from phase0_request.batch import Batch
-from phase0_request.checks import check_int
 from phase0_request.queue import SequenceState
 from phase0_request.request import Request
+from phase0_request.support.checks import check_int
 from phase3_chunked_prefill.budget import StepPlan, TokenBudget
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from phase0_request.checks import check_extras, has_extras
+from phase0_request.support.checks import check_extras, has_extras
 from phase5_continuous.turns import OneQueue, Turns
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ from itertools import chain
 from typing import Protocol
 
 from phase0_request.batch import Batch, Event, Slice, StepOutput, WaitHandle
-from phase0_request.checks import check_int, check_number
 from phase0_request.queue import RequestQueue, SequenceState
 from phase0_request.request import FinishReason, Request, RequestState
+from phase0_request.support.checks import check_int, check_number
 from phase1_kv_pool.cache import PagedCache
 from phase2_prefill_decode.scheduler import PagedScheduler
 from phase3_chunked_prefill.budget import StepPlan, TokenBudget

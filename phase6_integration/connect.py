@@ -5,7 +5,7 @@ import ssl
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
-from phase0_request.checks import check_extras, has_extras
+from phase0_request.support.checks import check_extras, has_extras
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.process.async_engine import AsyncEngine
 

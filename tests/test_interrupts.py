@@ -8,10 +8,10 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 RUN = """
-import sys, signal, phase0_request.entry
+import sys, signal, phase0_request.support.entry
 {body}
 sys.modules["program"] = sys.modules["__main__"]
-phase0_request.entry.run("program:main")
+phase0_request.support.entry.run("program:main")
 """
 
 
@@ -38,7 +38,7 @@ def test_the_exit_code_says_how_a_command_ended(body: str, code: int) -> None:
 
 def test_ctrl_c_while_the_module_of_a_command_is_imported(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text("import signal; signal.raise_signal(signal.SIGINT)")
-    program = f"import sys, phase0_request.entry as e; sys.path.append({str(tmp_path)!r}); e.run('slow:main')"
+    program = f"import sys, phase0_request.support.entry as e; sys.path.append({str(tmp_path)!r}); e.run('slow:main')"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (130, "")
 

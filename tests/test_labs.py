@@ -17,7 +17,7 @@ from chapters.charts import CHARTS
 from chapters.claims import CLAIM, REFERENCE
 from chapters.tiny_chat import quantized
 from phase0_request.lab.commands import contents, main
-from phase0_request.machine import describe
+from phase0_request.support.machine import describe
 from phase0_request.tokenizer import BUNDLED
 from phase2_prefill_decode.lab import ceilings
 from phase2_prefill_decode.lab.shapes import SHAPES

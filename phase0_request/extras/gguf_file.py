@@ -11,7 +11,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from phase0_request.checks import ConfigError
+from phase0_request.support.checks import ConfigError
 
 MAGIC = b"GGUF"
 VERSIONS = 2, 3

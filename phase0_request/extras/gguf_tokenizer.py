@@ -10,9 +10,9 @@ from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers,
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 
-from phase0_request.checks import ConfigError, check_int
 from phase0_request.extras.gguf_file import GGUFHeader, read_header
-from phase0_request.model_files import TokenizerFiles, naming, unreadable
+from phase0_request.support.checks import ConfigError, check_int
+from phase0_request.support.model_files import TokenizerFiles, naming, unreadable
 
 UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 2, 3, 4, 5  # kinds of tokens
 NAMED = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}

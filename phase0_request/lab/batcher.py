@@ -7,10 +7,10 @@ budget for a step (phase 3), and preemption (phase 5).
 from collections.abc import Collection
 
 from phase0_request.batch import Batch, Slice
-from phase0_request.checks import check_int
 from phase0_request.queue import RequestQueue, SequenceState
 from phase0_request.request import Request
 from phase0_request.scheduler import BaseScheduler
+from phase0_request.support.checks import check_int
 
 
 class Batcher(BaseScheduler):

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from phase0_request.machine import describe, output_of
+from phase0_request.support.machine import describe, output_of
 
 
 def record(path: str | Path, command: str, figures: Mapping[str, Any], *, device: str | None = None) -> None:

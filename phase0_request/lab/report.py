@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from phase0_request.lab.record import record
-from phase0_request.machine import describe
+from phase0_request.support.machine import describe
 
 
 def table(names: Sequence[str], rows: Iterable[Sequence[object]], digits: int = 1, title: str | None = None) -> Table:

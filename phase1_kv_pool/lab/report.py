@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from phase0_request import entry
+from phase0_request.support import entry
 from phase1_kv_pool.lab.ahead import INSTRUCTIONS, Compiled, Variant, compile_all
 from phase1_kv_pool.lab.no_device import use_no_device
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from phase0_request.checks import check_int, check_number
 from phase0_request.request import Request
+from phase0_request.support.checks import check_int, check_number
 from phase1_kv_pool.lab.memories import KVMemory
 
 PROMPT_SIGMA = 1.0  # of the logarithm of the prompt length: one prompt in six is 2.7 times the median or longer

@@ -21,7 +21,7 @@ from rich.console import Console
 from torch.nn.functional import linear
 
 from phase0_request.lab.report import finish, parser, table
-from phase0_request.machine import cores
+from phase0_request.support.machine import cores
 from phase1_kv_pool.lab.timing import Calls, clock_seconds, replay_seconds
 from phase1_kv_pool.layer import KVLayer
 from phase2_prefill_decode.backends import backend_for

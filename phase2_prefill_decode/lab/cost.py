@@ -15,7 +15,7 @@ from operator import add
 from typing import TYPE_CHECKING, NamedTuple
 
 from phase0_request.batch import Batch
-from phase0_request.checks import check_choice
+from phase0_request.support.checks import check_choice
 from phase1_kv_pool.layout import DTYPE_BYTES
 
 if TYPE_CHECKING:  # only its numbers are used, and a configuration may load torch

@@ -16,8 +16,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from phase0_request.checks import ConfigError
-from phase0_request.model_files import read_object
+from phase0_request.support.checks import ConfigError
+from phase0_request.support.model_files import read_object
 from phase2_prefill_decode.loading.matrix import Rows
 
 SINGLE = "model.safetensors"

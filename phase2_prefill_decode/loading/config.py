@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from phase0_request.checks import ConfigError, check_bool, check_choice, check_int, check_number
-from phase0_request.model_files import model_eos_ids, naming, read_object
+from phase0_request.support.checks import ConfigError, check_bool, check_choice, check_int, check_number
+from phase0_request.support.model_files import model_eos_ids, naming, read_object
 from phase1_kv_pool.layout import DTYPE_BYTES, KVLayout
 from phase2_prefill_decode.loading.families import FAMILIES, MAX_LENGTH, read
 from phase2_prefill_decode.loading.rope_parameters import RopeParameters

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from phase0_request.checks import ConfigError, check_bool, check_choice, check_int
-from phase0_request.model_files import eos_ids_in
+from phase0_request.support.checks import ConfigError, check_bool, check_choice, check_int
+from phase0_request.support.model_files import eos_ids_in
 
 MAX_LENGTH = 1 << 24  # tokens; longer than any context in use
 

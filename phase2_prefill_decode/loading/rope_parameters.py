@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from phase0_request.checks import ConfigError, check_bool, check_choice, check_int, check_number
+from phase0_request.support.checks import ConfigError, check_bool, check_choice, check_int, check_number
 from phase2_prefill_decode.loading.families import MAX_LENGTH
 
 _YARN = "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate"

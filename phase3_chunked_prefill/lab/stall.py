@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.progress import track
 
-from phase0_request.checks import check_int
 from phase0_request.core import EngineCore, Step
 from phase0_request.lab.metrics import percentile
 from phase0_request.lab.report import finish, parser, section
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
+from phase0_request.support.checks import check_int
 from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.connect import sampler_for

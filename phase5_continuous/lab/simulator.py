@@ -12,10 +12,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import track
 
-from phase0_request.checks import check_choice
 from phase0_request.core import EngineCore, Step
 from phase0_request.lab.report import add_fields, finish, parser, table
 from phase0_request.queue import QueueFullError
+from phase0_request.support.checks import check_choice
 from phase1_kv_pool.cache import PagedCache
 from phase2_prefill_decode.lab.cost import CostModel
 from phase2_prefill_decode.lab.roofline import DEVICES, Device, named

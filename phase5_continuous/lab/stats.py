@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from phase0_request.checks import check_number
 from phase0_request.lab.metrics import percentile
 from phase0_request.request import FinishReason, Request
+from phase0_request.support.checks import check_number
 from phase5_continuous.lab.histogram import Histogram
 
 

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from phase0_request import entry
 from phase0_request.lab.metrics import summarize
 from phase0_request.lab.report import finish, parser, section
 from phase0_request.params import SamplingParams
+from phase0_request.support import entry
 from phase1_kv_pool.cache import PagedCache
 from phase2_prefill_decode.engine import static
 from phase2_prefill_decode.lab.shapes import SHAPES

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from phase0_request.checks import check_choice, check_int, check_number
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
+from phase0_request.support.checks import check_choice, check_int, check_number
 
 EOS, WORD = 0, 1
 LONGEST = 1 << 20  # tokens of a prompt or an answer

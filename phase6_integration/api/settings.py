@@ -9,8 +9,8 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
-from phase0_request.checks import ConfigError, check_bool, check_choice, check_int, check_number
 from phase0_request.params import MAX_LOGPROBS
+from phase0_request.support.checks import ConfigError, check_bool, check_choice, check_int, check_number
 from phase6_integration.engine.options import at_least, check_fields, option, positive, text, texts
 
 LOG_LEVELS = ("debug", "info", "warning", "error")

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from secrets import token_hex
 from typing import Any, TypeVar
 
-from phase0_request.machine import give_back_freed_memory
 from phase0_request.params import MAX_TOKENS
+from phase0_request.support.machine import give_back_freed_memory
 from phase0_request.tokenizer import Tokenizer, TooLongError
 from phase6_integration.api.errors import RequestError, unservable
 from phase6_integration.api.settings import ServerSettings

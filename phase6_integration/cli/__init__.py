@@ -2,7 +2,7 @@
 
 from typing import NoReturn
 
-from phase0_request.entry import run
+from phase0_request.support.entry import run
 
 
 def main() -> NoReturn:

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple, Protocol
 
 import httpx
 
-from phase0_request.checks import check_int
 from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason
+from phase0_request.support.checks import check_int
 from phase6_integration.cli.common import body_of, error_message, http_error, lines_of
 from phase6_integration.cli.local_model import open_engine
 from phase6_integration.engine.options import EngineOptions

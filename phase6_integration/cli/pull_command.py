@@ -8,7 +8,7 @@ from pathlib import Path
 
 from huggingface_hub.constants import HF_HUB_CACHE
 
-from phase0_request.checks import ConfigError
+from phase0_request.support.checks import ConfigError
 from phase2_prefill_decode.connect import config_of
 from phase6_integration.engine.flags import Parser, add_fields
 from phase6_integration.engine.hub import PATTERNS, download

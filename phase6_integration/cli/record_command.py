@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpx
 
-from phase0_request.checks import check_number
+from phase0_request.support.checks import check_number
 from phase5_continuous.extras.record.record_file import MAX_LINE, Lines, open_record
 from phase6_integration.cli.common import (
     add_server,

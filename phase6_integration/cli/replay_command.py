@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from io import BytesIO
 from pathlib import Path
 
-from phase0_request.checks import check_int, check_number
+from phase0_request.support.checks import check_int, check_number
 from phase5_continuous.extras.record.lines import Line
 from phase5_continuous.extras.record.record_file import encoded, read
 from phase5_continuous.extras.record.replay import Replay

@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from phase0_request.checks import ConfigError
+from phase0_request.support.checks import ConfigError
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.engine.flags import Parser, did_you_mean, values_of
 from phase6_integration.engine.options import EngineOptions

@@ -13,7 +13,7 @@ from ray import serve
 from ray.serve._private.api import serve_start
 from ray.serve.schema import ApplicationStatus, ServeDeploySchema
 
-from phase0_request.checks import ConfigError
+from phase0_request.support.checks import ConfigError
 from phase6_integration.cluster.arguments import settings_of
 from phase6_integration.cluster.deployments import IMPORT_PATH
 

@@ -14,11 +14,11 @@ from pathlib import Path
 import torch
 
 from phase0_request.batch import Batch, Slice
-from phase0_request.checks import ConfigError, check_extras, has_extras
 from phase0_request.core import CoreObserver
-from phase0_request.machine import give_back_freed_memory
 from phase0_request.params import MAX_LOGPROBS, SamplingParams
 from phase0_request.request import Request
+from phase0_request.support.checks import ConfigError, check_extras, has_extras
+from phase0_request.support.machine import give_back_freed_memory
 from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.layout import KVLayout
 from phase1_kv_pool.pool import KVPool

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from phase0_request.checks import ConfigError
-from phase0_request.model_files import read_object
 from phase0_request.params import SamplingParams
+from phase0_request.support.checks import ConfigError
+from phase0_request.support.model_files import read_object
 
 FILE = "generation_config.json"
 NAMES = {name: name for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")} | {

@@ -7,9 +7,9 @@ from errno import ENOSPC
 from pathlib import Path
 from typing import Any
 
-from phase0_request.checks import ConfigError
 from phase0_request.connect import is_single_file
-from phase0_request.machine import cores
+from phase0_request.support.checks import ConfigError
+from phase0_request.support.machine import cores
 from phase2_prefill_decode import connect
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase6_integration.engine.options import EngineOptions

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from phase0_request.machine import Machine
+from phase0_request.support.machine import Machine
 
 NEEDED = ("torch", "transformers", "tokenizers")
 LOW_MEMORY = 2 << 30  # bytes

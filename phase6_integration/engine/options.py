@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any
 
-from phase0_request.checks import ConfigError, check_bool, check_choice, check_int, check_number, invalid
+from phase0_request.support.checks import ConfigError, check_bool, check_choice, check_int, check_number, invalid
 from phase0_request.tokenizer import BUNDLED
 from phase1_kv_pool.layout import DTYPE_BYTES, KV_DTYPES
 from phase2_prefill_decode.connect import check_quantization

@@ -17,9 +17,9 @@ import uvloop
 from rich.console import Console
 from rich.progress import track
 
-from phase0_request import entry
 from phase0_request.lab.report import finish, parser, table
 from phase0_request.params import SamplingParams
+from phase0_request.support import entry
 from phase0_request.tokenizer import BUNDLED
 from phase2_prefill_decode.model import default_device
 from phase6_integration.engine.engine import NanoServingEngine

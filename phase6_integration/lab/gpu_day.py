@@ -19,8 +19,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from phase0_request import entry
 from phase0_request.lab.record import record
+from phase0_request.support import entry
 from phase6_integration.lab.gpu.rows import Day, Rows
 
 # What is worth most first. A stage is "module:function" of the folder `gpu`, which imports only what it measures with,

@@ -20,9 +20,9 @@ import uvicorn
 import uvloop
 from rich.console import Console
 
-from phase0_request import entry
 from phase0_request.lab.metrics import percentile
 from phase0_request.lab.report import finish, parser, section
+from phase0_request.support import entry
 from phase2_prefill_decode.model import default_device
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.app import create_app

@@ -23,11 +23,11 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from phase0_request import entry
 from phase0_request.lab.metrics import summarize
 from phase0_request.lab.report import at_least_one, finish, parser, table
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
+from phase0_request.support import entry
 from phase2_prefill_decode.lab.random_weights import save_random
 from phase2_prefill_decode.lab.shapes import SHAPES
 from phase2_prefill_decode.model import default_device

@@ -18,8 +18,8 @@ from rich.console import Console
 
 from phase0_request.batch import Batch, Slice
 from phase0_request.lab.report import finish, parser, section
-from phase0_request.machine import give_back_freed_memory
 from phase0_request.request import Request
+from phase0_request.support.machine import give_back_freed_memory
 from phase0_request.tokenizer import BUNDLED
 from phase1_kv_pool.cache import PagedCache
 from phase2_prefill_decode.connect import sampler_for

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import msgspec
 
-from phase0_request.checks import check_number
 from phase0_request.queue import QueueFullError
 from phase0_request.request import FinishReason
+from phase0_request.support.checks import check_number
 from phase0_request.tokenizer import Tokenizer
 from phase2_prefill_decode.connect import check_params
 from phase6_integration.engine.hub import located

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from phase0_request import entry
+from phase0_request.support import entry
 from phase6_integration.engine.options import EngineOptions
 from phase6_integration.process.health import Health
 from phase6_integration.process.messages import (

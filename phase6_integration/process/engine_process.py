@@ -15,8 +15,8 @@ from pkgutil import resolve_name
 from typing import Any, NamedTuple, NoReturn
 
 from phase0_request.core import EngineCore, EngineFailedError, Step
-from phase0_request.entry import die_with
 from phase0_request.request import FinishReason, Request
+from phase0_request.support.entry import die_with
 from phase5_continuous.scheduler import Scheduler
 from phase6_integration.engine.gc_freeze import gc_freeze
 from phase6_integration.engine.isolation import BrokenError

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from phase0_request.checks import check_int, check_number
+from phase0_request.support.checks import check_int, check_number
 
 
 def test_integers_within_their_bounds() -> None:

@@ -11,9 +11,9 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer
 
-from phase0_request.checks import ConfigError
 from phase0_request.extras.gguf_file import read_header
 from phase0_request.extras.gguf_tokenizer import backend_of
+from phase0_request.support.checks import ConfigError
 from phase0_request.tokenizer import Tokenizer
 from tests import gguf_files
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from phase0_request.checks import ConfigError
+from phase0_request.support.checks import ConfigError
 from phase1_kv_pool.layout import KVLayout
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.rope_parameters import RopeParameters

@@ -26,7 +26,7 @@ MOST = 1.15
 LOADING = """
 import gc, json, os, sys, torch
 from pathlib import Path
-from phase0_request.machine import give_back_freed_memory
+from phase0_request.support.machine import give_back_freed_memory
 from phase2_prefill_decode.connect import quantization
 from phase2_prefill_decode.model import Model
 

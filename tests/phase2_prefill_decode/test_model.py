@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from phase0_request.checks import ConfigError
+from phase0_request.support.checks import ConfigError
 from phase0_request.tokenizer import BUNDLED, Tokenizer
 from phase2_prefill_decode import connect
 from phase2_prefill_decode.loading.loader import load_weights
@@ -99,7 +99,7 @@ def test_a_tokenizer_refuses_eos_ids_that_are_no_tokens(tmp_path: Path, ends: ob
 
 def test_what_needs_extras_names_them_where_there_are_none(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A dense model in safetensors needs none."""
-    monkeypatch.setattr("phase0_request.checks.find_spec", lambda name: None)
+    monkeypatch.setattr("phase0_request.support.checks.find_spec", lambda name: None)
     config = connect.config_of(directory)
     assert load_weights(connect.source_of(directory), config).norm.shape == (config.hidden_size,)
     connect.check_split(config, 1)

@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from phase0_request.checks import ConfigError
 from phase0_request.core import EngineCore
 from phase0_request.params import SamplingParams
+from phase0_request.support.checks import ConfigError
 from phase0_request.tokenizer import BUNDLED
 from phase1_kv_pool.cache import PagedCache
 from phase2_prefill_decode.connect import check_split, sampler_for

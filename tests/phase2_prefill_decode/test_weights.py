@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
-from phase0_request.checks import ConfigError
+from phase0_request.support.checks import ConfigError
 from phase2_prefill_decode.loading.checkpoint import INDEX, SINGLE, Checkpoint
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.loader import load_weights

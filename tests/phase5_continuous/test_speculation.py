@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from phase0_request.checks import ConfigError
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
+from phase0_request.support.checks import ConfigError
 from phase0_request.tokenizer import BUNDLED
 from phase1_kv_pool.cache import PagedCache
 from phase2_prefill_decode.engine import Engine

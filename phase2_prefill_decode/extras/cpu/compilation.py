@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from phase0_request import entry
-from phase0_request.machine import cores
+from phase0_request.support import entry
+from phase0_request.support.machine import cores
 from phase1_kv_pool.layer import HIGHEST, KVLayer, torch_dtype
 from phase2_prefill_decode.decoder import Decoder
 from phase2_prefill_decode.extras.cpu.attention import attend

@@ -5,8 +5,8 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from phase0_request.checks import ConfigError, check_choice, check_int, check_number
 from phase0_request.extras.gguf_file import GGUFHeader, read_header
+from phase0_request.support.checks import ConfigError, check_choice, check_int, check_number
 
 ARCHITECTURES = "llama", "qwen2", "qwen3"  # Mistral's models are llama
 ROPE_FACTORS = "rope_freqs.weight"

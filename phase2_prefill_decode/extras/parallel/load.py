@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from phase0_request.checks import ConfigError, check_int
+from phase0_request.support.checks import ConfigError, check_int
 from phase0_request.tokenizer import BUNDLED
 from phase2_prefill_decode import connect
 from phase2_prefill_decode.backends import backend_for

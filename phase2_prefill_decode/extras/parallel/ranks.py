@@ -19,8 +19,8 @@ from multiprocessing.connection import Connection
 from typing import Any
 from weakref import finalize
 
-from phase0_request import entry
 from phase0_request.core import EngineFailedError
+from phase0_request.support import entry
 
 WORKER = "phase2_prefill_decode.extras.parallel.worker"
 LOST = 3  # the exit status of a rank that another one has left alone: that is not what has failed first

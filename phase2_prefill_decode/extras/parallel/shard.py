@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from phase0_request.checks import ConfigError
+from phase0_request.support.checks import ConfigError
 from phase2_prefill_decode import connect
 from phase2_prefill_decode.extras.quantized.weight import QuantizedWeight
 from phase2_prefill_decode.loading.checkpoint import Source

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from phase0_request.checks import ConfigError
+from phase0_request.support.checks import ConfigError
 from phase2_prefill_decode.loading.config import ModelConfig
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from phase0_request.checks import ConfigError, check_choice
+from phase0_request.support.checks import ConfigError, check_choice
 from phase2_prefill_decode.extras.quantized.layout import SCHEMES, bytes_in
 from phase2_prefill_decode.extras.quantized.quantize import quantize
 from phase2_prefill_decode.loading.checkpoint import ENCODED, Source

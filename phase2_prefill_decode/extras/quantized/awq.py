@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from phase0_request.checks import check_int
+from phase0_request.support.checks import check_int
 from phase2_prefill_decode.extras.quantized.layout import FLOATS, MAX_GROUP, WORDS, TensorSpec, groups, only
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor
 
-from phase0_request.checks import ConfigError
+from phase0_request.support.checks import ConfigError
 from phase2_prefill_decode.extras.quantized.layout import Format, TensorSpec
 from phase2_prefill_decode.extras.quantized.weight import QuantizedWeight
 from phase2_prefill_decode.loading.checkpoint import ENCODED, Checkpoint, Stored

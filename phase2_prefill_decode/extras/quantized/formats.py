@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from phase0_request.checks import ConfigError
+from phase0_request.support.checks import ConfigError
 from phase2_prefill_decode.extras.quantized.awq import AWQ
 from phase2_prefill_decode.extras.quantized.compressed import CompressedTensors
 from phase2_prefill_decode.extras.quantized.gptq import GPTQ

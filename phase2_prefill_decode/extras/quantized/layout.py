@@ -6,7 +6,7 @@ A server reads the config without torch, so a format imports what it reads tenso
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from phase0_request.checks import ConfigError
+from phase0_request.support.checks import ConfigError
 from phase1_kv_pool.layout import DTYPE_BYTES
 from phase2_prefill_decode.loading.config import ModelConfig
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from phase0_request.checks import ConfigError
+from phase0_request.support.checks import ConfigError
 from phase2_prefill_decode.extras.quantized.weight import MIDDLE, unpacked
 
 

@@ -4,8 +4,8 @@ import time
 from pathlib import Path
 
 from phase0_request.batch import Batch, Slice
-from phase0_request.checks import ConfigError
 from phase0_request.request import Request
+from phase0_request.support.checks import ConfigError
 from phase2_prefill_decode.engine import Engine
 from phase2_prefill_decode.extras.penalties import Penalties
 from phase2_prefill_decode.model import Model

@@ -7,8 +7,8 @@ Outputs repeat their prompt and themselves: code that is edited, a document that
 from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
-from phase0_request.checks import check_int
 from phase0_request.request import Request
+from phase0_request.support.checks import check_int
 
 END = -1  # of a prediction, before the prompt
 CANDIDATES = 16  # earlier occurrences that are compared, so that a draft takes microseconds however long the text is

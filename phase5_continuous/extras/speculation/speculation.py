@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary
 
 from phase0_request.batch import Batch, Slice, StepOutput
-from phase0_request.checks import check_choice, check_int, invalid
 from phase0_request.queue import SequenceState
 from phase0_request.request import Request
+from phase0_request.support.checks import check_choice, check_int, invalid
 from phase2_prefill_decode.extras.outcome import drawn_of, extras_of
 from phase3_chunked_prefill.budget import StepPlan
 from phase5_continuous.extras.speculation.draft_model import DraftModel

@@ -2,7 +2,7 @@
 
 import ssl
 
-from phase0_request.checks import ConfigError
+from phase0_request.support.checks import ConfigError
 from phase6_integration.api.settings import ServerSettings
 
 NO_PASSWORD = ""  # without one OpenSSL would ask the terminal for it

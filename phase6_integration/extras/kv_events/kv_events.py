@@ -18,8 +18,8 @@ from collections.abc import Sequence
 import msgspec
 import zmq
 
-from phase0_request.checks import ConfigError
 from phase0_request.core import CoreObserver, Step
+from phase0_request.support.checks import ConfigError
 from phase1_kv_pool.cache import CacheObserver
 from phase4_radix.extras.block_hashes import BlockHashes
 from phase4_radix.prefix_cache import PrefixCache

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Collection
 
-from phase0_request import entry
+from phase0_request.support import entry
 from phase0_request.tokenizer import Tokenizer
 from phase6_integration.extras.structured.client_grammars import ClientGrammars
 from phase6_integration.extras.structured.grammar_process import Child, serve

@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 
 from phase0_request.lab.record import without_folders
-from phase0_request.machine import describe
 from phase0_request.params import SamplingParams
+from phase0_request.support.machine import describe
 from phase1_kv_pool.layer import KVLayer
 from phase2_prefill_decode.backends import backend_for
 from phase2_prefill_decode.kernels.attention import AttentionMetadata

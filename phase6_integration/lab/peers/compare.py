@@ -30,9 +30,9 @@ from typing import Any, NamedTuple, TextIO
 import torch
 from rich.console import Console
 
-from phase0_request import entry
 from phase0_request.lab.report import at_least_one, finish, parser, table
-from phase0_request.machine import describe
+from phase0_request.support import entry
+from phase0_request.support.machine import describe
 from phase2_prefill_decode.lab.random_weights import random_peer
 from phase2_prefill_decode.lab.shapes import SHAPES
 

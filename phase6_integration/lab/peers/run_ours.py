@@ -2,8 +2,8 @@
 
 import sys
 
-from phase0_request.machine import describe
 from phase0_request.params import SamplingParams
+from phase0_request.support.machine import describe
 from phase6_integration.engine.engine import NanoServingEngine
 from phase6_integration.lab.peers.worker import serve
 

@@ -20,9 +20,9 @@ from torch.multiprocessing import get_context
 
 from phase0_request.core import EngineCore, Step
 from phase0_request.lab.report import at_least_one, finish, parser, section
-from phase0_request.machine import cores
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
+from phase0_request.support.machine import cores
 from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.layer import KVLayer
 from phase1_kv_pool.pool import KVPool

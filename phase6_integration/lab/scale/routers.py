@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import track
 
 from phase0_request.lab.report import at_least_one, finish, parser, section
-from phase0_request.machine import cores
+from phase0_request.support.machine import cores
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.lab.simulator import Setting, Simulation
 from phase5_continuous.lab.stats import SLO, Stats

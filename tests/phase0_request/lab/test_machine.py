@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from phase0_request.lab.record import commit, record, without_folders
-from phase0_request.machine import cpu, describe, vectors
+from phase0_request.support.machine import cpu, describe, vectors
 
 
 def fake_nvidia_smi(folder: Path, output: str, code: int = 0) -> None:

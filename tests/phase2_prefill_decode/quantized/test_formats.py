@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from phase0_request.checks import ConfigError
 from phase0_request.params import SamplingParams
+from phase0_request.support.checks import ConfigError
 from phase2_prefill_decode.connect import config_of, source_of
 from phase2_prefill_decode.engine import static
 from phase2_prefill_decode.extras.quantized.weight import QuantizedWeight

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from phase0_request.checks import ConfigError
 from phase0_request.extras.gguf_file import GGUFHeader, GGUFTensor, read_header
 from phase0_request.params import SamplingParams
+from phase0_request.support.checks import ConfigError
 from phase2_prefill_decode.connect import config_of
 from phase2_prefill_decode.engine import static
 from phase2_prefill_decode.extras.gguf import gguf_config

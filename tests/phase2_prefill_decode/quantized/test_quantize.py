@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from phase0_request.checks import ConfigError
 from phase0_request.params import SamplingParams
+from phase0_request.support.checks import ConfigError
 from phase2_prefill_decode.engine import static
 from phase2_prefill_decode.extras.quantized.at_load import Quantization
 from phase2_prefill_decode.extras.quantized.layout import SCHEMES, bytes_in

@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from phase0_request.checks import ConfigError
 from phase0_request.params import SamplingParams
+from phase0_request.support.checks import ConfigError
 from phase0_request.tokenizer import BUNDLED
 from phase2_prefill_decode.loading.checkpoint import Checkpoint
 from phase2_prefill_decode.loading.config import ModelConfig

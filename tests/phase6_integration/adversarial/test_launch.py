@@ -86,7 +86,7 @@ def test_python_m_leaves_the_working_directory_as_soon_as_it_runs(folders: tuple
     """`python -m phase6_integration.cli` in a model's folder. What Python loads before the first line of this project
     is out of its hands, as SECURITY.md says."""
     _, model = folders
-    before = loaded("-c", "import phase0_request.entry, runpy, sys; print(*sys.modules)")
+    before = loaded("-c", "import phase0_request.support.entry, runpy, sys; print(*sys.modules)")
     set_traps(model, IMPORTABLE - before - PHASES)
     for server in serve(model, "-m", "phase6_integration.cli", "serve", "."):
         check_an_answer(server)
@@ -98,7 +98,7 @@ def test_processes_that_a_command_starts_do_not_add_their_working_directory(tmp_
     (tmp_path / "multiprocessing.py").write_text("print('sprung')")
     start = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import multiprocessing'])"
     (tmp_path / "program.py").write_text(f"def main():\n    {start}\n")
-    program = "import sys, phase0_request.entry as e; import program; e.run('program:main')"
+    program = "import sys, phase0_request.support.entry as e; import program; e.run('program:main')"
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=HERE, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from chapters.tiny_chat import corpus as facts
-from phase0_request import machine
-from phase0_request.machine import Machine
+from phase0_request.support import machine
+from phase0_request.support.machine import Machine
 from phase6_integration.cli import doctor_command as doctor
 from phase6_integration.cli.main import main
 from phase6_integration.engine import machine_checks

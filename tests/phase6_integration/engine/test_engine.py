@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from phase0_request import FinishReason, SamplingParams, Tokenizer
-from phase0_request.checks import ConfigError
+from phase0_request.support.checks import ConfigError
 from phase0_request.tokenizer import BUNDLED
 from phase2_prefill_decode.backends import backend_for
 from phase2_prefill_decode.loading.checkpoint import Checkpoint

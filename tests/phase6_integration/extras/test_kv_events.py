@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from phase0_request import SamplingParams
-from phase0_request.checks import ConfigError
+from phase0_request.support.checks import ConfigError
 from phase4_radix.extras.block_hashes import block_hashes
 from phase4_radix.prefix_cache import PrefixCache
 from phase6_integration.engine.engine import NanoServingEngine

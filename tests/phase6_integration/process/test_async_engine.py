@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from phase0_request import FinishReason, SamplingParams
-from phase0_request.checks import ConfigError
+from phase0_request.support.checks import ConfigError
 from phase2_prefill_decode.lab.shapes import SHAPES
 from phase6_integration.engine.hub import threads_for
 from phase6_integration.engine.options import EngineOptions

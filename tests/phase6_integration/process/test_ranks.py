@@ -12,8 +12,8 @@ import httpx
 import psutil
 import pytest
 
-from phase0_request.checks import ConfigError
 from phase0_request.params import SamplingParams
+from phase0_request.support.checks import ConfigError
 from phase2_prefill_decode.extras.parallel.ranks import WORKER, RankError
 from phase6_integration.engine.engine import NanoServingEngine
 from tests.phase6_integration.life import PATIENCE, Life, gone, life, stream

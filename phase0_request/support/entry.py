@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import NoReturn
 
 PR_SET_PDEATHSIG = 1
-INSTALLATION = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # where the phases are
+INSTALLATION = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))  # where the phases are
 
 
 def run(main: str, *arguments: str) -> NoReturn:

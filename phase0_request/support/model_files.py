@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from phase0_request.checks import ConfigError, check_int, invalid
 from phase0_request.params import MAX_TOKEN_ID
+from phase0_request.support.checks import ConfigError, check_int, invalid
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
