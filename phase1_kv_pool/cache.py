@@ -1,7 +1,7 @@
 """PagedCache: page tables of requests. The only view of KV memory that the scheduler has."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
@@ -147,6 +147,12 @@ class PagedCache:
         self.changed.pop(request.id, None)
         for observer in self.observers:
             observer.released(request)
+
+    def release_all(self, requests: Iterable[Request]) -> None:
+        """Close the page tables of those that have one."""
+        for request in requests:
+            if self.has_table(request):
+                self.release(request)
 
     @property
     def usage(self) -> PageUsage:

@@ -4,6 +4,7 @@ import json
 
 from phase0_request.core import CoreObserver, Step
 from phase0_request.request import Request
+from phase3_chunked_prefill.budget import StepPlan
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.extras.record.held import Held, held
 from phase5_continuous.extras.record.lines import Line
@@ -82,8 +83,9 @@ class Recorded(CoreObserver):
 
     def planned(self, step: Step) -> None:
         """Each reason why a request was not admitted is true: trying it fails."""
-        scheduler = self.engine.scheduler
-        reasons = held(scheduler)
+        scheduler, plan = self.engine.scheduler, step.batch
+        assert isinstance(plan, StepPlan)
+        reasons = held(scheduler, plan)
         assert bool(reasons) == bool(scheduler.turns)
         for each in reasons:
             self.whys.append(each.why)

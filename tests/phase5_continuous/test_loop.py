@@ -13,7 +13,7 @@ import pytest
 from phase0_request import Batch, FinishReason, Request, StepOutput
 from phase0_request.core import EngineCore
 from phase1_kv_pool import PagedCache
-from phase2_prefill_decode.scheduler import PagedScheduler, StaticScheduler
+from phase2_prefill_decode.scheduler import StaticScheduler
 from phase3_chunked_prefill.budget import TokenBudget
 from phase3_chunked_prefill.chunker import Chunker
 from phase4_radix.prefix_cache import PrefixCache
@@ -158,7 +158,7 @@ def scheduler_with(ahead: int) -> Callable[[PagedCache], Scheduler]:
 
 @pytest.mark.parametrize("make", [scheduler_with(0), scheduler_with(1), static_scheduler], ids=["0", "1", "static"])
 def test_every_request_continues_after_an_interrupt_anywhere_in_its_scheduler(
-    make: Callable[[PagedCache], PagedScheduler],
+    make: Callable[[PagedCache], StaticScheduler | Scheduler],
 ) -> None:
     """At each line once, in a pool in which requests are preempted and end in flight. A token that an interrupt keeps
     from its request, in the commit of phase 0, is not looked at."""
@@ -194,7 +194,7 @@ def test_every_request_continues_after_an_interrupt_anywhere_in_its_scheduler(
 
 @pytest.mark.parametrize("make", [scheduler_with(0), scheduler_with(1), static_scheduler], ids=["0", "1", "static"])
 def test_an_interrupt_in_the_look_up_of_a_prefix_locks_nothing_and_is_passed_on(
-    make: Callable[[PagedCache], PagedScheduler], monkeypatch: pytest.MonkeyPatch
+    make: Callable[[PagedCache], StaticScheduler | Scheduler], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache, one = PrefixCache(14, 4), request("a", 9, 12)
     loop = EngineCore(make(cache), Runner(Device(cache), "never"))

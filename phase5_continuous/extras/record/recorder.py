@@ -13,16 +13,16 @@ the next.
 """
 
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from phase0_request.batch import Event
+from phase0_request.batch import Batch, Event
 from phase0_request.core import CoreObserver, EngineCore, Step
 from phase0_request.request import Request, RequestState
 from phase1_kv_pool.cache import CacheObserver
 from phase2_prefill_decode.extras.outcome import extras_of
-from phase2_prefill_decode.scheduler import PagedScheduler, StaticScheduler
+from phase2_prefill_decode.scheduler import StaticScheduler
+from phase3_chunked_prefill.budget import StepPlan
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.extras.record.held import held
 from phase5_continuous.extras.record.lines import VERSION, Line
@@ -46,7 +46,7 @@ class Recorder(CoreObserver, CacheObserver):
         self, core: EngineCore[Any, Any], write: Callable[[Line], object], *, text: bool = False, model: str = ""
     ) -> None:
         self.core = core
-        self.scheduler: PagedScheduler = core.scheduler
+        self.scheduler: StaticScheduler | Scheduler = core.scheduler
         self.cache = self.scheduler.cache
         self.write = write
         self.text = text
@@ -55,7 +55,6 @@ class Recorder(CoreObserver, CacheObserver):
         self._count = 0
         self._ended: list[Request] = []  # they may hold pages until a step in flight is committed
         self._tables: set[Request] = set()  # with a page table in the record
-        self._planned = deque[tuple[Step, Line, list[PlannedDraft]]]()  # kinds of slices hold until a step is committed
         self._changes: Line = {}  # since the last line
         write(self._header(model))
         if core.steps or core.has_work or self.cache.usage.free < self.cache.usage.total:
@@ -113,7 +112,8 @@ class Recorder(CoreObserver, CacheObserver):
                 prefill.append([numbers[request], start, length - drafted])
             elif not drafted:
                 decode.append(numbers[request])
-        self._planned.append((step, {"prefill": prefill, "decode": decode, "held": self._held()}, verify))
+        planned = {"prefill": prefill, "decode": decode, "held": self._held(step.batch)}
+        step.notes += ((self, (planned, verify)),)  # the kinds of its slices do not hold after its commit
 
     def completed(self, step: Step) -> None:
         line: Line = {}
@@ -124,9 +124,8 @@ class Recorder(CoreObserver, CacheObserver):
                 "t": self._since(step.start),
                 "ms": [int(1e6 * part) / 1e3 for part in parts],
             }
-            if self._planned and self._planned[0][0] is step:  # else it was launched before the record began
-                _, said, verify = self._planned.popleft()
-                for key, slices in said.items():
+            for planned, verify in (note for of, note in step.notes if of is self):  # else it is older than the record
+                for key, slices in planned.items():
                     if slices:
                         line[key] = slices
                 if verify:
@@ -135,9 +134,6 @@ class Recorder(CoreObserver, CacheObserver):
                         for request, drafted, before in verify
                     ]
         self._emit(line, step.events)
-
-    def discarded(self) -> None:
-        self._planned.clear()
 
     # and the cache these.
 
@@ -219,9 +215,9 @@ class Recorder(CoreObserver, CacheObserver):
             given["tokens"] = request.tokens(0, request.total)
         return {key: value for key, value in given.items() if value or key in ("r", "id")}
 
-    def _held(self) -> list[list[Any]]:
+    def _held(self, batch: Batch) -> list[list[Any]]:
         scheduler, numbers = self.scheduler, self._numbers
-        reasons = held(scheduler) if isinstance(scheduler, Scheduler) else ()
+        reasons = held(scheduler, batch) if isinstance(scheduler, Scheduler) and isinstance(batch, StepPlan) else ()
         return [[numbers[request], why, *map(self._name, more)] for request, why, more in reasons]
 
     def _name(self, more: int | str | Request) -> int | str:
