@@ -14,6 +14,7 @@ from phase1_kv_pool.cache import PagedCache
 from phase2_prefill_decode.engine import Engine, static
 from phase2_prefill_decode.model import Model
 from phase2_prefill_decode.scheduler import StaticScheduler
+from phase4_radix.extras.invariants import check_cache
 from tests.phase2_prefill_decode.models import padded_bundle
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -86,7 +87,7 @@ def test_a_closed_stream_aborts_its_requests_and_frees_every_page(model: Model) 
     stream.close()
     assert request.finish_reason is FinishReason.ABORT
     assert cache.usage.free == 64
-    cache.check()
+    check_cache(cache)
     assert len(engine.generate(PROMPTS, GREEDY)) == 4
 
 

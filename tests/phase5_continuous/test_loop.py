@@ -16,6 +16,7 @@ from phase1_kv_pool import PagedCache
 from phase2_prefill_decode.scheduler import StaticScheduler
 from phase3_chunked_prefill.budget import TokenBudget
 from phase3_chunked_prefill.chunker import Chunker
+from phase4_radix.extras.invariants import check_cache
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.admission import Admission
 from phase5_continuous.extras.invariants import check
@@ -181,7 +182,7 @@ def test_every_request_continues_after_an_interrupt_anywhere_in_its_scheduler(
         if isinstance(scheduler, Scheduler):
             check(scheduler)
         for _ in loop.run():
-            cache.check()
+            check_cache(cache)
         assert [one.output_tokens for one in requests] == [alone(one, EOS)[0] for one in requests]
         assert cache.usage.referenced == 0
         if place is not None:
@@ -204,6 +205,6 @@ def test_an_interrupt_in_the_look_up_of_a_prefix_locks_nothing_and_is_passed_on(
         with pytest.raises(KeyboardInterrupt):
             loop.step()
     for _ in loop.run():
-        cache.check()
+        check_cache(cache)
     assert one.output_tokens == alone(one, EOS)[0]
     assert cache.usage.referenced == 0
