@@ -1,9 +1,10 @@
 """Slice, Batch and Event: what one step computes, and what it yields. Prefill, decode and chunk are all slices."""
 
-from collections.abc import Collection, Iterator, MutableSequence
+from collections.abc import Collection, Iterator, MutableSequence, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from phase0_request.queue import SequenceState, WaitHandle
 from phase0_request.request import FinishReason, Request
 
 
@@ -32,11 +33,12 @@ class Slice(NamedTuple):
         return self.start + self.length >= self.request.total
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Batch:
     """The slices of one step, at most one for each request. `tokens[i]` of the step's output belongs to `slices[i]`."""
 
-    slices: tuple[Slice, ...] = ()
+    slices: Sequence[Slice] = ()
+    sequences: Sequence[SequenceState] = ()  # of each slice, if its scheduler counts what is in flight
 
     def __len__(self) -> int:
         return len(self.slices)
@@ -64,12 +66,6 @@ NO_TOKEN_LEFT = "no token can be drawn: all logits are -inf, so the model and th
 """The error of a request that can get no token: its parameters or its model exclude every one."""
 
 
-class WaitHandle(Protocol):
-    """Reports when a blocked request can take part in steps again."""
-
-    def done(self) -> bool: ...
-
-
 class Commit(Protocol):
     """The operations of a commit that an Outcome may use."""
 
@@ -79,7 +75,7 @@ class Commit(Protocol):
         self, request: Request, token: int, now: float, more: object = None, *, predicted: bool = True
     ) -> None: ...
 
-    def postpone(self, part: Slice, until: WaitHandle) -> None: ...
+    def block(self, request: Request, until: WaitHandle) -> None: ...
 
     def end(self, request: Request, reason: FinishReason, now: float, error: str | None = None) -> None: ...
 

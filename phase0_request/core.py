@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 from weakref import ref
 
 from phase0_request.batch import Batch, Event, StepOutput
@@ -60,6 +60,7 @@ class Step:
     commit: float = 0.0
     seconds: float = 0.0  # from the start of its plan, or the end of the step before, to the end of its commit
     events: list[Event] = field(default_factory=list)
+    notes: tuple[tuple["CoreObserver", Any], ...] = ()  # what observers keep with the step until it is committed
 
 
 class CoreObserver:

@@ -152,6 +152,11 @@ class SamplingParams:
         return [f.name for f in fields(self) if f.name not in OF_THE_CORE and getattr(self, f.name) != f.default]
 
     @property
+    def needs_text(self) -> list[str]:
+        """The fields in use that only a model with a tokenizer can serve."""
+        return [name for name in ("stop", "grammar") if getattr(self, name)]
+
+    @property
     def computes_prompt(self) -> bool:
         """Whether every token of the prompt must be computed: only that yields its log-probabilities."""
         return self.prompt_logprobs is not None

@@ -4,14 +4,20 @@ import bisect
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from operator import attrgetter
+from typing import Protocol
 
-from phase0_request.batch import WaitHandle
 from phase0_request.request import Request
 
 Key = tuple[float, int]
-"""(rank, number): lower ranks go first; within a rank, first in, first out. Numbers are unique."""
+"""(rank, number): the lower rank goes first; within a rank, first in, first out. Numbers are unique."""
 
 _KEY = attrgetter("key")
+
+
+class WaitHandle(Protocol):
+    """Reports when a blocked request can take part in steps again."""
+
+    def done(self) -> bool: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -60,6 +66,11 @@ class SequenceState:
         self.num_scheduled = max(self.num_scheduled, self.request.computed)
         self.num_tokens = max(self.num_tokens, self.request.total)
 
+    def block(self, until: WaitHandle) -> None:
+        """Take part in no step until this is done. A slice in flight has no token to compute, and counts no more."""
+        self.blocked_by = until
+        self.num_scheduled, self.num_tokens = self.request.computed, self.request.total
+
 
 class QueueFullError(RuntimeError):
     """The queue is at its limit. Nothing was changed; the client may try again later."""
@@ -85,9 +96,10 @@ class RequestQueue:
         return iter(self._entries)
 
     # region exercise 0.5
-    def add(self, entry: SequenceState) -> None:
-        """Insert an entry at the place of its key. QueueFullError if the queue is at its limit."""
-        if self.limit is not None and len(self._entries) >= self.limit:
+    def add(self, entry: SequenceState, again: bool = False) -> None:
+        """Insert an entry at the place of its key. QueueFullError if the queue is at its limit, which does not hold for
+        an entry that was in it before."""
+        if self.limit is not None and len(self._entries) >= self.limit and not again:
             raise QueueFullError(self.limit)
         bisect.insort(self._entries, entry, key=_KEY)
 
@@ -99,6 +111,9 @@ class RequestQueue:
         del self._entries[place]
 
     # endregion
+
+    def clear(self) -> None:
+        self._entries.clear()
 
     def pop(self) -> SequenceState:
         """Take the first entry out. IndexError if the queue is empty."""

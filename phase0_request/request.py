@@ -127,8 +127,8 @@ class Request:
         highest, field = max((max(self.prompt_tokens), "prompt"), params.highest_token)
         if highest >= vocab_size:
             raise UnknownTokenError(field, f"token ids of this model run from 0 to {vocab_size - 1}, got {highest}")
-        if not has_tokenizer and (params.stop or params.grammar is not None):
-            raise ValueError(f"{name}: stop strings and grammars need a tokenizer, which this model has not")
+        if not has_tokenizer and (fields := params.needs_text):
+            raise ValueError(f"{name}: {' and '.join(fields)} need a tokenizer, and this model has none")
         if length + params.max_tokens > context:
             both = f"the prompt has {length} tokens and max_tokens is {params.max_tokens}"
             raise ValueError(f"{name}: {both}; together at most {context} fit into the context")

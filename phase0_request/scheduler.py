@@ -5,18 +5,18 @@ plan, and in the memory that these hold.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 
-from phase0_request.batch import Batch, Event, Slice, StepOutput, WaitHandle, reason_to_finish
-from phase0_request.queue import SequenceState
+from phase0_request.batch import Batch, Event, StepOutput, reason_to_finish
+from phase0_request.queue import SequenceState, WaitHandle
 from phase0_request.request import FinishReason, Request, RequestState
 
 
 class BaseScheduler(ABC):
     """Owns every live request, from `submit` to its last event.
 
-    A subclass queues a request (`_enqueue`), plans (`plan`), and frees what a request holds when it has ended
-    (`_release`). The remaining hooks matter only to schedulers that own pages or run ahead.
+    A subclass queues a request (`_enqueue`), plans (`plan`), removes a request that has ended (`_remove`), and starts
+    anew after an error (`_clear`). `_publish` matters only to schedulers with a KV cache.
     """
 
     ahead = 0  # how many steps may be in flight when another is planned
@@ -50,7 +50,9 @@ class BaseScheduler(ABC):
             raise ValueError(f"request {request.id} is {request.state.value}; only a new request can be submitted")
         if request.id in self._live:
             raise ValueError(f"request {request.id} is here already; ids are unique until their request has left")
-        self._live[request.id] = self._enqueue(request, self._submitted)
+        sequence = SequenceState(request, (self._rank(request), self._submitted))
+        self._enqueue(sequence)
+        self._live[request.id] = sequence
         self._submitted += 1
 
     def finish(self, request: Request, reason: FinishReason, now: float, error: str | None = None) -> bool:
@@ -77,17 +79,20 @@ class BaseScheduler(ABC):
     def commit(self, batch: Batch, output: StepOutput, now: float) -> list[Event]:
         """Apply the output of a step to its requests. Returns all events since the last commit."""
         self._check(batch, output)
-        for number in self._landed(batch):
-            part, token = batch.slices[number], output.tokens[number]
-            request = part.request
+        for sequence in batch.sequences:
+            sequence.in_flight -= 1
+        for number, (request, start, length, beyond) in enumerate(batch.slices):
+            if request.state is RequestState.FINISHED:
+                continue  # it ended while its step ran: the result is discarded
             if number in output.failed:
                 self.end(request, FinishReason.ERROR, now, output.failed[number])
             elif number in output.more:
                 sequence = self._live[request.id]
-                output.more[number].apply(self, part, now)
+                output.more[number].apply(self, batch.slices[number], now)
                 sequence.catch_up()
             else:
-                self.advance(request, part.start, part.length - len(part.beyond))
+                self.advance(request, start, length - len(beyond))
+                token = output.tokens[number]
                 if token is not None and request.computed == request.total:
                     self.append(request, token, now)
         return self.drain()
@@ -103,20 +108,32 @@ class BaseScheduler(ABC):
         reason = reason_to_finish(request, self.eos_ids)
         self._events.append(Event(request, token, reason, more))
         if reason is not None:
-            self._close(request, reason, now)
+            self._finish(request, reason, now)
 
     # endregion
 
-    def postpone(self, part: Slice, until: WaitHandle) -> None:
-        """Have the last token of a slice computed again when `until` is done: no token can be drawn after it yet."""
-        length = part.length - len(part.beyond) - 1
-        if part.start == part.request.computed and length:
-            self.advance(part.request, part.start, length)
+    def block(self, request: Request, until: WaitHandle) -> None:
+        """Let a request take part in no step until this is done."""
+        self._live[request.id].block(until)
 
     def end(self, request: Request, reason: FinishReason, now: float, error: str | None = None) -> None:
         """End a request between two of its tokens, in whichever state it is."""
         self._events.append(Event(request, None, reason))
-        self._close(request, reason, now, error)
+        self._finish(request, reason, now, error)
+
+    def discard_in_flight(self) -> None:
+        """Forget the steps in flight, because one of them raised. What is committed stands. An interrupt may have come
+        in the middle of a plan or a commit: all requests are queued again, and those that ran are preempted."""
+        self._clear()
+        for sequence in [*self._live.values()]:
+            request = sequence.request
+            if request.finished:
+                del self._live[request.id]
+                continue
+            if request.state is RequestState.RUNNING:
+                request.preempt()
+            sequence.reset()
+            self._enqueue(sequence, again=True)
 
     def _check(self, batch: Batch, output: StepOutput) -> None:
         """ValueError if the output is not complete. Nothing has changed then."""
@@ -128,37 +145,30 @@ class BaseScheduler(ABC):
                 if token is None and part.completes and not known:
                     raise ValueError(f"the step gave no token for request {part.request.id}, which it completed")
 
-    def _close(self, request: Request, reason: FinishReason, now: float, error: str | None = None) -> None:
+    def _finish(self, request: Request, reason: FinishReason, now: float, error: str | None = None) -> None:
         sequence = self._live[request.id]
         request.finish(reason, now, error)
-        self._release(sequence)
+        self._remove(sequence)
         if not sequence.in_flight:
-            self._forget(request)
+            del self._live[request.id]
 
     # What a subclass decides.
 
-    @abstractmethod
-    def _enqueue(self, request: Request, number: int) -> SequenceState:
-        """Queue a new request, the `number`-th."""
+    def _rank(self, request: Request) -> float:
+        """The place of a new request among the others. The lower rank goes first; within a rank, the first to come."""
+        return 0.0
 
     @abstractmethod
-    def _release(self, sequence: SequenceState) -> None:
+    def _enqueue(self, sequence: SequenceState, again: bool = False) -> None:
+        """Queue a new request, or `again` one that was here before, whatever the limit of the queue."""
+
+    @abstractmethod
+    def _remove(self, sequence: SequenceState) -> None:
         """Take a request that has ended out of its queue, and free what it holds, unless a step in flight uses that."""
 
-    def _forget(self, request: Request) -> None:
-        """Forget a request that has ended and is not in flight."""
-        del self._live[request.id]
-
-    def _landed(self, batch: Batch) -> Iterator[int]:
-        """The numbers of the slices with results that count. A request may have ended while its step ran: its result
-        is discarded."""
-        return (number for number, part in enumerate(batch.slices) if not part.request.finished)
+    @abstractmethod
+    def _clear(self) -> None:
+        """Empty all queues, and free what the requests hold."""
 
     def _publish(self, request: Request, length: int) -> None:  # noqa: B027 not abstract: there may be no cache
         """Offer computed tokens to the cache: a request has just computed `length` more."""
-
-    def discard_in_flight(self) -> None:
-        """Forget the steps in flight, because one of them raised: they are planned again. What is committed stands."""
-        for sequence in [*self._live.values()]:
-            if sequence.request.finished:
-                self._forget(sequence.request)

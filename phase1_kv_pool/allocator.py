@@ -28,35 +28,35 @@ class PageAllocator:
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = check_int("num_pages", num_pages, 1)
-        self._free = list(range(num_pages - 1, -1, -1))  # the top of the stack is the end of the list: page 0
-        self._counts = [0] * num_pages
+        self.free = list(range(num_pages - 1, -1, -1))  # the top of the stack is the end of the list: page 0
+        self.counts = [0] * num_pages
 
     # region exercise 1.2
     @property
     def num_free(self) -> int:
-        return len(self._free)
+        return len(self.free)
 
     @property
     def num_used(self) -> int:
-        return self.num_pages - len(self._free)
+        return self.num_pages - len(self.free)
 
     def count(self, page: int) -> int:
         """The reference count of a page; 0 if it is free."""
         self._check_page(page)
-        return self._counts[page]
+        return self.counts[page]
 
     def allocate(self, n: int) -> list[int]:
         """Allocate n pages with a reference count of 1; OutOfPagesError, and nothing allocated, if fewer are free."""
         if n < 0:
             raise ValueError(f"cannot allocate {n} pages")
-        if n > len(self._free):
-            raise OutOfPagesError(n, len(self._free))
+        if n > len(self.free):
+            raise OutOfPagesError(n, len(self.free))
         if n == 0:
             return []
-        pages = self._free[-n:]
-        del self._free[-n:]
+        pages = self.free[-n:]
+        del self.free[-n:]
         pages.reverse()
-        counts = self._counts
+        counts = self.counts
         for page in pages:
             counts[page] = 1
         return pages
@@ -65,17 +65,17 @@ class PageAllocator:
         """Increment the reference count of each page. All of them must be in use."""
         for page in pages:
             self._check_page(page)
-            if self._counts[page] == 0:
+            if self.counts[page] == 0:
                 raise PageError(f"page {page} is free; only a page in use can be shared")
         for page in pages:
-            self._counts[page] += 1
+            self.counts[page] += 1
 
     def release(self, pages: Sequence[int]) -> int:
         """Decrement the reference count of each page, and free those that reach 0. Returns how many were freed.
 
         Raises PageError, and changes no count, if one of the pages is free already or is not of this pool.
         """
-        counts = self._counts
+        counts = self.counts
         freed = []
         for done, page in enumerate(reversed(pages)):
             if not 0 <= page < self.num_pages or counts[page] == 0:
@@ -86,21 +86,8 @@ class PageAllocator:
             counts[page] -= 1
             if counts[page] == 0:
                 freed.append(page)
-        self._free += freed  # last page first, so that the first page is on top
+        self.free += freed  # last page first, so that the first page is on top
         return len(freed)
-
-    def check(self) -> None:
-        """Raise PageError unless every page is either in use or on the free stack exactly once."""
-        free = set(self._free)
-        if len(free) != len(self._free):
-            raise PageError("a page is on the free stack twice")
-        for page in range(self.num_pages):
-            if (page in free) != (self._counts[page] == 0):
-                raise PageError(
-                    f"page {page} has {self._counts[page]} users and is {'' if page in free else 'not '}free"
-                )
-        if not free <= set(range(self.num_pages)):
-            raise PageError(f"foreign pages on the free stack: {sorted(free - set(range(self.num_pages)))}")
 
     def _check_page(self, page: int) -> None:
         if not 0 <= page < self.num_pages:

@@ -1,7 +1,6 @@
 """PagedCache: page tables of requests. The only view of KV memory that the scheduler has."""
 
-from collections import Counter
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
@@ -62,7 +61,7 @@ class PagedCache:
         self.allocator = PageAllocator(num_pages)
         self.changed: dict[str, int] = {}
         self.observers: list[CacheObserver] = []
-        self._tables: dict[str, list[int]] = {}
+        self.tables: dict[str, list[int]] = {}  # by request id
         self._rows: dict[str, int] = {}
         self._free_rows: list[int] = []  # a heap
 
@@ -78,9 +77,9 @@ class PagedCache:
 
     def attach(self, request: Request) -> int:
         """Open the page table of a request. Returns the number of its tokens that are cached already."""
-        if request.id in self._tables:
+        if request.id in self.tables:
             raise PageError(f"request {request.id} has a page table already")
-        self._tables[request.id] = []
+        self.tables[request.id] = []
         self._rows[request.id] = heappop(self._free_rows) if self._free_rows else len(self._rows)
         self.changed[request.id] = 0
         return 0
@@ -114,12 +113,12 @@ class PagedCache:
         return [table[position // size] * size + position % size for position in range(start, stop)]
 
     def has_table(self, request: Request) -> bool:
-        return request.id in self._tables
+        return request.id in self.tables
 
     def table(self, request: Request) -> list[int]:
         """The page table of a request: its pages in the order of its tokens."""
         try:
-            return self._tables[request.id]
+            return self.tables[request.id]
         except KeyError:
             raise PageError(f"request {request.id} has no page table; attach it first") from None
 
@@ -130,7 +129,11 @@ class PagedCache:
 
     def changes(self) -> Iterator[tuple[int, int, Sequence[int]]]:
         """The row, the first changed entry and the page table of each request in `changed`."""
-        return ((self._rows[name], first, self._tables[name]) for name, first in self.changed.items())
+        return ((self._rows[name], first, self.tables[name]) for name, first in self.changed.items())
+
+    def copied(self) -> None:
+        """The device has these changes now: the runner calls this once a step is launched that wrote them."""
+        self.changed.clear()
 
     def publish(self, request: Request) -> None:
         """Offer the request's full pages of computed tokens to the prefix cache.
@@ -142,11 +145,17 @@ class PagedCache:
     def release(self, request: Request) -> None:
         """Close the page table of a request, and free its pages unless they are shared."""
         self.allocator.release(self.table(request))
-        del self._tables[request.id]
+        del self.tables[request.id]
         heappush(self._free_rows, self._rows.pop(request.id))
         self.changed.pop(request.id, None)
         for observer in self.observers:
             observer.released(request)
+
+    def release_all(self, requests: Iterable[Request]) -> None:
+        """Close the page tables of those that have one."""
+        for request in requests:
+            if self.has_table(request):
+                self.release(request)
 
     @property
     def usage(self) -> PageUsage:
@@ -164,18 +173,3 @@ class PagedCache:
     def demand(self, request: Request, tokens: int) -> tuple[int, int]:
         """The pages that a request without a page table would need for `tokens` tokens, and those available to it."""
         return -(-tokens // self.page_size), self.allocator.num_free
-
-    def check(self) -> None:
-        """Raise PageError unless every page's reference count equals the page tables that name it."""
-        self._check_counts()
-
-    def _check_counts(self, cached: Set[int] = frozenset()) -> None:
-        """Check reference counts, where each of the `cached` pages has one reference more and may be in many tables."""
-        self.allocator.check()
-        tables = Counter(page for table in self._tables.values() for page in table)
-        for page in range(self.allocator.num_pages):
-            if tables[page] > 1 and page not in cached:
-                raise PageError(f"page {page} is not cached, and in two tables or twice in one")
-            references, count = tables[page] + (page in cached), self.allocator.count(page)
-            if count != references:
-                raise PageError(f"page {page} has {references} references and a count of {count}")

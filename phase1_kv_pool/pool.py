@@ -59,13 +59,8 @@ class KVPool:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All that the pool has in memory."""
+        """All tensors of the pool."""
         return [tensor for layer in self.layers for tensor in layer if tensor is not None]
-
-    @property
-    def num_slots(self) -> int:
-        """The number of token slots, numbered from 0."""
-        return self.num_pages * self.layout.page_size
 
 
 def _check_float8(capability: tuple[int, int]) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from phase1_kv_pool.kernels import backends
+from phase1_kv_pool.kernels import interpret
 from phase1_kv_pool.layer import KVLayer
 from phase1_kv_pool.layout import KVLayout
 from phase1_kv_pool.memory import free_bytes
@@ -78,7 +78,7 @@ TORCH = Backend(
 @cache
 def triton_backend() -> Backend:
     """The kernels of a GPU. Nothing else imports Triton."""
-    backends.prepare_triton()
+    interpret.prepare_triton()
     from phase2_prefill_decode.kernels.triton.attention import attend
     from phase2_prefill_decode.kernels.triton.draw import draw
     from phase2_prefill_decode.kernels.triton.pointwise import add_norm, rotate_store, swiglu

@@ -16,15 +16,16 @@ from phase0_request.core import EngineCore
 from phase0_request.detokenizer import Transcript
 from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason, Request
+from phase0_request.scheduler import BaseScheduler
 from phase1_kv_pool.cache import PagedCache
 from phase2_prefill_decode.connect import sampler_for
 from phase2_prefill_decode.generation import Completion, Delta, Prompt, make_requests
 from phase2_prefill_decode.model import Model
-from phase2_prefill_decode.scheduler import PagedScheduler, StaticScheduler
+from phase2_prefill_decode.scheduler import StaticScheduler
 from phase2_prefill_decode.step.runner import ModelRunner
 
 Params = SamplingParams | Sequence[SamplingParams] | None
-S = TypeVar("S", bound=PagedScheduler)
+S = TypeVar("S", bound=BaseScheduler)
 
 
 class Engine(Generic[S]):
@@ -40,12 +41,13 @@ class Engine(Generic[S]):
         cls,
         model: Model,
         scheduler: S,
+        cache: PagedCache,
         seed: int | None = None,
         clock: Callable[[], float] = time.perf_counter,
         kv_cache_dtype: str | None = None,
     ) -> "Engine[S]":
-        """Of a model and a scheduler, with a KV pool for the scheduler's cache, in int8 or fp8 or the model's dtype."""
-        decoder, cache = model.decoder, scheduler.cache
+        """Build an engine from a model, a scheduler and the scheduler's cache, with a KV pool of the cache's size."""
+        decoder = model.decoder
         layout = model.config.kv_layout(cache.page_size, kv_cache_dtype or str(decoder.dtype).removeprefix("torch."))
         pool = decoder.backend.kv_pool(layout, cache.max_tokens // cache.page_size, decoder.device)
         runner = ModelRunner(decoder, pool, cache, sampler_for(model, seed), ahead=scheduler.ahead > 0)
@@ -104,8 +106,9 @@ def static(
 ) -> Engine[StaticScheduler]:
     """Make this phase's engine: static batching. `cache` is by default a plain one of 512 pages of 16 tokens; `seed` is
     for requests without one."""
-    scheduler = StaticScheduler(cache or PagedCache(512, 16), model.eos_ids, batch_size=batch_size)
-    return Engine.of(model, scheduler, seed, kv_cache_dtype=kv_cache_dtype)
+    cache = cache or PagedCache(512, 16)
+    scheduler = StaticScheduler(cache, model.eos_ids, batch_size=batch_size)
+    return Engine.of(model, scheduler, cache, seed, kv_cache_dtype=kv_cache_dtype)
 
 
 # endregion

@@ -1,57 +1,13 @@
-"""Schedulers over a KV cache: their base, and StaticScheduler, which batches statically. The server runs phase 5's."""
+"""StaticScheduler: the simplest scheduler over a KV cache. It batches statically. The server runs phase 5's."""
 
-from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from phase0_request.batch import Batch, Slice
 from phase0_request.queue import RequestQueue, SequenceState
-from phase0_request.request import Request, RequestState
+from phase0_request.request import Request
 from phase0_request.scheduler import BaseScheduler
 from phase0_request.support.checks import check_int
 from phase1_kv_pool.cache import PagedCache
-
-
-class PagedScheduler(BaseScheduler):
-    """Schedules requests that hold pages of a KV cache: the base of phase 2's and phase 5's schedulers."""
-
-    def __init__(self, cache: PagedCache, eos_ids: Collection[int] = ()) -> None:
-        super().__init__(eos_ids)
-        self.cache = cache
-
-    @property
-    def pages_used(self) -> int:
-        return self.cache.usage.referenced
-
-    def _publish(self, request: Request, length: int) -> None:
-        if request.computed % self.cache.page_size < length:  # a page has become full
-            self.cache.publish(request)
-
-    def discard_in_flight(self) -> None:
-        """Forget the steps in flight. An interrupt may have come in the middle of a plan or a commit. So the queues are
-        filled anew, by what the requests know: one that was about to start, to leave or to get its token is preempted.
-        """
-        live, ran = [*self._live.values()], {*self._empty_queues()}
-        for sequence in live:
-            request, cache = sequence.request, self.cache
-            if request.state is RequestState.RUNNING and sequence in ran and request.computed < request.total:
-                sequence.reset(len(cache.table(request)) * cache.page_size)
-            else:
-                if cache.has_table(request):
-                    cache.release(request)
-                if request.state is RequestState.RUNNING:
-                    request.preempt()
-                sequence.reset()
-            if not request.finished:
-                self._queue_again(sequence)
-        super().discard_in_flight()
-
-    @abstractmethod
-    def _empty_queues(self) -> Iterable[SequenceState]:
-        """Take all requests out of their queues. Returns those that ran."""
-
-    @abstractmethod
-    def _queue_again(self, sequence: SequenceState) -> None:
-        """Put a request into the queue of its state."""
 
 
 def together(running: Sequence[Request]) -> Batch:
@@ -59,7 +15,7 @@ def together(running: Sequence[Request]) -> Batch:
     return Batch(tuple(Slice(r, r.computed, r.total - r.computed) for r in running))
 
 
-class StaticScheduler(PagedScheduler):
+class StaticScheduler(BaseScheduler):
     """Forms a batch of waiting requests, and runs it until the last of them has ended. Then it forms the next one.
 
     A request is admitted with pages for the longest output that it may have. So none is ever preempted, and most of
@@ -75,7 +31,8 @@ class StaticScheduler(PagedScheduler):
         batch_size: int = 64,
         queue_limit: int | None = None,
     ) -> None:
-        super().__init__(cache, eos_ids)
+        super().__init__(eos_ids)
+        self.cache = cache
         self.plan_step = plan_step
         self.batch_size = check_int("batch_size", batch_size, 1)
         self.waiting = RequestQueue(queue_limit)
@@ -107,31 +64,30 @@ class StaticScheduler(PagedScheduler):
 
     # endregion
 
-    def _enqueue(self, request: Request, number: int) -> SequenceState:
-        sequence = SequenceState(request, (0, number))
+    @property
+    def pages_used(self) -> int:
+        return self.cache.usage.referenced
+
+    def _enqueue(self, sequence: SequenceState, again: bool = False) -> None:
         if sequence.longest > self.cache.max_tokens:
             raise ValueError(
-                f"{request.id} may grow to {sequence.longest} tokens, and the pool has room for "
+                f"{sequence.request.id} may grow to {sequence.longest} tokens, and the pool has room for "
                 f"{self.cache.max_tokens}; give the engine a larger cache or the request a smaller max_tokens"
             )
-        self.waiting.add(sequence)
-        return sequence
+        self.waiting.add(sequence, again)
 
-    def _release(self, sequence: SequenceState) -> None:
+    def _remove(self, sequence: SequenceState) -> None:
         if sequence in self.running:
             self.running.remove(sequence)
             self.cache.release(sequence.request)
         else:
             self.waiting.remove(sequence)
 
-    def _empty_queues(self) -> Iterable[SequenceState]:
-        ran, self.running, self.waiting = self.running, [], RequestQueue(self.waiting.limit)
-        return ran
+    def _clear(self) -> None:
+        self.running.clear()
+        self.waiting.clear()
+        self.cache.release_all(sequence.request for sequence in self.sequences)
 
-    def _queue_again(self, sequence: SequenceState) -> None:
-        if sequence.request.state is RequestState.RUNNING:
-            self.running.append(sequence)
-        else:
-            limit, self.waiting.limit = self.waiting.limit, None  # one that ran may be beyond it
-            self.waiting.add(sequence)
-            self.waiting.limit = limit
+    def _publish(self, request: Request, length: int) -> None:
+        if request.computed % self.cache.page_size < length:  # a page has become full
+            self.cache.publish(request)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from phase0_request.batch import Slice
+from phase0_request.batch import Batch, Slice
 from phase0_request.queue import SequenceState
 from phase0_request.support.checks import check_int
 
@@ -54,9 +54,9 @@ def cut(start: int, pending: int, room: int, page_size: int) -> int:
 # endregion
 
 
-@dataclass(slots=True)
-class StepPlan:
-    """A step that is being planned: its slices so far, and what is left of it for prompts.
+@dataclass(slots=True, kw_only=True)
+class StepPlan(Batch):
+    """A batch while it is planned: its slices so far, and what is left of the step for prompts.
 
     For each prompt in order, `fit` says how many tokens it may compute. A prompt is long while it needs more than one
     chunk, otherwise short. Some tokens are reserved for short prompts, so that a long prompt does not block the short
@@ -69,7 +69,7 @@ class StepPlan:
     left: int  # tokens left for prompts
     reserved_for_short: int  # of those; below 0 once short prompts have taken more
     slices: list[Slice] = field(default_factory=list)
-    sequences: list[SequenceState] = field(default_factory=list)  # of each slice
+    sequences: list[SequenceState] = field(default_factory=list)
 
     # region exercise 3.2
     @classmethod
@@ -79,14 +79,11 @@ class StepPlan:
         Decodes come first, and leave `prompt_floor` tokens if there are prompts. Of the rest, as much as the short
         prompts can use is reserved for them, up to half.
         """
-        total = limits.max_batched_tokens
-        if not pending:
-            decodes = min(num_decodes, total)
-            return cls(limits, page_size, decodes, total - decodes, 0)
-        decodes = min(num_decodes, total - limits.prompt_floor)
-        left = total - decodes
+        decodes = min(num_decodes, limits.max_batched_tokens - (limits.prompt_floor if pending else 0))
+        left = limits.max_batched_tokens - decodes
         short = sum(length for length in pending if length <= limits.max_chunk_size)
-        return cls(limits, page_size, decodes, left, min(short, left // 2))
+        reserved = min(short, left // 2)
+        return cls(limits=limits, page_size=page_size, decodes=decodes, left=left, reserved_for_short=reserved)
 
     def fit(self, start: int, pending: int) -> int:
         """How many of its `pending` tokens a prompt may compute in this step, from position `start` on; may be 0."""

@@ -62,7 +62,7 @@ class Chunker:
 
     def plan(self, running: Iterable[Request]) -> Batch:
         """Plan a step for a fixed set of requests that have nothing in flight."""
-        return Batch(tuple(self.schedule([SequenceState(request) for request in running]).slices))
+        return Batch(self.schedule([SequenceState(request) for request in running]).slices)
 
     def rotate_decodes(self, decodes: Sequence[SequenceState], room: int) -> Sequence[SequenceState]:
         """Choose the decodes that run if `room` of them fit, in their own order. Called once a step."""

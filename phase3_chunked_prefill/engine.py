@@ -25,7 +25,8 @@ def chunked(
     is that of phase 2."""
     cache = cache or PagedCache(512, 16)
     plan = Chunker(budget or TokenBudget(), cache.page_size).plan
-    return Engine.of(model, StaticScheduler(cache, model.eos_ids, plan_step=plan, batch_size=batch_size), seed)
+    scheduler = StaticScheduler(cache, model.eos_ids, plan_step=plan, batch_size=batch_size)
+    return Engine.of(model, scheduler, cache, seed)
 
 
 # endregion

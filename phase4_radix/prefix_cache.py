@@ -1,6 +1,5 @@
 """PrefixCache: a paged KV cache that keeps computed pages when their request ends, for other requests to share."""
 
-from collections import Counter
 from dataclasses import dataclass
 
 from phase0_request.batch import Slice
@@ -52,7 +51,7 @@ class PrefixCache(PagedCache):
         super().__init__(num_pages, page_size)
         self.tree = RadixTree(page_size)
         self.counts = Counts()
-        self._handles: dict[str, CacheHandle] = {}
+        self.handles: dict[str, CacheHandle] = {}
 
     # Ownership of pages. The allocator counts references: one for each page table that names the page, one if the tree
     # holds it. A page is free when its count is 0, so no page needs to be freed explicitly.
@@ -73,9 +72,9 @@ class PrefixCache(PagedCache):
         node = self.tree.split(match)
         self.tree.lock(node)
         self.allocator.share(match.pages)
-        self._tables[request.id] = match.pages
+        self.tables[request.id] = match.pages
         cached = len(match.pages) * self.page_size
-        self._handles[request.id] = CacheHandle(node, len(match.pages), request.total, cached)
+        self.handles[request.id] = CacheHandle(node, len(match.pages), request.total, cached)
         return cached
 
     def cached_tokens(self, request: Request) -> int:
@@ -92,7 +91,7 @@ class PrefixCache(PagedCache):
             raise OutOfPagesError(missing, room)
         self.counts.evictions += self._evict(missing - self.allocator.num_free)
         super().grow(request, tokens)
-        handle = self._handles[request.id]
+        handle = self.handles[request.id]
         if not handle.counted:  # a request that found no room was never admitted
             handle.counted = True
             self.counts.queries += 1
@@ -101,7 +100,7 @@ class PrefixCache(PagedCache):
 
     def slots(self, part: Slice) -> list[int]:
         request, start, *_ = part
-        handle = self._handles.get(request.id)
+        handle = self.handles.get(request.id)
         if handle is not None and start < handle.published * self.page_size:
             page = self.table(request)[start // self.page_size]
             raise PageError(f"request {request.id} cannot write token {start}: page {page} is published")
@@ -110,7 +109,7 @@ class PrefixCache(PagedCache):
     def publish(self, request: Request) -> None:
         """Add the pages that are full now to the tree. Where the tree already has the same tokens, the table switches
         to the tree's pages and the request's own are released."""
-        table, handle = self.table(request), self._handles[request.id]
+        table, handle = self.table(request), self.handles[request.id]
         full = request.computed // self.page_size
         if full <= handle.published:
             return
@@ -140,7 +139,7 @@ class PrefixCache(PagedCache):
         """Close the page table and unlock its prefix. Published pages stay cached, and can be evicted once no request
         has them locked. A request that was attached but never grew leaves the cache unchanged."""
         super().release(request)
-        handle = self._handles.pop(request.id, None)
+        handle = self.handles.pop(request.id, None)
         if handle is not None:  # else an interrupt came before its prefix was locked
             self.tree.unlock(handle.node, used=handle.counted)
 
@@ -172,22 +171,3 @@ class PrefixCache(PagedCache):
         cached = self._match(request).pages  # its page table would lock those that no other names
         evictable = self.tree.num_evictable - sum(self.allocator.count(page) == 1 for page in cached)
         return -(-tokens // self.page_size) - len(cached), self.allocator.num_free + evictable
-
-    def check(self) -> None:
-        """Raise PageError unless every page's reference count equals the tables that name it, plus one if the tree
-        holds it, and every node's reference count equals the requests that have locked it."""
-        self.tree.check()
-        nodes = {view.node: view for view in self.tree.nodes()}
-        cached = {page for view in nodes.values() for page in view.pages}
-        self._check_counts(cached)
-        locks = Counter[int]()
-        for name, handle in self._handles.items():
-            path, table = self.tree.path(handle.node), self._tables[name]
-            locks.update(path)
-            if table[: handle.published] != [page for node in path for page in nodes[node].pages]:
-                raise PageError(f"request {name} has locked other pages than those its table begins with")
-            if not cached.isdisjoint(table[handle.published :]):
-                raise PageError(f"request {name} has a page that is not published, and is in the tree")
-        for view in nodes.values():
-            if view.ref_count != locks[view.node]:
-                raise PageError(f"node {view.node} has {view.ref_count} references, from {locks[view.node]} requests")

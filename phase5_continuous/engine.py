@@ -40,7 +40,7 @@ def continuous(
         ahead=ahead,
         extender=extender,
     )
-    engine = Engine.of(model, scheduler, seed, clock)
+    engine = Engine.of(model, scheduler, cache, seed, clock)
     if extender is not None:
         connect_drafter(extender, engine)
     return engine

@@ -93,7 +93,7 @@ class RunningSet:
         if not sequence.in_flight:
             self._free(sequence)
 
-    def flush(self) -> list[SequenceState]:
+    def free_landed(self) -> list[SequenceState]:
         """Free the pages of the leaving requests of which nothing is in flight any more, and return those requests."""
         landed = [sequence for sequence in self.leaving if not sequence.in_flight]
         for sequence in landed:
@@ -113,3 +113,8 @@ class RunningSet:
             self.num_preemptions += 1
 
     # endregion
+
+    def clear(self) -> None:
+        self.running.clear()
+        self.leaving.clear()
+        self.did_not_fit = self.preempted_for = None

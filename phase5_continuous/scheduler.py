@@ -1,16 +1,15 @@
 """Scheduler: plans the tokens of the next step, and commits the results of the last. Integers over a PagedCache."""
 
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection
 from itertools import chain
 from typing import Protocol
 
-from phase0_request.batch import Batch, Event, Slice, StepOutput, WaitHandle
-from phase0_request.queue import RequestQueue, SequenceState
-from phase0_request.request import FinishReason, Request, RequestState
+from phase0_request.batch import Batch, Event, Slice, StepOutput
+from phase0_request.queue import SequenceState
+from phase0_request.request import FinishReason, Request
+from phase0_request.scheduler import BaseScheduler
 from phase0_request.support.checks import check_int, check_number
 from phase1_kv_pool.cache import PagedCache
-from phase2_prefill_decode.scheduler import PagedScheduler
 from phase3_chunked_prefill.budget import StepPlan, TokenBudget
 from phase3_chunked_prefill.chunker import Chunker
 from phase5_continuous.admission import Admission
@@ -26,16 +25,16 @@ class Extender(Protocol):
     def counts(self) -> tuple[int, int, tuple[int, ...]]:
         """Since the start: longer slices, their tokens beyond, and how many of the first, the second, ... were kept."""
 
-    def extend(self, step: StepPlan, running_set: RunningSet) -> Sequence[Slice]: ...
+    def extend(self, step: StepPlan, running_set: RunningSet) -> list[Slice]: ...
 
     def committed(self, batch: Batch, output: StepOutput) -> None:
         """The output of a step is about to be committed."""
 
 
-class Scheduler(PagedScheduler):
+class Scheduler(BaseScheduler):
     """Owns every live request. Running ones are scheduled first, then preempted ones resume, then waiting ones start.
 
-    - Running requests share a step as the Chunker splits it: decodes, then prompts, in the order of the policy's ranks.
+    - Running requests share a step as the Chunker splits it: decodes, then prompts, in the order of the policy.
     - A decode that needs a page when none is free takes it from the last in rank. That one is preempted: its pages are
       freed (a cache that shares keeps what was computed), and it is the first to resume. The first in rank is never
       preempted while it runs, so it ends, and then the next one is first: every request ends. One that waits to draw
@@ -70,7 +69,8 @@ class Scheduler(PagedScheduler):
         check_int("queue_limit", 1 if queue_limit is None else queue_limit, 1)
         check_number("watermark", watermark, 0, 1, below=True)
         check_int("ahead", ahead, 0, 1 if extender is None else 0)  # what is beyond the newest token must follow it
-        super().__init__(cache, eos_ids)
+        super().__init__(eos_ids)
+        self.cache = cache
         self.chunker = Chunker(budget or TokenBudget(), cache.page_size)
         self.ahead = ahead
         self.extender = extender
@@ -83,8 +83,10 @@ class Scheduler(PagedScheduler):
             max_running,
             self.chunker.budget.max_chunk_size,
         )
-        self.last_plan: StepPlan | None = None
-        self._in_flight: deque[tuple[Batch, list[SequenceState]]] = deque()  # oldest first
+
+    @property
+    def pages_used(self) -> int:
+        return self.cache.usage.referenced
 
     @property
     def budget(self) -> TokenBudget:
@@ -101,32 +103,20 @@ class Scheduler(PagedScheduler):
         """Whether a running request is blocked, and can take part in no step yet."""
         return any(sequence.blocked_by is not None for sequence in self.running_set.running)
 
-    def _enqueue(self, request: Request, number: int) -> SequenceState:
-        total = request.total
-        if total > self.cache.max_tokens:
-            room = f"the whole cache has room for {self.cache.max_tokens}"
-            raise ValueError(f"request {request.id} can never be served: its prompt has {total} tokens, and {room}")
-        sequence = SequenceState(request, (self.admission.policy.rank(request), number))
-        self.admission.add(sequence)
-        return sequence
-
     # A step is planned.
 
     # region exercise 5.4
     def plan(self, now: float) -> Batch:
         """Plan the next step. Empty if there is no request, or if a step in flight must be committed first."""
-        if len(self._in_flight) > self.ahead:
-            raise RuntimeError(f"{len(self._in_flight)} steps are in flight; commit the oldest before planning another")
-        for sequence in self.running_set.running:
+        running_set = self.running_set
+        for sequence in running_set.running:
             if sequence.blocked_by is not None and not sequence.in_flight and sequence.blocked_by.done():
                 sequence.blocked_by = None
-        preemptions = self.running_set.num_preemptions
-        batch = self._schedule(now)
-        while self._live and not self._in_flight and not self.is_waiting:  # nothing could be scheduled
-            if self.running_set.num_preemptions == preemptions:  # else a preemption has made room: try again
+        preemptions = running_set.num_preemptions
+        while not (batch := self._schedule(now)) and self._is_stuck:
+            if running_set.num_preemptions == preemptions:  # else a preemption has made room: try again
                 self._fail_first(now)
-            preemptions = self.running_set.num_preemptions
-            batch = self._schedule(now)
+            preemptions = running_set.num_preemptions
         return batch
 
     def _schedule(self, now: float) -> Batch:
@@ -137,14 +127,17 @@ class Scheduler(PagedScheduler):
         ready = [sequence for sequence in running_set.running if sequence.blocked_by is None]
         step = self.chunker.schedule(ready, waiting, running_set.allocate_slots)
         admission.admit(step, now)
-        self.last_plan = step
-        slices = step.slices if self.extender is None else self.extender.extend(step, running_set)
-        batch = Batch(tuple(slices))
-        if step.slices:
-            for sequence, part in zip(step.sequences, step.slices, strict=True):
-                sequence.schedule(part.length)
-            self._in_flight.append((batch, step.sequences))
-        return batch
+        slices = step.slices
+        if self.extender is not None:
+            step.slices = self.extender.extend(step, running_set)
+        for sequence, part in zip(step.sequences, slices, strict=True):
+            sequence.schedule(part.length)
+        return step
+
+    @property
+    def _is_stuck(self) -> bool:
+        """Whether there are requests, and none will advance: nothing is in flight, and nothing is waited for."""
+        return bool(self._live) and not any(s.in_flight or s.blocked_by is not None for s in self._live.values())
 
     def _fail_first(self, now: float) -> None:
         """End the first request: it has the whole pool, nothing is in flight, and still its next token does not fit."""
@@ -158,43 +151,18 @@ class Scheduler(PagedScheduler):
 
     # A step has been computed.
 
+    # region exercise 5.1
     def commit(self, batch: Batch, output: StepOutput, now: float) -> list[Event]:
         """Apply the output of the oldest step in flight. Returns all events since the last commit."""
         if self.extender is not None:
             self.extender.committed(batch, output)
         events = super().commit(batch, output, now)
-        for sequence in self.running_set.flush():
+        for sequence in self.running_set.free_landed():
             if sequence.request.finished:
-                self._forget(sequence.request)
+                del self._live[sequence.request.id]
         return events
 
-    def drain(self) -> list[Event]:
-        """Return the events since the last commit or drain: what has come of requests since, each event once."""
-        events = super().drain()
-        self.turns.delivered(events)
-        return events
-
-    # region exercise 5.1
-    def _landed(self, batch: Batch) -> Iterator[int]:
-        """Take the oldest step out of flight, and yield the slices with results that count. ValueError if it is
-        another step."""
-        if not batch:
-            return
-        if not self._in_flight or self._in_flight[0][0] is not batch:
-            raise ValueError("only the oldest step in flight can be committed, and only once")
-        for number, sequence in enumerate(self._in_flight.popleft()[1]):
-            sequence.in_flight -= 1
-            if sequence.request.state is not RequestState.FINISHED:  # else its result is discarded
-                yield number
-
-    def postpone(self, part: Slice, until: WaitHandle) -> None:
-        """A slice behind it that is in flight too is postponed as well: it has no token to compute."""
-        super().postpone(part, until)
-        request, sequence = part.request, self._live[part.request.id]
-        sequence.blocked_by = until
-        sequence.num_scheduled, sequence.num_tokens = request.computed, request.total
-
-    def _release(self, sequence: SequenceState) -> None:
+    def _remove(self, sequence: SequenceState) -> None:
         if self.cache.has_table(sequence.request):
             self.running_set.remove(sequence)
         else:
@@ -203,17 +171,30 @@ class Scheduler(PagedScheduler):
 
     # endregion
 
-    def _empty_queues(self) -> Iterable[SequenceState]:
-        self._in_flight.clear()
-        running_set = self.running_set
-        ran = running_set.running
-        running_set.running, running_set.leaving = RequestQueue(), []
-        running_set.did_not_fit = running_set.preempted_for = None
-        self.turns.clear()
-        return ran
+    def drain(self) -> list[Event]:
+        """Return the events since the last commit or drain: what has come of requests since, each event once."""
+        events = super().drain()
+        self.turns.delivered(events)
+        return events
 
-    def _queue_again(self, sequence: SequenceState) -> None:
-        if sequence.request.state is RequestState.RUNNING:
-            self.running_set.running.add(sequence)
-        else:
+    def _rank(self, request: Request) -> float:
+        return self.admission.policy.rank(request)
+
+    def _enqueue(self, sequence: SequenceState, again: bool = False) -> None:
+        request, total = sequence.request, sequence.num_tokens
+        if again:
             self.turns.put_back(sequence)
+            return
+        if total > self.cache.max_tokens:
+            room = f"the whole cache has room for {self.cache.max_tokens}"
+            raise ValueError(f"request {request.id} can never be served: its prompt has {total} tokens, and {room}")
+        self.admission.add(sequence)
+
+    def _clear(self) -> None:
+        self.running_set.clear()
+        self.turns.clear()
+        self.cache.release_all(sequence.request for sequence in self.sequences)
+
+    def _publish(self, request: Request, length: int) -> None:
+        if request.computed % self.cache.page_size < length:  # a page has become full
+            self.cache.publish(request)

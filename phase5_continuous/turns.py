@@ -34,7 +34,7 @@ class Turns(Protocol):
     def reorder(
         self, candidates: Sequence[SequenceState], place: Callable[[SequenceState], float]
     ) -> Sequence[SequenceState]:
-        """The first few in turn, by their places: ranks less head starts."""
+        """The first few in turn, by their places: each its rank less its head start."""
 
     def victim(self, running: Iterable[SequenceState]) -> SequenceState:
         """The request that is preempted when another one needs its pages."""

@@ -26,20 +26,21 @@ from types import SimpleNamespace
 from phase0_request.batch import Batch, Slice, StepOutput
 from phase0_request.core import EngineCore
 from phase0_request.params import SamplingParams
-from phase0_request.queue import SequenceState
 from phase0_request.request import Request, RequestState
 from phase0_request.scheduler import BaseScheduler
 
 class All(BaseScheduler):
-    def _enqueue(self, request, number):
-        return SequenceState(request, number)
+    def _enqueue(self, sequence, again=False):
+        pass
     def plan(self, now):
         running = [sequence.request for sequence in self.sequences if not sequence.request.finished]
         for request in running:
             if request.state is RequestState.WAITING:
                 request.admit(now)
         return Batch(tuple(Slice(r, r.computed, r.total - r.computed) for r in running))
-    def _release(self, sequence):
+    def _remove(self, sequence):
+        pass
+    def _clear(self):
         pass
 
 class Counter:

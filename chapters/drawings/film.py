@@ -7,6 +7,7 @@ from typing import NamedTuple, TypeVar
 
 from chapters.drawings.svg import Drawing
 from phase0_request.request import Request, RequestState
+from phase4_radix.extras.nodes import nodes_of
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.lab.simulator import Setting, Simulation
 from phase5_continuous.lab.traces import Arrival
@@ -75,7 +76,7 @@ def lane(request: Request | None, takes_part: bool) -> Lane:
 def pages(cache: PrefixCache, requests: dict[str, Request]) -> tuple[str, ...]:
     """Of each page: the request that holds it, "shared" by several, "cached" in the tree for later ones, or "free"."""
     looks = ["free"] * SETTING.pages
-    for node in cache.tree.nodes():
+    for node in nodes_of(cache.tree):
         for page in node.pages:
             looks[page] = "cached"
     for name, request in requests.items():

@@ -32,11 +32,16 @@ class Batcher(BaseScheduler):
         return Batch(tuple(Slice(r, r.computed, r.total - r.computed) for r in self.running.values()))
         # endregion
 
-    def _enqueue(self, request: Request, number: int) -> SequenceState:
-        sequence = SequenceState(request, (request.priority, number))
-        self.waiting.add(sequence)
-        return sequence
+    def _rank(self, request: Request) -> float:
+        return request.priority
 
-    def _release(self, sequence: SequenceState) -> None:
+    def _enqueue(self, sequence: SequenceState, again: bool = False) -> None:
+        self.waiting.add(sequence, again)
+
+    def _remove(self, sequence: SequenceState) -> None:
         if self.running.pop(sequence.request.id, None) is None:
             self.waiting.remove(sequence)
+
+    def _clear(self) -> None:
+        self.running.clear()
+        self.waiting.clear()

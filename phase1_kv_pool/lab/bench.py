@@ -108,7 +108,7 @@ def storing(device: torch.device, tokens: int, num_pages: int) -> Iterator[Stori
     k, v = fused[:, -2 * heads : -heads], fused[:, -heads:]
     kv = pool.layers[0]
     slots = list(_slots(tokens, pool))
-    every = pool.num_slots // len(slots)
+    every = num_pages * LAYER.page_size // len(slots)
 
     def copy(place: int) -> None:
         kv.keys.view(-1, heads, dim)[place : place + tokens].copy_(k)

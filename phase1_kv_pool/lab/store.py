@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from phase1_kv_pool.kernels import backends
+from phase1_kv_pool.kernels import interpret
 from phase1_kv_pool.kernels.store import store
 from phase1_kv_pool.layer import KVLayer
 
@@ -28,7 +28,7 @@ def store_of(way: str) -> Store:
     """reference, cpu (in torch, all tokens together) or triton."""
     if way != "triton":
         return {"reference": reference, "cpu": store}[way]
-    backends.prepare_triton()
+    interpret.prepare_triton()
     from phase1_kv_pool.lab.store_kernel import store_on_gpu
 
     return store_on_gpu

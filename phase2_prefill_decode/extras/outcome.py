@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from phase0_request.batch import Commit, Slice, StepOutput, WaitHandle
+from phase0_request.batch import Commit, Slice, StepOutput
 from phase0_request.params import TokenLogprobs
+from phase0_request.queue import WaitHandle
 from phase0_request.request import FinishReason, InvalidTransitionError, Request
 
 
@@ -64,7 +65,10 @@ class SliceOutcome:
         if self.embedding is not None:
             extras_of(request).embedding = self.embedding
         if self.late is not None:
-            commit.postpone(part, self.late)
+            known = part.length - len(part.beyond) - 1  # the last token is computed again
+            if known and part.start == request.computed:
+                commit.advance(request, part.start, known)
+            commit.block(request, self.late)
             return
         commit.advance(request, part.start, part.length - len(part.beyond))
         if request.computed < request.total:

@@ -84,7 +84,7 @@ class ModelRunner:
             work.start()
         try:
             computed = self._forward(step)
-            self.cache.changed.clear()
+            self.cache.copied()
             if in_flight and self._latest is not None:
                 self._latest.output()
             sampled = (None if works else computed.sampled) or self.sample(step, computed)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 
 from phase1_kv_pool.cache import CacheObserver
-from phase4_radix.radix_tree import page_keys
+from phase4_radix.page_keys import page_keys
 
 ROOT_HASH = 0  # before the first block
 HASH_BYTES = 8

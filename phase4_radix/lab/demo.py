@@ -13,8 +13,8 @@ from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase1_kv_pool.lab.serving import contiguous_runs
 from phase4_radix.engine import cached
+from phase4_radix.extras.nodes import NodeView, nodes_of
 from phase4_radix.prefix_cache import PrefixCache
-from phase4_radix.radix_tree import NodeView
 
 INSTRUCTION = "You are a helpful assistant."  # of every conversation
 ANSWER = 16  # tokens, at most
@@ -88,7 +88,7 @@ class TreeDemo:
         tree = self.cache.tree
         head = f"{tree.num_pages} pages in {len(tree)} nodes, {tree.num_locked} locked"
         path = [Tree(Text(head, "bold"), guide_style="dim")]
-        for node in tree.nodes():  # parents before children
+        for node in nodes_of(tree):  # parents before children
             del path[node.depth :]
             path.append(path[-1].add(self._describe(node)))
         return path[0]

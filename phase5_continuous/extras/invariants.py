@@ -3,6 +3,7 @@
 from phase0_request.core import CoreObserver, Step
 from phase0_request.queue import RequestQueue, SequenceState
 from phase0_request.request import RequestState
+from phase4_radix.extras.invariants import check_cache
 from phase5_continuous.extras.fairness import FairQueues
 from phase5_continuous.scheduler import Scheduler
 from phase5_continuous.turns import OneQueue
@@ -28,7 +29,7 @@ class Checks(CoreObserver):
 def check(scheduler: Scheduler) -> None:
     """Raise SchedulerError or PageError unless each request is in one queue, with the counts and pages of its state."""
     cache, running_set = scheduler.cache, scheduler.running_set
-    cache.check()
+    check_cache(cache)
     usage = cache.usage
     _hold(usage.free + usage.cached + usage.referenced == usage.total, f"pages are lost or counted twice: {usage}")
     _check_queue(RequestState.RUNNING, running_set.running)

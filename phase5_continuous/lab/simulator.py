@@ -21,7 +21,7 @@ from phase2_prefill_decode.lab.cost import CostModel
 from phase2_prefill_decode.lab.roofline import DEVICES, Device, named
 from phase2_prefill_decode.lab.shapes import SHAPES
 from phase2_prefill_decode.loading.config import ModelConfig
-from phase2_prefill_decode.scheduler import PagedScheduler, StaticScheduler
+from phase2_prefill_decode.scheduler import StaticScheduler
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.connect import turns
@@ -72,7 +72,7 @@ class Setting:
     def cache(self) -> PagedCache:
         return (PrefixCache if self.prefix_cache else PagedCache)(self.pages, self.page_size)
 
-    def scheduler(self) -> PagedScheduler:
+    def scheduler(self) -> StaticScheduler | Scheduler:
         if self.way == "static":
             return StaticScheduler(self.cache(), [EOS], batch_size=self.max_running, queue_limit=self.queue_limit)
         whole = self.way == "whole"
@@ -103,7 +103,9 @@ class Simulation:
         self.clock = VirtualClock()
         self.runner = VirtualRunner(setting.times(), self.clock, setting.launch)
         self.scheduler = setting.scheduler()
-        self.core: EngineCore[PagedScheduler, VirtualStep] = EngineCore(self.scheduler, self.runner, self.clock)
+        self.core: EngineCore[StaticScheduler | Scheduler, VirtualStep] = EngineCore(
+            self.scheduler, self.runner, self.clock
+        )
         self.stats = Stats(slo or SLO())
         self._arrivals: Iterator[Arrival] = iter(arrivals)
         self._next = next(self._arrivals, None)

@@ -16,11 +16,12 @@ from phase0_request.batch import StepOutput
 from phase0_request.core import EngineCore
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
-from phase1_kv_pool.kernels.backends import Backends
 from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.backend import triton_backend
 from phase2_prefill_decode.connect import sampler_for
 from phase2_prefill_decode.decoder import Decoder
+from phase2_prefill_decode.extras.grammar import masks
+from phase2_prefill_decode.extras.grammar.mask import apply_mask_on
 from phase2_prefill_decode.extras.piecewise import record_pieces
 from phase2_prefill_decode.extras.quantized.quantize import quantize
 from phase2_prefill_decode.extras.quantized.triton_product import TritonProduct
@@ -74,7 +75,7 @@ WAYS: dict[str, tuple[tuple[int, ...], int, tuple[int, ...]]] = {  # sizes of de
 
 @pytest.fixture(autouse=True)
 def kernels_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Backends, "on", lambda self, device: self.load("triton"))
+    monkeypatch.setattr(masks, "apply_mask_on", lambda device: apply_mask_on(torch.device("cuda")))
 
 
 @cache

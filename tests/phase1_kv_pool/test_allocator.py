@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from phase1_kv_pool import OutOfPagesError, PageAllocator, PageError
+from phase1_kv_pool.extras.invariants import check_allocator
 
 
 @pytest.mark.proof
@@ -65,7 +66,7 @@ class Unsearched(list[int]):
 
 def test_no_operation_walks_the_pool() -> None:
     allocator = PageAllocator(20)
-    allocator._free, allocator._counts = Unsearched(allocator._free), Unsearched(allocator._counts)
+    allocator.free, allocator.counts = Unsearched(allocator.free), Unsearched(allocator.counts)
     pages = allocator.allocate(8)
     allocator.share(pages[:4])
     assert (allocator.release(pages), allocator.release(pages[:4])) == (4, 4)
@@ -91,9 +92,9 @@ def test_a_pool_has_at_least_one_page(size: object) -> None:
 )
 def test_check_finds_every_inconsistency(counts: list[int], free: list[int], message: str) -> None:
     allocator = PageAllocator(2)
-    allocator._counts, allocator._free = counts, free
+    allocator.counts, allocator.free = counts, free
     with pytest.raises(PageError, match=message):
-        allocator.check()
+        check_allocator(allocator)
 
 
 class AllocatorAgainstCounter(RuleBasedStateMachine):
@@ -155,7 +156,7 @@ class AllocatorAgainstCounter(RuleBasedStateMachine):
     def agrees(self) -> None:
         if not hasattr(self, "allocator"):
             return
-        self.allocator.check()
+        check_allocator(self.allocator)
         counts = [self.allocator.count(page) for page in range(self.size)]
         wanted = [self.references[page] for page in range(self.size)]
         assert counts == wanted, f"the reference counts of pages 0 to {self.size - 1} are {counts}, not {wanted}"

@@ -1,4 +1,4 @@
-"""How Triton is prepared, and how a backend is chosen."""
+"""How Triton is prepared."""
 
 import os
 import sys
@@ -6,8 +6,8 @@ import sys
 import pytest
 import torch
 
-from phase1_kv_pool.kernels import BACKENDS, Backends, prepare_triton
-from tests.phase1_kv_pool.support import device_of
+from phase1_kv_pool.kernels import prepare_triton
+from tests.phase1_kv_pool.support import BACKENDS, device_of
 
 
 def test_without_a_gpu_kernels_are_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,12 +32,3 @@ def test_with_a_gpu_triton_compiles_unless_the_variable_is_set(monkeypatch: pyte
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert prepare_triton()
     assert [device_of(backend).type for backend in BACKENDS] == ["cpu", "cpu", "cuda"]
-
-
-def test_the_device_picks_the_backend() -> None:
-    operation = Backends(reference=min, cpu=max, triton="operator:add")
-    assert [operation.load(backend)(1, 2) for backend in BACKENDS] == [1, 2, 3]
-    assert operation.on(torch.device("cpu")) is max
-    assert operation.on(torch.device("cuda", 1))(1, 2) == 3
-    with pytest.raises(ValueError, match="backend must be one of reference, cpu, triton, got 'numpy'"):
-        operation.load("numpy")

@@ -159,7 +159,7 @@ class Decodes:
             cache.attach(request)
             cache.grow(request, max(self.prompt, 4 * self.changed))
             pieces.append(Slice(request, self.start, self.length))
-        cache.changed = {name: len(cache._tables[name]) - self.changed for name in cache.changed if self.changed}
+        cache.changed = {name: len(cache.tables[name]) - self.changed for name in cache.changed if self.changed}
         return pack(Batch(tuple(pieces)), cache, state.width)
 
 

@@ -80,7 +80,7 @@ def packed(lengths: tuple[int, ...], new: int = 1) -> StepTensors:
 
 def pool_of(config: ModelConfig, kv_dtype: str | None = None) -> KVPool:
     pool = KVPool(config.kv_layout(16, kv_dtype or config.dtype), len(LENGTHS) * PAGES)
-    draw, slots = torch.Generator().manual_seed(3), torch.arange(pool.num_slots)
+    draw, slots = torch.Generator().manual_seed(3), torch.arange(pool.num_pages * pool.layout.page_size)
     for layer in range(config.num_hidden_layers):
         k, v = torch.randn(2, len(slots), 2, config.head_dim, generator=draw).to(getattr(torch, config.dtype))
         store(pool.layers[layer], slots, k, v)

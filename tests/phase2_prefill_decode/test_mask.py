@@ -5,8 +5,12 @@ import pytest
 import torch
 
 from phase2_prefill_decode.extras.grammar.constraints import words
-from phase2_prefill_decode.extras.grammar.mask import APPLY_MASK
+from phase2_prefill_decode.extras.grammar.mask import ApplyMask, apply_mask_on
 from tests.phase1_kv_pool.support import bits, device_of, every_backend_and_dtype
+
+
+def apply_mask_of(backend: str) -> ApplyMask:
+    return apply_mask_on(torch.device("cuda" if backend == "triton" else "cpu"))  # interpreted without a GPU
 
 
 def wanted(logits: torch.Tensor, masks: torch.Tensor, numbers: list[int]) -> torch.Tensor:
@@ -31,7 +35,7 @@ def test_excluded_tokens_get_minus_infinity_and_the_others_stay_as_they_are(
     numbers = [2, -1, 0, 1, 2]
     logits[0, 0], logits[2, -1], logits[3, 0] = torch.nan, torch.inf, -torch.inf
     before = logits.clone()
-    found = APPLY_MASK.load(backend)(logits.to(device), masks.to(device), torch.tensor(numbers, device=device))
+    found = apply_mask_of(backend)(logits.to(device), masks.to(device), torch.tensor(numbers, device=device))
     torch.testing.assert_close(found.cpu(), wanted(before, masks, numbers), rtol=0, atol=0, equal_nan=True)
     assert torch.equal(bits(logits), bits(before)), (
         "the logits were changed in place: their log-probabilities are wanted"
@@ -43,6 +47,6 @@ def test_a_mask_of_zeros_excludes_a_whole_row_and_no_other(backend: str, dtype: 
     device = device_of(backend)
     logits = torch.randn(2, 100, generator=torch.Generator().manual_seed(0)).to(device, dtype)
     masks = torch.zeros(1, words(100), dtype=torch.int32, device=device)
-    found = APPLY_MASK.load(backend)(logits, masks, torch.tensor([-1, 0], device=device))
+    found = apply_mask_of(backend)(logits, masks, torch.tensor([-1, 0], device=device))
     assert torch.equal(found[0], logits[0])
     assert torch.equal(found[1].cpu(), torch.full((100,), -torch.inf, dtype=dtype))

@@ -101,7 +101,7 @@ def test_prompts_take_their_tokens_from_the_step_in_order() -> None:
     ],
 )
 def test_a_prompt_gets_what_fits(left: int, reserved: int, start: int, pending: int, length: int) -> None:
-    step = StepPlan(TokenBudget(64, 200), 1, decodes=0, left=left, reserved_for_short=reserved)
+    step = StepPlan(limits=TokenBudget(64, 200), page_size=1, decodes=0, left=left, reserved_for_short=reserved)
     found = step.fit(start, pending)
     assert found == length, f"a prompt of {pending} tokens; {left} are left, {reserved} of them for short prompts"
     assert (step.left, step.reserved_for_short) == (left, reserved), "fit takes nothing; add_prompt does"

@@ -17,6 +17,7 @@ from phase1_kv_pool.cache import PagedCache
 from phase2_prefill_decode.model import Model
 from phase3_chunked_prefill.budget import TokenBudget
 from phase3_chunked_prefill.engine import chunked
+from phase4_radix.extras.invariants import check_cache
 from tests.phase2_prefill_decode.models import saved, variant
 from tests.phase2_prefill_decode.test_identity import follows, prompts, theirs
 
@@ -91,7 +92,7 @@ def test_the_step_of_admission_does_not_change_the_tokens_of_a_request(
             core.scheduler.admit(core.clock())
         done = core.step()
         assert done is None or done.prefill_tokens + done.decode_tokens <= budget.max_batched_tokens
-        cache.check()
+        check_cache(cache)
         step += 1
     assert [requests[number].output_tokens for number in range(len(LENGTHS))] == qwen3.answers
     assert cache.usage.free == cache.usage.total

@@ -12,6 +12,7 @@ from phase2_prefill_decode.model import Model
 from phase2_prefill_decode.scheduler import StaticScheduler
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.engine import cached
+from phase4_radix.extras.invariants import check_cache
 from phase4_radix.prefix_cache import PrefixCache
 from tests.phase2_prefill_decode.models import saved, variant
 from tests.phase2_prefill_decode.test_identity import follows, theirs
@@ -70,7 +71,7 @@ def watched(engine: Engine[StaticScheduler]) -> list[int]:
     def checked() -> Any:
         before = cache.counts.evictions
         done = step()
-        cache.check()
+        check_cache(cache)
         evictions.append(cache.counts.evictions - before)
         return done
 

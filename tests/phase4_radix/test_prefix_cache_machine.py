@@ -18,6 +18,8 @@ from hypothesis.stateful import (
 from phase0_request import FinishReason, Request, Slice
 from phase1_kv_pool import OutOfPagesError, PageUsage
 from phase4_radix.extras.block_hashes import BlockHashes, block_hashes
+from phase4_radix.extras.invariants import check_cache
+from phase4_radix.extras.nodes import nodes_of
 from phase4_radix.prefix_cache import Counts, PrefixCache
 from tests.phase4_radix.steps import named, resume
 
@@ -73,7 +75,7 @@ class AgainstTheContentOfSlots(RuleBasedStateMachine):
         self.made = self.came = 0
 
     def in_tree(self) -> set[int]:
-        return {page for node in self.cache.tree.nodes() for page in node.pages}
+        return {page for node in nodes_of(self.cache.tree) for page in node.pages}
 
     def in_tables(self) -> set[int]:
         return {page for request in self.running for page in self.cache.table(request)}
@@ -223,7 +225,7 @@ class AgainstTheContentOfSlots(RuleBasedStateMachine):
     def agrees(self) -> None:
         if not hasattr(self, "cache"):
             return
-        self.cache.check()
+        check_cache(self.cache)
         assert self.router.blocks.keys() == {named(*content, self.size) for content in self.published()}
         assert len(self.cache.tree) <= 2 * self.came  # one where it diverges, and one where it ends
         cached, referenced = self.in_tree() - self.in_tables(), self.in_tables()

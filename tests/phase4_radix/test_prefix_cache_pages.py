@@ -6,6 +6,8 @@ import pytest
 
 from phase0_request import Request
 from phase1_kv_pool import OutOfPagesError, PageError
+from phase4_radix.extras.invariants import check_cache
+from phase4_radix.extras.nodes import nodes_of
 from phase4_radix.prefix_cache import PrefixCache
 from tests.phase4_radix.steps import SIZE, admit, compute, finish
 
@@ -27,7 +29,7 @@ def test_locked_pages_are_never_evicted(cache: PrefixCache) -> None:
     assert list(cache.table(b)) == pages
     assert not set(pages) & set(cache.table(c))
     assert cache.cached_tokens(Request("probe", tuple(range(16)))) == 8
-    cache.check()
+    check_cache(cache)
 
 
 def test_a_request_that_never_grew_leaves_the_cache_unchanged(cache: PrefixCache) -> None:
@@ -36,13 +38,13 @@ def test_a_request_that_never_grew_leaves_the_cache_unchanged(cache: PrefixCache
         request = admit(cache, name, range(first, first + 20))
         compute(cache, request)
         finish(cache, request)
-    before = list(cache.tree.nodes())
+    before = list(nodes_of(cache.tree))
     for length in range(1, 21):
         tried = Request("tried", tuple(range(length)))
         cache.attach(tried)
         cache.release(tried)
-        cache.check()
-        after = list(cache.tree.nodes())
+        check_cache(cache)
+        after = list(nodes_of(cache.tree))
         assert after == before, f"a request of {length} tokens was attached and released, and the tree changed"
     cache.grow(admit(cache, "c", [200]), 7 * SIZE)
     assert cache.cached_tokens(Request("probe", tuple(range(20)))) == 0  # a was evicted first, since it was used first
@@ -78,17 +80,17 @@ def test_computed_tokens_without_pages_are_an_error(cache: PrefixCache) -> None:
     ("breakage", "message"),
     [
         (lambda c: c.allocator.share([0]), "page 0 has 3 references and a count of 4"),
-        (lambda c: c._tables["b"].reverse(), "has locked other pages"),
-        (lambda c: c.tree.lock(c._handles["a"].node), "references, from"),
-        (lambda c: c.tree.unlock(c._handles["b"].node), "references, from"),
-        (lambda c: setattr(c._handles["b"], "published", 1), "has locked other pages"),
-        (lambda c: c._tables["b"].append(c._tables["a"][3]), "page 3 is not cached, and in two tables"),
+        (lambda c: c.tables["b"].reverse(), "has locked other pages"),
+        (lambda c: c.tree.lock(c.handles["a"].node), "references, from"),
+        (lambda c: c.tree.unlock(c.handles["b"].node), "references, from"),
+        (lambda c: setattr(c.handles["b"], "published", 1), "has locked other pages"),
+        (lambda c: c.tables["b"].append(c.tables["a"][3]), "page 3 is not cached, and in two tables"),
     ],
 )
 def test_check_finds_corruption(cache: PrefixCache, breakage: Callable[[PrefixCache], object], message: str) -> None:
     compute(cache, admit(cache, "a", range(14)))
     compute(cache, admit(cache, "b", [*range(8), 60, 61, 62, 63, 64]))
-    cache.check()
+    check_cache(cache)
     breakage(cache)
     with pytest.raises(PageError, match=message):
-        cache.check()
+        check_cache(cache)

@@ -8,6 +8,7 @@ from phase0_request import Request, SamplingParams, Slice, TokenLogprobs
 from phase1_kv_pool import PageError, PageUsage
 from phase2_prefill_decode.extras.outcome import add_prompt_logprobs
 from phase4_radix import radix_tree
+from phase4_radix.extras.invariants import check_cache
 from phase4_radix.prefix_cache import PrefixCache
 from tests.phase4_radix.steps import SIZE, admit, compute, finish
 
@@ -23,7 +24,7 @@ def test_a_prefix_computed_before_is_a_hit(cache: PrefixCache) -> None:
     assert (b.computed, list(cache.table(b))) == (8, [0, 1])
     assert compute(cache, b) == [2 * SIZE, 2 * SIZE + 1]
     assert cache.usage == PageUsage(total=12, free=9, referenced=3, cached=0)
-    cache.check()
+    check_cache(cache)
 
 
 @pytest.mark.parametrize(("prompt", "found"), [(1, 0), (4, 0), (5, 4), (8, 4), (9, 8), (10, 8)])
@@ -35,7 +36,7 @@ def test_a_wholly_cached_prompt_leaves_one_token_to_compute(cache: PrefixCache, 
     compute(cache, b)
     b.append(1, 0.0)
     assert b.output_tokens == [1]
-    cache.check()
+    check_cache(cache)
 
 
 @pytest.mark.parametrize(("scored", "found"), [(0, 0), (7, 4), (8, 8), (11, 8)])
@@ -67,7 +68,7 @@ def test_only_full_and_computed_pages_are_shared(cache: PrefixCache) -> None:
         cache.publish(a)
         found = cache.cached_tokens(probe)
         assert before <= found == there, f"with {a.computed} tokens computed, {found} are cached"
-    cache.check()
+    check_cache(cache)
 
 
 def test_two_requests_that_compute_the_same_prompt_end_up_on_the_same_pages(cache: PrefixCache) -> None:
@@ -83,13 +84,13 @@ def test_two_requests_that_compute_the_same_prompt_end_up_on_the_same_pages(cach
     assert cache.table(b)[2] not in cache.table(a)
     assert cache.usage.free == 12 - 4
     assert cache.counts.duplicates == 2
-    cache.check()
+    check_cache(cache)
     finish(cache, a)
-    cache.check()
+    check_cache(cache)
     cache.grow(b, (12 - 3 + 3) * SIZE)  # all free and evictable pages: none of them is b's
     assert len(set(cache.table(b))) == 12
     finish(cache, b)
-    cache.check()
+    check_cache(cache)
 
 
 @pytest.mark.parametrize("lag", [0, 1, 5])
@@ -107,7 +108,7 @@ def test_requests_that_decode_the_same_answer_leave_one_node(clients: int, lag: 
     for request in requests:
         finish(cache, request)
     assert (len(cache.tree), cache.tree.num_pages) == (1, 209 // SIZE)
-    cache.check()
+    check_cache(cache)
 
 
 def test_switched_pages_are_new_to_the_device(cache: PrefixCache) -> None:

@@ -13,7 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phase1_kv_pool import PageError
-from phase4_radix.radix_tree import ROOT, RadixTree, common_pages, page_keys
+from phase4_radix.extras.invariants import check_tree
+from phase4_radix.extras.nodes import nodes_of
+from phase4_radix.page_keys import common_pages, page_keys
+from phase4_radix.radix_tree import ROOT, RadixTree
 from tests.phase4_radix.trees import A, B, C, D, flat, shape
 
 
@@ -51,7 +54,7 @@ def test_prefixes_split_where_they_diverge(tree: RadixTree) -> None:
     wanted = [(1, flat(A, B), [10, 11], 1), (2, flat(C), [12], 0), (2, flat(D), [22], 1)]
     assert shape(tree) == wanted, "pages 10 to 12, then 20 to 22, two of them the same prefix"
     assert (tree.num_pages, tree.num_locked, tree.num_evictable, len(tree)) == (4, 3, 1, 3)
-    tree.check()
+    check_tree(tree)
 
 
 @pytest.mark.parametrize(
@@ -76,10 +79,10 @@ def test_a_match_is_the_longest_prefix_in_whole_pages(tree: RadixTree, tokens: l
 
 def test_a_match_changes_nothing(tree: RadixTree) -> None:
     """Not even the time of last use."""
-    before = copy.deepcopy(vars(tree) | {"_leaves": vars(tree._leaves)})
+    before = copy.deepcopy(vars(tree) | {"leaves": vars(tree.leaves)})
     for tokens in (flat(A), flat(A, B, C), flat(A, D), flat(D)):
         tree.match(tokens)
-    assert vars(tree) | {"_leaves": vars(tree._leaves)} == before
+    assert vars(tree) | {"leaves": vars(tree.leaves)} == before
 
 
 def test_salts_share_nothing() -> None:
@@ -90,7 +93,7 @@ def test_salts_share_nothing() -> None:
         assert tree.insert(flat(A, B), [2 * number, 2 * number + 1], salt).pages == []
     for number, salt in enumerate(salts):
         assert tree.match(flat(A, B), salt).pages == [2 * number, 2 * number + 1]
-    assert [node.salt for node in tree.nodes()] == salts
+    assert [node.salt for node in nodes_of(tree)] == salts
     small = RadixTree(1)
     small.insert([0x61616161, 5], [0, 1])  # a salt with the bytes of a token is not that token
     assert small.match([5], "aaaa").pages == []
@@ -108,7 +111,7 @@ def test_a_salt_counts_only_at_the_root() -> None:
 
 def test_misuse_is_an_error(tree: RadixTree) -> None:
     leaf = tree.match(flat(A, B, C)).node
-    for act in (tree.lock, tree.unlock, tree.path):
+    for act in (tree.lock, tree.unlock):
         with pytest.raises(PageError, match="node -1 is not in the tree"):
             act(-1)
     with pytest.raises(PageError, match=f"node {leaf} is not locked"):
@@ -117,7 +120,7 @@ def test_misuse_is_an_error(tree: RadixTree) -> None:
         tree.insert(flat(D), [50], after=leaf)
     with pytest.raises(ValueError, match="3 tokens do not fill 1 pages of 2"):
         tree.insert([1, 2, 3], [1])
-    tree.check()
+    check_tree(tree)
 
 
 def lines_of(act: Callable[[], Any]) -> int:
@@ -170,30 +173,30 @@ def test_a_tree_deeper_than_the_recursion_limit() -> None:
         tree.lock(node)
         tree.lock(node)  # two locks: the next page gets a node of its own
     assert len(tree) == deep, f"{deep} pages continue a node with two locks each, and the tree has {len(tree)} nodes"
-    tree.check()
+    check_tree(tree)
     assert tree.match(range(deep)).pages == list(range(deep))
-    assert [node.depth for node in tree.nodes()] == list(range(1, deep + 1))
+    assert [node.depth for node in nodes_of(tree)] == list(range(1, deep + 1))
 
 
 @pytest.mark.parametrize(
     ("breakage", "message"),
     [
-        (lambda t: t._free.append(2), "1 free"),
-        (lambda t: t._nodes[1].pages.append(5), "has 2 pages for a key of 1"),
-        (lambda t: setattr(t._nodes[2], "parent", 1), "is not the child that node"),
-        (lambda t: t._nodes[1].key.__setitem__(0, b"12"), "is not the child"),
-        (lambda t: t._nodes[1].pages.__setitem__(0, 22), "twice"),
+        (lambda t: t.free.append(2), "1 free"),
+        (lambda t: t.nodes[1].pages.append(5), "has 2 pages for a key of 1"),
+        (lambda t: setattr(t.nodes[2], "parent", 1), "is not the child that node"),
+        (lambda t: t.nodes[1].key.__setitem__(0, b"12"), "is not the child"),
+        (lambda t: t.nodes[1].pages.__setitem__(0, 22), "twice"),
         (lambda t: setattr(t, "num_pages", 5), "counts 5 pages"),
         (lambda t: setattr(t, "num_locked", 2), "2 locked ones"),
-        (lambda t: setattr(t._nodes[3], "ref_count", 2), "fewer references than its children"),
-        (lambda t: t._leaves.discard(1), "unlocked leaves and the eviction queue differ"),
-        (lambda t: t._leaves.add(3, 9), "unlocked leaves and the eviction queue differ"),
-        (lambda t: setattr(t._nodes[1], "last_used", 9), "node 1 was used after its parent 2"),
-        (lambda t: setattr(t._nodes[3], "ref_count", 0) or setattr(t._nodes[2], "ref_count", 0), "of them locked"),
+        (lambda t: setattr(t.nodes[3], "ref_count", 2), "fewer references than its children"),
+        (lambda t: t.leaves.discard(1), "unlocked leaves and the eviction queue differ"),
+        (lambda t: t.leaves.add(3, 9), "unlocked leaves and the eviction queue differ"),
+        (lambda t: setattr(t.nodes[1], "last_used", 9), "node 1 was used after its parent 2"),
+        (lambda t: setattr(t.nodes[3], "ref_count", 0) or setattr(t.nodes[2], "ref_count", 0), "of them locked"),
     ],
 )
 def test_check_finds_corruption(tree: RadixTree, breakage: Callable[[RadixTree], object], message: str) -> None:
-    tree.check()
+    check_tree(tree)
     breakage(tree)
     with pytest.raises(PageError, match=message):
-        tree.check()
+        check_tree(tree)

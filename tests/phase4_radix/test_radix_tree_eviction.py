@@ -1,5 +1,6 @@
 """The order of eviction, and what is left."""
 
+from phase4_radix.extras.invariants import check_tree
 from phase4_radix.radix_tree import RadixTree
 from tests.phase4_radix.trees import A, B, C, D, flat
 
@@ -14,7 +15,7 @@ def test_a_leaf_is_evicted_from_its_end_and_only_as_far_as_needed() -> None:
     assert tree.evict(1) == [0]
     assert tree.evict(0) == []
     assert tree.evict(4) == [3]
-    tree.check()
+    check_tree(tree)
 
 
 def test_an_unused_lock_leaves_a_leaf_that_can_be_evicted() -> None:
@@ -28,10 +29,10 @@ def test_an_unused_lock_leaves_a_leaf_that_can_be_evicted() -> None:
 
 def test_entries_of_the_arena_are_reused(tree: RadixTree) -> None:
     tree.unlock(tree.match(flat(A, B, D)).node)
-    arena = len(tree._nodes)
+    arena = len(tree.nodes)
     for _ in range(50):
         tree.evict(99)
         tree.insert(flat(A, B, C), [0, 1, 2])
         tree.insert(flat(A, D), [3, 4])
-        tree.check()
-    assert len(tree._nodes) == arena
+        check_tree(tree)
+    assert len(tree.nodes) == arena

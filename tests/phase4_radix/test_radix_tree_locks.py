@@ -1,5 +1,7 @@
 """Locks: which nodes they protect, and when nodes are split and merged."""
 
+from phase4_radix.extras.invariants import check_tree
+from phase4_radix.extras.nodes import nodes_of
 from phase4_radix.radix_tree import RadixTree
 from tests.phase4_radix.trees import A, B, C, D, flat, shape
 
@@ -16,7 +18,7 @@ def test_a_lock_ends_where_the_match_ends() -> None:
     tree.unlock(node)
     assert sorted(tree.evict(9)) == [0, 1]
     assert (len(tree), tree.num_pages) == (0, 0)
-    tree.check()
+    check_tree(tree)
 
 
 def test_insert_extends_a_node_with_one_lock_and_no_children() -> None:
@@ -32,7 +34,7 @@ def test_insert_extends_a_node_with_one_lock_and_no_children() -> None:
     tree.unlock(node)
     assert tree.insert(flat(D), [3], after=node).node not in (node, other)  # it has a child already
     assert len(tree) == 3
-    tree.check()
+    check_tree(tree)
 
 
 def test_a_split_is_undone_when_its_lock_is_released_unused() -> None:
@@ -41,14 +43,14 @@ def test_a_split_is_undone_when_its_lock_is_released_unused() -> None:
     tree = RadixTree(2)
     for page, tokens in enumerate((A, D)):
         tree.insert(flat(tokens, B, C), [3 * page, 3 * page + 1, 3 * page + 2])
-    before = list(tree.nodes())
+    before = list(nodes_of(tree))
     for used in (False, True):
         node = tree.split(tree.match(flat(A, B)))
         tree.lock(node)
         assert len(tree) == 3
         tree.unlock(node, used)
-        tree.check()
-        assert (list(tree.nodes()) == before) is not used
+        check_tree(tree)
+        assert (list(nodes_of(tree)) == before) is not used
     tree.lock(node)
     tree.unlock(node, used=False)
     assert len(tree) == 3
@@ -66,11 +68,11 @@ def test_a_use_merges_all_nodes_of_its_path() -> None:
         tree.lock(end)
     for end in reversed(ends):
         tree.unlock(end)
-    assert [node.pages for node in tree.nodes()] == [[0], [1], [2, 3]], "page 0 alone was used last"
+    assert [node.pages for node in nodes_of(tree)] == [[0], [1], [2, 3]], "page 0 alone was used last"
     tree.insert(flat(A, B, C, D), [4, 5, 6, 7])
-    pages = [node.pages for node in tree.nodes()]
+    pages = [node.pages for node in nodes_of(tree)]
     assert pages == [[0, 1, 2, 3]], f"four pages were used together, without a lock; nodes: {pages}"
-    tree.check()
+    check_tree(tree)
 
 
 def test_an_insert_from_the_root_does_not_extend_a_locked_node() -> None:

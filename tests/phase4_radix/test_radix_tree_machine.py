@@ -14,6 +14,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from phase4_radix.extras.invariants import check_tree
+from phase4_radix.extras.nodes import nodes_of, path_to
 from phase4_radix.radix_tree import RadixTree
 
 Prefix = tuple[str, tuple[int, ...]]  # salt, tokens
@@ -129,10 +131,10 @@ class AgainstADictOfPrefixes(RuleBasedStateMachine):
     def agrees(self) -> None:
         if not hasattr(self, "tree"):
             return
-        self.tree.check()
+        check_tree(self.tree)
         found: dict[Prefix, int] = {}
         path: list[tuple[str, tuple[int, ...]]] = [("", ())]
-        for node in self.tree.nodes():
+        for node in nodes_of(self.tree):
             del path[node.depth :]
             salt, tokens = path[-1]
             salt = node.salt if node.depth == 1 else salt
@@ -143,7 +145,7 @@ class AgainstADictOfPrefixes(RuleBasedStateMachine):
         assert self.tree.num_pages == len(self.pages)
         assert self.tree.num_locked == len(self.locked())
         for node, prefix in self.locks:
-            pages = [page for part in self.tree.path(node) for page in self.tree._nodes[part].pages]
+            pages = [page for part in path_to(self.tree, node) for page in self.tree.nodes[part].pages]
             wanted = [self.pages[p] for p in self.prefixes(*prefix)]
             assert pages == wanted, f"a lock on pages {wanted} now covers {pages}"
 

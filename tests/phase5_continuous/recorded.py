@@ -4,6 +4,8 @@ import json
 
 from phase0_request.core import CoreObserver, Step
 from phase0_request.request import Request
+from phase3_chunked_prefill.budget import StepPlan
+from phase4_radix.extras.nodes import nodes_of, path_to
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.extras.record.held import Held, held
 from phase5_continuous.extras.record.lines import Line
@@ -53,9 +55,9 @@ class Recorded(CoreObserver):
             cache.allocator.count(page) for page in range(cache.usage.total)
         ]
         if isinstance(cache, PrefixCache):
-            views = {view.node: view for view in cache.tree.nodes()}
+            views = {view.node: view for view in nodes_of(cache.tree)}
             for view in views.values():
-                above = cache.tree.path(view.node)[-2:-1]
+                above = path_to(cache.tree, view.node)[-2:-1]
                 parents = [views[above[0]].pages[-1] if above else None, *view.pages]
                 for place, page in enumerate(view.pages):
                     size = cache.page_size
@@ -82,8 +84,9 @@ class Recorded(CoreObserver):
 
     def planned(self, step: Step) -> None:
         """Each reason why a request was not admitted is true: trying it fails."""
-        scheduler = self.engine.scheduler
-        reasons = held(scheduler)
+        scheduler, plan = self.engine.scheduler, step.batch
+        assert isinstance(plan, StepPlan)
+        reasons = held(scheduler, plan)
         assert bool(reasons) == bool(scheduler.turns)
         for each in reasons:
             self.whys.append(each.why)

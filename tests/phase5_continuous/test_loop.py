@@ -13,9 +13,10 @@ import pytest
 from phase0_request import Batch, FinishReason, Request, StepOutput
 from phase0_request.core import EngineCore
 from phase1_kv_pool import PagedCache
-from phase2_prefill_decode.scheduler import PagedScheduler, StaticScheduler
+from phase2_prefill_decode.scheduler import StaticScheduler
 from phase3_chunked_prefill.budget import TokenBudget
 from phase3_chunked_prefill.chunker import Chunker
+from phase4_radix.extras.invariants import check_cache
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.admission import Admission
 from phase5_continuous.extras.invariants import check
@@ -158,7 +159,7 @@ def scheduler_with(ahead: int) -> Callable[[PagedCache], Scheduler]:
 
 @pytest.mark.parametrize("make", [scheduler_with(0), scheduler_with(1), static_scheduler], ids=["0", "1", "static"])
 def test_every_request_continues_after_an_interrupt_anywhere_in_its_scheduler(
-    make: Callable[[PagedCache], PagedScheduler],
+    make: Callable[[PagedCache], StaticScheduler | Scheduler],
 ) -> None:
     """At each line once, in a pool in which requests are preempted and end in flight. A token that an interrupt keeps
     from its request, in the commit of phase 0, is not looked at."""
@@ -181,7 +182,7 @@ def test_every_request_continues_after_an_interrupt_anywhere_in_its_scheduler(
         if isinstance(scheduler, Scheduler):
             check(scheduler)
         for _ in loop.run():
-            cache.check()
+            check_cache(cache)
         assert [one.output_tokens for one in requests] == [alone(one, EOS)[0] for one in requests]
         assert cache.usage.referenced == 0
         if place is not None:
@@ -194,7 +195,7 @@ def test_every_request_continues_after_an_interrupt_anywhere_in_its_scheduler(
 
 @pytest.mark.parametrize("make", [scheduler_with(0), scheduler_with(1), static_scheduler], ids=["0", "1", "static"])
 def test_an_interrupt_in_the_look_up_of_a_prefix_locks_nothing_and_is_passed_on(
-    make: Callable[[PagedCache], PagedScheduler], monkeypatch: pytest.MonkeyPatch
+    make: Callable[[PagedCache], StaticScheduler | Scheduler], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache, one = PrefixCache(14, 4), request("a", 9, 12)
     loop = EngineCore(make(cache), Runner(Device(cache), "never"))
@@ -204,6 +205,6 @@ def test_an_interrupt_in_the_look_up_of_a_prefix_locks_nothing_and_is_passed_on(
         with pytest.raises(KeyboardInterrupt):
             loop.step()
     for _ in loop.run():
-        cache.check()
+        check_cache(cache)
     assert one.output_tokens == alone(one, EOS)[0]
     assert cache.usage.referenced == 0

@@ -19,6 +19,7 @@ from hypothesis.stateful import (
 from phase0_request import FinishReason, QueueFullError, Request, SamplingParams
 from phase1_kv_pool import PagedCache
 from phase3_chunked_prefill.budget import TokenBudget
+from phase4_radix.extras.invariants import check_cache
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.extras.fairness import FairQueues
 from phase5_continuous.extras.speculation.speculation import Proposer, Speculation, speculation_in
@@ -232,7 +233,7 @@ class Anything(RuleBasedStateMachine):
                 assert self.cache.allocator.count(page) > 0, f"page {page} is free, and a step in flight reads it"
         speculation = speculation_in(self.engine.scheduler)
         if speculation is not None and speculation.draft_model is not None:
-            speculation.draft_model.cache.check()
+            check_cache(speculation.draft_model.cache)
         running_set = self.engine.scheduler.running_set
         Anything.seen += Counter(leaving=len(running_set.leaving), pool_full=running_set.did_not_fit is not None)
 

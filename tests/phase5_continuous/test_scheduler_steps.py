@@ -86,15 +86,7 @@ def test_a_refused_commit_changes_nothing() -> None:
         scheduler.commit(first, StepOutput([9, 9]), 1)
     with pytest.raises(ValueError, match="gave no token for request a, which it completed"):
         scheduler.commit(first, StepOutput([None]), 1)
-    second = scheduler.plan(0)
-    with pytest.raises(ValueError, match="only the oldest step in flight can be committed, and only once"):
-        scheduler.commit(second, StepOutput([9]), 1)
-    with pytest.raises(RuntimeError, match="2 steps are in flight; commit the oldest before planning another"):
-        scheduler.plan(0)
     assert len(scheduler.commit(first, StepOutput([9]), 1)) == 1
-    with pytest.raises(ValueError, match="only the oldest step in flight"):
-        scheduler.commit(first, StepOutput([9]), 1)
-    assert len(scheduler.commit(second, StepOutput([9]), 1)) == 1
     check(scheduler)
 
 

@@ -12,7 +12,7 @@ from phase0_request.core import EngineCore
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
-from phase2_prefill_decode.scheduler import PagedScheduler, StaticScheduler
+from phase2_prefill_decode.scheduler import StaticScheduler
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.connect import turns
@@ -95,9 +95,9 @@ def play(controls: Mapping[str, Any]) -> list[Line]:
     return lines
 
 
-def engine(scene: Scene) -> EngineCore[PagedScheduler, Batch]:
+def engine(scene: Scene) -> EngineCore[StaticScheduler | Scheduler, Batch]:
     cache = (PrefixCache if scene.cache == "prefix" else PagedCache)(scene.pages, scene.page_size)
-    scheduler: PagedScheduler
+    scheduler: StaticScheduler | Scheduler
     if scene.batching == "static":
         scheduler = StaticScheduler(cache, batch_size=scene.running)
     else:

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from phase0_request.batch import WaitHandle
 from phase0_request.params import GRAMMAR_FAILED, SamplingParams, TokenSet
+from phase0_request.queue import WaitHandle
 from phase0_request.request import Request
 from phase2_prefill_decode.extras.grammar.grammar import Grammars
 from phase2_prefill_decode.extras.outcome import Forced

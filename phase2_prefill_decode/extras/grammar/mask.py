@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from phase1_kv_pool.kernels.backends import Backends
+from phase1_kv_pool.kernels import interpret
 
 # logits [rows, vocab], bits [masks, words] int32, numbers [rows] int64: of each row's mask, -1 for none -> the logits
 # again, but -inf where the bit is 0. NaN stays NaN: a row that has any fails
@@ -28,6 +28,11 @@ def reference(logits: Tensor, bits: Tensor, numbers: Tensor) -> Tensor:
 # endregion
 
 
-APPLY_MASK: Backends[ApplyMask] = Backends(
-    reference, reference, "phase2_prefill_decode.extras.grammar.triton_mask:apply_mask"
-)
+def apply_mask_on(device: torch.device) -> ApplyMask:
+    """The implementation for logits on this device."""
+    if device.type != "cuda":
+        return reference
+    interpret.prepare_triton()
+    from phase2_prefill_decode.extras.grammar.triton_mask import apply_mask
+
+    return apply_mask

@@ -18,7 +18,7 @@ from phase2_prefill_decode.extras.grammar.constraints import (
     in_flight,
     is_constrained,
 )
-from phase2_prefill_decode.extras.grammar.mask import APPLY_MASK
+from phase2_prefill_decode.extras.grammar.mask import apply_mask_on
 from phase2_prefill_decode.extras.outcome import drawn_of, outcome_of
 from phase2_prefill_decode.sampling.processors import DrawRow, Processor, Work
 from phase2_prefill_decode.sampling.sampler import Sampler
@@ -32,7 +32,7 @@ class Masks(Processor):
         self, constraints: Constraints, device: str | torch.device = "cpu", eos_ids: Collection[int] = ()
     ) -> None:
         self.constraints, self.device, self.eos_ids = constraints, torch.device(device), eos_ids
-        self.apply = APPLY_MASK.on(self.device)
+        self.apply = apply_mask_on(self.device)
         self._of_requests: WeakKeyDictionary[Request, Follower] = WeakKeyDictionary()
 
     def wants(self, params: SamplingParams) -> bool:

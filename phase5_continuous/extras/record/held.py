@@ -28,11 +28,11 @@ class Held(NamedTuple):
     more: tuple[int | str | Request, ...] = ()
 
 
-def held(scheduler: Scheduler) -> list[Held]:
+def held(scheduler: Scheduler, plan: StepPlan) -> list[Held]:
     """The next request in turn, and why the last plan has not admitted it: the one that did not fit, if there is one.
     Else also the request that is first of all in rank, if another tenant is served before it."""
-    turns, plan = scheduler.turns, scheduler.last_plan
-    if not turns or plan is None:
+    turns = scheduler.turns
+    if not turns:
         return []
     if (request := scheduler.running_set.did_not_fit) is not None:
         return [_lacking(scheduler, request)]

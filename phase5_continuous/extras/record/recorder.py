@@ -13,16 +13,17 @@ the next.
 """
 
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from phase0_request.batch import Event
+from phase0_request.batch import Batch, Event
 from phase0_request.core import CoreObserver, EngineCore, Step
 from phase0_request.request import Request, RequestState
 from phase1_kv_pool.cache import CacheObserver
 from phase2_prefill_decode.extras.outcome import extras_of
-from phase2_prefill_decode.scheduler import PagedScheduler, StaticScheduler
+from phase2_prefill_decode.scheduler import StaticScheduler
+from phase3_chunked_prefill.budget import StepPlan
+from phase4_radix.extras.nodes import nodes_of
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.extras.record.held import held
 from phase5_continuous.extras.record.lines import VERSION, Line
@@ -46,7 +47,7 @@ class Recorder(CoreObserver, CacheObserver):
         self, core: EngineCore[Any, Any], write: Callable[[Line], object], *, text: bool = False, model: str = ""
     ) -> None:
         self.core = core
-        self.scheduler: PagedScheduler = core.scheduler
+        self.scheduler: StaticScheduler | Scheduler = core.scheduler
         self.cache = self.scheduler.cache
         self.write = write
         self.text = text
@@ -54,8 +55,7 @@ class Recorder(CoreObserver, CacheObserver):
         self._numbers: dict[Request, int] = {}  # of the requests that are here
         self._count = 0
         self._ended: list[Request] = []  # they may hold pages until a step in flight is committed
-        self._tables: set[Request] = set()  # with a page table in the record
-        self._planned = deque[tuple[Step, Line, list[PlannedDraft]]]()  # kinds of slices hold until a step is committed
+        self.tables: set[Request] = set()  # with a page table in the record
         self._changes: Line = {}  # since the last line
         write(self._header(model))
         if core.steps or core.has_work or self.cache.usage.free < self.cache.usage.total:
@@ -78,12 +78,12 @@ class Recorder(CoreObserver, CacheObserver):
         for request in live:
             self._number(request)
         self._changes.clear()
-        self._tables = {request for request in live if self.cache.has_table(request)}
+        self.tables = {request for request in live if self.cache.has_table(request)}
         for stored in tree_pages(self.cache, self.text):
             self._note("pages", stored)
         for request, number in self._numbers.items():  # also of those whose end is yet to be written
             self._note("new", self._arrival(request))
-            if request in self._tables:
+            if request in self.tables:
                 self._note("pages", ["attach", number, [*self.cache.table(request)]])
                 self._note("admitted", [number, request.computed])
             elif request.state is RequestState.PREEMPTED:
@@ -113,7 +113,8 @@ class Recorder(CoreObserver, CacheObserver):
                 prefill.append([numbers[request], start, length - drafted])
             elif not drafted:
                 decode.append(numbers[request])
-        self._planned.append((step, {"prefill": prefill, "decode": decode, "held": self._held()}, verify))
+        planned = {"prefill": prefill, "decode": decode, "held": self._held(step.batch)}
+        step.notes += ((self, (planned, verify)),)  # the kinds of its slices do not hold after its commit
 
     def completed(self, step: Step) -> None:
         line: Line = {}
@@ -124,9 +125,8 @@ class Recorder(CoreObserver, CacheObserver):
                 "t": self._since(step.start),
                 "ms": [int(1e6 * part) / 1e3 for part in parts],
             }
-            if self._planned and self._planned[0][0] is step:  # else it was launched before the record began
-                _, said, verify = self._planned.popleft()
-                for key, slices in said.items():
+            for planned, verify in (note for of, note in step.notes if of is self):  # else it is older than the record
+                for key, slices in planned.items():
                     if slices:
                         line[key] = slices
                 if verify:
@@ -136,16 +136,13 @@ class Recorder(CoreObserver, CacheObserver):
                     ]
         self._emit(line, step.events)
 
-    def discarded(self) -> None:
-        self._planned.clear()
-
     # and the cache these.
 
     def grown(self, request: Request, pages: Sequence[int]) -> None:
         number = self._number(request)
-        if request not in self._tables:
+        if request not in self.tables:
             cached = self.cache.table(request)[: -len(pages)]
-            self._tables.add(request)
+            self.tables.add(request)
             self._note("pages", ["attach", number, cached])
             self._note("admitted", [number, len(cached) * self.cache.page_size])
         self._note("pages", ["grow", number, [*pages]])
@@ -154,9 +151,9 @@ class Recorder(CoreObserver, CacheObserver):
         self._note("pages", ["swap", self._numbers[request], first, [*pages]])
 
     def released(self, request: Request) -> None:
-        if request not in self._tables:  # it was attached, did not fit, and is released again
+        if request not in self.tables:  # it was attached, did not fit, and is released again
             return
-        self._tables.remove(request)
+        self.tables.remove(request)
         self._note("pages", ["free", self._numbers[request]])
         if request.state is RequestState.RUNNING:
             scheduler = self.scheduler
@@ -193,9 +190,9 @@ class Recorder(CoreObserver, CacheObserver):
             self._changes = {}
         if self._ended:
             for request in self._ended:
-                if request not in self._tables:
+                if request not in self.tables:
                     numbers.pop(request, None)
-            self._ended = [request for request in self._ended if request in self._tables]
+            self._ended = [request for request in self._ended if request in self.tables]
         if line:
             if "t" not in line:
                 line["t"] = self._since(self.core.clock())
@@ -219,9 +216,9 @@ class Recorder(CoreObserver, CacheObserver):
             given["tokens"] = request.tokens(0, request.total)
         return {key: value for key, value in given.items() if value or key in ("r", "id")}
 
-    def _held(self) -> list[list[Any]]:
+    def _held(self, batch: Batch) -> list[list[Any]]:
         scheduler, numbers = self.scheduler, self._numbers
-        reasons = held(scheduler) if isinstance(scheduler, Scheduler) else ()
+        reasons = held(scheduler, batch) if isinstance(scheduler, Scheduler) and isinstance(batch, StepPlan) else ()
         return [[numbers[request], why, *map(self._name, more)] for request, why, more in reasons]
 
     def _name(self, more: int | str | Request) -> int | str:
@@ -252,7 +249,7 @@ class Recorder(CoreObserver, CacheObserver):
 def tree_pages(cache: Any, text: bool) -> Sequence[list[Any]]:
     """The operations that store what the tree of a cache holds."""
     stored, ends = list[list[Any]](), dict[int, int]()  # the last page of the newest node of each depth
-    for view in cache.tree.nodes() if isinstance(cache, PrefixCache) else ():
+    for view in nodes_of(cache.tree) if isinstance(cache, PrefixCache) else ():
         stored.append(["store", ends.get(view.depth - 1), view.pages, *([view.tokens] if text else ())])
         ends[view.depth] = view.pages[-1]
     return stored

@@ -95,7 +95,7 @@ class Speculation:
     def counts(self) -> tuple[int, int, tuple[int, ...]]:
         return self.drafts, self.drafted, tuple(self.accepted)
 
-    def extend(self, step: StepPlan, running_set: RunningSet) -> Sequence[Slice]:
+    def extend(self, step: StepPlan, running_set: RunningSet) -> list[Slice]:
         """The slices of a step, those of decodes longer by a draft. Drafts take what the requests have left of the
         step's budget and of the pool; no request waits or is preempted for one."""
         slices, left, self.proposals = [*step.slices], step.left, {}

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from phase0_request.batch import WaitHandle
 from phase0_request.core import CoreObserver, EngineCore
+from phase0_request.queue import WaitHandle
 from phase0_request.request import FinishReason, Request
 from phase2_prefill_decode.extras.grammar.constraints import (
     Constraint,

@@ -1,5 +1,6 @@
 """Replays against a plain list of all prompts and answers, and hit rates by cache size."""
 
+from phase4_radix.extras.invariants import check_cache
 from phase4_radix.lab.replay import Chats, play, pressure
 from phase4_radix.prefix_cache import PrefixCache
 
@@ -24,7 +25,7 @@ def test_a_large_cache_finds_everything_that_was_computed() -> None:
         assert moment.cached + moment.free == 4096
         whole = turn.prompt + turn.answer[:-1]  # the last token of an answer is never computed
         seen.append(whole[: len(whole) // SIZE * SIZE])
-        cache.check()
+        check_cache(cache)
     assert cache.counts.hit_rate > 0.6
 
 
