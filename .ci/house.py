@@ -27,7 +27,7 @@ WORDS = re.compile(
     r"|\bembed\b|\.embedding\b|\bembeddings?\b(?= *[:=])",
     re.IGNORECASE,
 )
-NAMING = ("connect", "engine", "assemble", "app", "params", "schemas")  # connect extras, or are data of the API
+NAMING = ("connect", "connect_engine", "engine", "app", "params", "schemas")  # connect extras, or are data of the API
 
 
 class Measure(NamedTuple):

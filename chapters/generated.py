@@ -14,7 +14,7 @@ RESULTS = Path(__file__).parent / "results"
 
 def flags() -> list[str]:
     """The flags of `nanoserve serve`, by group."""
-    from phase6_integration.engine.flags import Parser
+    from phase0_request.support.flags import Parser
     from phase6_integration.serve_flags import add_flags
 
     parser = Parser(prog="nanoserve serve")

@@ -69,8 +69,8 @@ def _wrong(course: Course, line: str) -> str:
 
 def _wrong_server(name: str, rest: list[str]) -> str:
     """Why `nanoserve` does not take these words: the command, or a flag of it."""
+    from phase0_request.support.flags import Parser
     from phase6_integration.cli.main import BENCHES, COMMANDS
-    from phase6_integration.engine.flags import Parser
 
     if name.startswith("-") or name == "help" or (name == "bench" and rest[:1] and rest[0] in BENCHES):
         return ""

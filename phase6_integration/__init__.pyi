@@ -1,4 +1,5 @@
 from phase0_request.params import SamplingParams as SamplingParams
+from phase6_integration.engine.connect_engine import engine_options as engine_options
 from phase6_integration.engine.engine import NanoServingEngine as NanoServingEngine
 from phase6_integration.engine.options import EngineOptions as EngineOptions
 from phase6_integration.process.async_engine import AsyncEngine as AsyncEngine

@@ -1,4 +1,4 @@
-"""create_app: the core's application with all extras. Of the core, only this, `connect` and `assemble` name extras."""
+"""create_app: the core's application with all extras of the server. `connect` uses it where they are installed."""
 
 from fastapi import FastAPI
 from pydantic import BaseModel
@@ -8,6 +8,7 @@ from phase6_integration.api.application import application
 from phase6_integration.api.schemas import ChatRequest, CompletionRequest
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.extras.edge import memory_budget, middleware
+from phase6_integration.extras.edge.edge_settings import EdgeSettings
 from phase6_integration.extras.embeddings import embeddings
 from phase6_integration.extras.messages import messages_api
 from phase6_integration.extras.messages.messages_request import CountTokensRequest, MessagesRequest
@@ -41,9 +42,11 @@ def create_app(engine: AsyncEngine, settings: ServerSettings) -> FastAPI:
     outside, inside = [access_log.layer(settings), *spans.layer(settings)], [middleware.layer(settings)]
     app = application(engine, settings, outside, inside)
     apis = responses_api, messages_api, embeddings, ollama_api
-    for extra in (output_grammar, tools, *apis, metrics, health_routes, memory_budget, playground):
+    for extra in (output_grammar, tools, *apis, metrics, health_routes, memory_budget):
         extra.attach(app)
-    openapi.attach(app, BODIES, public=middleware.PUBLIC if settings.api_keys else None)
+    edge = settings.of(EdgeSettings)
+    playground.attach(app, edge.allowed_origins, has_keys=bool(edge.api_keys))
+    openapi.attach(app, BODIES, public=middleware.PUBLIC if edge.api_keys else None)
     return app
 
 

@@ -2,80 +2,117 @@
 
 import math
 import ssl
-from dataclasses import fields
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from phase0_request.support.checks import check_extras, has_extras
-from phase6_integration.api.settings import ServerSettings
+from phase0_request.support.options import joined
+from phase6_integration.api.settings import API_KEYS, ServerSettings
 from phase6_integration.process.async_engine import AsyncEngine
 
 if TYPE_CHECKING:
+    from argparse import _ActionsContainer
+
     import uvicorn
+    from fastapi import FastAPI
 
 PACKAGE = "phase6_integration"
+LINGER = 5  # seconds for responses to reach their clients, once all requests have ended
 
 
-# What the core's server does. Other settings are for extras.
-CORE = {
-    "host", "port", "uds", "root_path", "served_model_names", "allowed_hosts", "clip_max_tokens", "max_choices",
-    "allow_unknown_fields", "request_timeout", "generation_config", "override_generation_config", "sampling_defaults",
-    "chat_template", "keepalive", "idle_timeout", "shutdown_timeout", "log_level", "log_format",
-}  # fmt: skip
+# Settings.
 
 
-def check_settings(settings: ServerSettings) -> None:
-    """ConfigError if a setting is for an extra that is not installed."""
+def extra_settings() -> list[type]:
+    """The dataclasses of settings of the extras."""
     if not has_extras(PACKAGE):
-        default = ServerSettings()
-        for field in fields(ServerSettings):
-            if field.name not in CORE and getattr(settings, field.name) != getattr(default, field.name):
-                check_extras(PACKAGE, field.name)
+        return []
+    from phase6_integration.extras.edge.edge_settings import EdgeSettings
+    from phase6_integration.extras.observe.span_settings import SpanSettings
+    from phase6_integration.extras.page.page_settings import PageSettings
+    from phase6_integration.extras.tools.tool_settings import ToolSettings
+
+    return [EdgeSettings, ToolSettings, PageSettings, SpanSettings]
+
+
+def settings(**given: Any) -> ServerSettings:
+    """The settings of the server and of its extras, by their names. ValueError if one is wrong."""
+    return joined(ServerSettings, extra_settings(), given)
+
+
+def add_key_flag(group: "_ActionsContainer") -> None:
+    if has_extras(PACKAGE):
+        from phase6_integration.extras.edge import edge_settings
+
+        edge_settings.add_key_flag(group)
+
+
+def key_settings(given: Mapping[str, Any], environment: Mapping[str, str]) -> Mapping[str, Any]:
+    """The setting of API keys. ConfigError if there are keys, and no extra that asks clients for one."""
+    if has_extras(PACKAGE):
+        from phase6_integration.extras.edge.edge_settings import keys_of
+
+        return {"api_keys": keys_of(given, environment)}
+    for name in API_KEYS:
+        if environment.get(name):
+            check_extras(PACKAGE, name)
+    return {}
+
+
+# The server.
 
 
 def tls_context(settings: ServerSettings) -> ssl.SSLContext | None:
-    """The context of all connections, if they are encrypted."""
-    if settings.ssl_certfile is None:
+    """The context of all connections, if they are encrypted. ConfigError if a file cannot be used."""
+    if not has_extras(PACKAGE):
         return None
-    from phase6_integration.extras.edge import tls
+    from phase6_integration.extras.edge.edge_settings import EdgeSettings
+    from phase6_integration.extras.edge.tls import tls_context
 
-    return tls.tls_context(settings)
+    edge = settings.of(EdgeSettings)
+    return None if edge.ssl_certfile is None else tls_context(edge)
 
 
 def server_config(
-    engine: AsyncEngine, settings: ServerSettings, connections: float, linger: int, context: ssl.SSLContext | None
+    app: "FastAPI", settings: ServerSettings, connections: float = math.inf, context: ssl.SSLContext | None = None
 ) -> "uvicorn.Config":
-    """The application and how uvicorn serves it, with at most `connections` connections."""
+    """How uvicorn serves an application, with at most so many connections."""
     import uvicorn
 
+    more: Mapping[str, Any] = {"limit_concurrency": None if connections == math.inf else int(connections)}
+    if has_extras(PACKAGE):
+        from phase6_integration.extras.edge.transport import transport
+
+        more = transport(settings, connections)
+    if context is not None:
+        more = {**more, "ssl_context_factory": lambda *_: context}
+    return uvicorn.Config(
+        app,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=round(settings.idle_timeout),
+        timeout_graceful_shutdown=LINGER,
+        **more,
+    )
+
+
+def create_app(engine: AsyncEngine, settings: ServerSettings) -> "FastAPI":
+    """The application, with all extras that are here."""
     if has_extras(PACKAGE):
         from phase6_integration.app import create_app
-        from phase6_integration.extras.edge.transport import transport_config
 
-        app = create_app(engine, settings)
-        more = {"ssl_context_factory": None if context is None else lambda *_: context}
-        config = transport_config(app, settings, connections, timeout_graceful_shutdown=linger, **more)
-    else:
-        from starlette.middleware import Middleware
-        from starlette.middleware.trustedhost import TrustedHostMiddleware
+        return create_app(engine, settings)
+    from starlette.middleware import Middleware
+    from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-        from phase6_integration.api.application import application
+    from phase6_integration.api.application import application
 
-        hosts = [Middleware(TrustedHostMiddleware, allowed_hosts=[*settings.allowed_hosts, "127.0.0.1", "[::1]"])]
-        app = application(engine, settings, hosts if settings.allowed_hosts else ())
-        config = uvicorn.Config(
-            app,
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            limit_concurrency=None if connections == math.inf else int(connections),
-            timeout_keep_alive=round(settings.idle_timeout),
-            timeout_graceful_shutdown=linger,
-        )
-    app.state.server.tokenizers.start()
-    return config
+    hosts = [Middleware(TrustedHostMiddleware, allowed_hosts=[*settings.allowed_hosts, "127.0.0.1", "[::1]"])]
+    return application(engine, settings, hosts if settings.allowed_hosts else ())
 
 
 def flush() -> None:

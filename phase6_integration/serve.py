@@ -35,7 +35,6 @@ from phase6_integration.process.async_engine import AsyncEngine
 from phase6_integration.process.health import UnavailableError
 
 ENGINE_FAILED = 70  # exit status: EX_SOFTWARE of sysexits.h
-LINGER = 5  # seconds for responses to reach their clients, once all requests have ended
 SPARE_FILES = 64  # kept for the engine, files and responses: without them the kernel closes connections silently
 
 if TYPE_CHECKING:
@@ -60,7 +59,6 @@ def serve(options: EngineOptions, settings: ServerSettings, warnings: Sequence[s
     except OSError as error:
         return _failed(f"cannot listen on {settings.uds or f'{settings.host} port {settings.port}'}: {error}")
     try:
-        connect.check_settings(settings)
         context = connect.tls_context(settings)
         engine = AsyncEngine(options)
         defaults = sampling_defaults(
@@ -173,7 +171,9 @@ class _Lifecycle:
                 yield
 
         connections = max_open_files() - SPARE_FILES
-        return Server(connect.server_config(self.engine, self.settings, connections, LINGER, self.context))
+        app = connect.create_app(self.engine, self.settings)
+        app.state.server.tokenizers.start()
+        return Server(connect.server_config(app, self.settings, connections, self.context))
 
     def _log(self, what: str, **fields: object) -> None:
         logger.info(what, extra={"fields": fields})

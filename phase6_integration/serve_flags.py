@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from phase0_request.connect import is_single_file
-from phase6_integration.api.settings import ServerSettings, default_hosts, read_keys
-from phase6_integration.engine.flags import Parser, add_fields, values_of
+from phase0_request.support.flags import Parser, add_fields, values_of
+from phase6_integration import connect
+from phase6_integration.api.settings import ServerSettings, default_hosts
+from phase6_integration.engine.connect_engine import engine_options, extra_options
 from phase6_integration.engine.options import EngineOptions
-
-API_KEYS = ("NANOSERVE_API_KEY", "VLLM_API_KEY")  # environment variables
 
 # Flags in people's scripts for `vllm serve`, with the values that ask for what is so here anyway.
 AS_IT_IS: Mapping[str, Sequence[str]] = {
@@ -34,8 +34,8 @@ def add_flags(parser: Parser) -> None:
         "model", nargs="?", help="a directory, a GGUF file or a name on the Hugging Face hub (tiny_chat)"
     )
     engine, server = parser.add_argument_group("engine"), parser.add_argument_group("server")
-    add_fields(engine, EngineOptions)
-    add_fields(server, ServerSettings)
+    add_fields(engine, EngineOptions, *extra_options())
+    add_fields(server, ServerSettings, *connect.extra_settings())
     server.add_argument(
         "--served-model-name",
         nargs="+",
@@ -43,26 +43,22 @@ def add_flags(parser: Parser) -> None:
         metavar="NAME",
         help="names of the model in requests (the last part of MODEL's path, or its name on the hub)",
     )
-    server.add_argument(
-        "--api-key",
-        action="append",
-        metavar="KEY",
-        help=f"a client's key; repeatable, but visible in ps; also from {' and '.join(API_KEYS)} (none is needed)",
-    )
+    connect.add_key_flag(server)
     server.add_argument("--chat-template", metavar="FILE", help="a Jinja file, or the template itself (the model's)")
     for flag, values in AS_IT_IS.items():
         parser.add_argument(flag, choices=values, help=argparse.SUPPRESS)
     parser.add_argument(*NOT_LOGGED, action="store_true", help=argparse.SUPPRESS)
 
 
-def server_settings(given: Mapping[str, Any], environment: Mapping[str, str]) -> ServerSettings:
+def options_from(given: Mapping[str, Any]) -> EngineOptions:
+    """EngineOptions from arguments."""
+    return engine_options(**values_of(given, EngineOptions, *extra_options()))
+
+
+def settings_from(given: Mapping[str, Any], environment: Mapping[str, str]) -> ServerSettings:
     """ServerSettings from arguments, with API keys from the environment."""
-    chosen = values_of(ServerSettings, given)
-    keys = (*given.get("api_key", ()), *(environment[name] for name in API_KEYS if environment.get(name)))
-    if "api_key_file" in given:
-        if keys:
-            raise ValueError(f"API keys come from --api-key-file, or from --api-key and {API_KEYS[0]}: not from both")
-        keys = read_keys(given["api_key_file"])
+    chosen = values_of(given, ServerSettings, *connect.extra_settings())
+    chosen |= connect.key_settings(given, environment)
     if "uds" in given:
         if unused := [name for name in ("host", "port") if name in given]:
             raise ValueError(f"--uds is in place of --host and --port, and --{unused[0]} is given too")
@@ -71,7 +67,7 @@ def server_settings(given: Mapping[str, Any], environment: Mapping[str, str]) ->
     names = given.get("served_model_name") or [_model_name(given.get("model", EngineOptions().model))]
     if "chat_template" in given:
         chosen["chat_template"] = _template(given["chat_template"])
-    return ServerSettings(served_model_names=tuple(names), api_keys=keys, **chosen)
+    return connect.settings(served_model_names=tuple(names), **chosen)
 
 
 def _model_name(model: str) -> str:

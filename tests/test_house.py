@@ -174,7 +174,7 @@ def reachable(start: Iterable[str], labs: bool = False) -> set[str]:
 # Core and extras
 
 ENDS = ("connect", "backends")  # modules of a phase that connect its extras
-CONNECT = {f"{package}.{end}" for package in PHASES for end in ENDS} | {f"{SIX}.engine.assemble", f"{SIX}.app"}
+CONNECT = {f"{package}.{end}" for package in PHASES for end in ENDS} | {f"{SIX}.engine.connect_engine", f"{SIX}.app"}
 
 
 def of_the_extras(name: str) -> bool:

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from phase0_request.support.flags import Parser, add_fields, values_of
 from phase6_integration.cli.common import add_server, api_key, server_url
-from phase6_integration.engine.flags import Parser, add_fields, values_of
 
 if TYPE_CHECKING:
     from phase6_integration.load.client import LoadTest
@@ -57,9 +57,9 @@ def run(given: argparse.Namespace, parser: Parser) -> int:
         load = LoadTest(
             url=server_url(options["url"]),
             api_key=api_key(options),
-            workload=Workload(**values_of(Workload, options)),
+            workload=Workload(**values_of(options, Workload)),
             slo=SLO.of(options.get("goodput", ())),
-            **{name: value for name, value in values_of(LoadTest, options).items() if name not in ("url", "api_key")},
+            **{name: value for name, value in values_of(options, LoadTest).items() if name not in ("url", "api_key")},
         )
         for written in (file, page):
             if written not in (None, "-"):

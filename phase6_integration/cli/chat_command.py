@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from phase0_request.params import SamplingParams
+from phase0_request.support.flags import Parser
 from phase6_integration.cli.chat_models import (
     AnswerError,
     ChatModel,
@@ -23,7 +24,6 @@ from phase6_integration.cli.chat_models import (
 )
 from phase6_integration.cli.common import add_sampling, add_server, http_error, http_settings, printable
 from phase6_integration.cli.local_model import add_local_model, local_options
-from phase6_integration.engine.flags import Parser
 
 HELP = (
     "/reset starts over; /system TEXT sets the system message; /help shows this; /quit leaves; Ctrl-C stops an answer"

@@ -8,9 +8,8 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any, get_type_hints
 from urllib.parse import urlsplit
 
-from phase6_integration.engine.flags import values_of, whole_number
-from phase6_integration.engine.options import EngineOptions
-from phase6_integration.serve_flags import API_KEYS
+from phase0_request.support.flags import whole_number
+from phase6_integration.api.settings import API_KEYS
 
 if TYPE_CHECKING:
     import httpx
@@ -26,10 +25,6 @@ SAMPLING = {
 BIDIRECTIONAL = *range(0x202A, 0x202F), *range(0x2066, 0x206A)  # show what follows in another order than it has
 UNPRINTABLE = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160), *BIDIRECTIONAL), "\ufffd")
 MAX_BODY = 1 << 24  # bytes of an answer, and of a line of a stream
-
-
-def engine_options(given: Mapping[str, Any]) -> EngineOptions:
-    return EngineOptions(**values_of(EngineOptions, given))
 
 
 def add_sampling(group: argparse._ActionsContainer, names: Sequence[str], **defaults: Any) -> None:

@@ -5,7 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-from phase6_integration.engine.flags import Parser
+from phase0_request.support.flags import Parser
 
 
 def add_flags(parser: Parser) -> None:

@@ -3,9 +3,9 @@
 import argparse
 import socket
 
+from phase0_request.support.flags import Parser
 from phase0_request.support.machine import describe
 from phase6_integration.cli.local_model import loading
-from phase6_integration.engine.flags import Parser
 from phase6_integration.engine.machine_checks import Problem, State, findings
 
 PORT = 8000

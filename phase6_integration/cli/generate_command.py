@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from phase0_request.params import SamplingParams
+from phase0_request.support.flags import Parser
 from phase5_continuous.extras.record.record_file import recording
 from phase6_integration.cli.common import SAMPLING, add_sampling, printable
 from phase6_integration.cli.local_model import add_local_model, local_model, open_engine
-from phase6_integration.engine.flags import Parser
 from phase6_integration.engine.options import EngineOptions
 
 DEFAULTS = {"max_tokens": 128, "temperature": 0.0}

@@ -7,11 +7,12 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from phase0_request.support.flags import add_fields
 from phase0_request.tokenizer import Tokenizer
-from phase6_integration.cli.common import engine_options
-from phase6_integration.engine.flags import add_fields
+from phase6_integration.engine.connect_engine import extra_options
 from phase6_integration.engine.options import EngineOptions
 from phase6_integration.engine.progress import reported
+from phase6_integration.serve_flags import options_from
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,12 +26,12 @@ LOCAL = (
 
 
 def add_local_model(group: argparse._ActionsContainer) -> None:
-    add_fields(group, EngineOptions, LOCAL)
+    add_fields(group, EngineOptions, *extra_options(), only=LOCAL)
 
 
 def local_model(given: Mapping[str, Any]) -> EngineOptions:
     """The options of the local model."""
-    return engine_options({name: given[name] for name in ("model", *LOCAL) if name in given})
+    return options_from({name: given[name] for name in ("model", *LOCAL) if name in given})
 
 
 def local_options(given: Mapping[str, Any]) -> EngineOptions | None:

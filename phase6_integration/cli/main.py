@@ -6,7 +6,7 @@ from importlib import import_module
 from importlib.metadata import version
 
 from phase0_request.core import EngineFailedError
-from phase6_integration.engine.flags import Parser, did_you_mean
+from phase0_request.support.flags import Parser, did_you_mean
 
 # Each module has add_flags(parser) and run(given, parser) -> exit code. Only the chosen one is imported.
 COMMANDS = {
@@ -51,7 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given, unknown = parser.parse_known_args(arguments)
     command = commands.get(name, parser)
     if unknown:
-        command.refuse(unknown)
+        from phase6_integration.engine.connect_engine import absent
+
+        command.refuse(unknown, absent())
     try:
         return int(module.run(given, command))
     except EngineFailedError as error:

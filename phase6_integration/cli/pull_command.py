@@ -9,8 +9,8 @@ from pathlib import Path
 from huggingface_hub.constants import HF_HUB_CACHE
 
 from phase0_request.support.checks import ConfigError
+from phase0_request.support.flags import Parser, add_fields
 from phase2_prefill_decode.connect import config_of
-from phase6_integration.engine.flags import Parser, add_fields
 from phase6_integration.engine.hub import PATTERNS, download
 from phase6_integration.engine.options import EngineOptions
 
@@ -21,7 +21,7 @@ GB = 1e9
 def add_flags(parser: Parser) -> None:
     parser.usage = "nanoserve pull NAME [flags]"
     parser.add_argument("model", metavar="NAME", help="of a repository on the hub, such as Qwen/Qwen3-0.6B (needed)")
-    add_fields(parser, EngineOptions, ("revision", "download_dir"))
+    add_fields(parser, EngineOptions, only=("revision", "download_dir"))
 
 
 def run(given: argparse.Namespace, parser: Parser) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 
 from phase0_request.support.checks import check_number
+from phase0_request.support.flags import Parser
 from phase5_continuous.extras.record.record_file import MAX_LINE, Lines, open_record
 from phase6_integration.cli.common import (
     add_server,
@@ -20,7 +21,6 @@ from phase6_integration.cli.common import (
     lines_of,
     printable,
 )
-from phase6_integration.engine.flags import Parser
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 PREFIX = "data:"

@@ -8,10 +8,10 @@ from io import BytesIO
 from pathlib import Path
 
 from phase0_request.support.checks import check_int, check_number
+from phase0_request.support.flags import Parser
 from phase5_continuous.extras.record.lines import Line
 from phase5_continuous.extras.record.record_file import encoded, read
 from phase5_continuous.extras.record.replay import Replay
-from phase6_integration.engine.flags import Parser
 from phase6_integration.extras.page.replay import replay
 
 

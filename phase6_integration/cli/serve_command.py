@@ -3,9 +3,9 @@
 import argparse
 import os
 
-from phase6_integration.cli.common import engine_options
-from phase6_integration.engine.flags import Parser
-from phase6_integration.serve_flags import API_KEYS, add_flags, server_settings
+from phase0_request.support.flags import Parser
+from phase6_integration.api.settings import API_KEYS
+from phase6_integration.serve_flags import add_flags, options_from, settings_from
 
 __all__ = ["add_flags", "run"]
 
@@ -15,7 +15,7 @@ VISIBLE = f"every user of this machine can see --api-key in ps; use --api-key-fi
 def run(given: argparse.Namespace, parser: Parser) -> int:
     arguments = vars(given)
     try:
-        options, settings = engine_options(arguments), server_settings(arguments, os.environ)
+        options, settings = options_from(arguments), settings_from(arguments, os.environ)
     except ValueError as error:
         parser.error(str(error))
     from phase6_integration.serve import serve

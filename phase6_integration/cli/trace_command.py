@@ -9,10 +9,10 @@ from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any
 
+from phase0_request.support.flags import Parser
 from phase5_continuous.extras.record.lines import Line
 from phase5_continuous.extras.record.replay import Replay
 from phase6_integration.cli.replay_command import checked
-from phase6_integration.engine.flags import Parser
 
 ENGINE, REQUESTS = 1, 2  # processes of the trace
 HOST, DEVICE = 1, 2  # threads of the engine

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from phase0_request.support.checks import ConfigError
+from phase0_request.support.flags import Parser, did_you_mean
 from phase6_integration.api.settings import ServerSettings
-from phase6_integration.engine.flags import Parser, did_you_mean, values_of
 from phase6_integration.engine.options import EngineOptions
-from phase6_integration.serve_flags import add_flags, server_settings
+from phase6_integration.serve_flags import add_flags, options_from, settings_from
 
 LISTENER = ("host", "port", "uds", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs", "root_path")
 ELSEWHERE = {  # flags of a server that are no arguments here, and why
@@ -34,4 +34,4 @@ def settings_of(args: Mapping[str, Any]) -> tuple[EngineOptions, ServerSettings]
         name: [value] if name == "served_model_name" and isinstance(value, str) else value
         for name, value in args.items()
     }
-    return EngineOptions(**values_of(EngineOptions, given)), server_settings(given, os.environ)
+    return options_from(given), settings_from(given, os.environ)

@@ -64,7 +64,7 @@ class Replica:
         events = f"ipc://{self._directory.name}/kv_events"
         self._following = asyncio.create_task(self._follow(events))
         if options.enable_prefix_caching:
-            options = replace(options, kv_events_config={"endpoint": events})
+            options = replace(options, more={**options.more, "kv_events_config": {"endpoint": events}})
         self._client = EngineClient(
             options,
             BUNDLED_ENGINE,

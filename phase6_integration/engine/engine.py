@@ -19,6 +19,7 @@ from phase2_prefill_decode.loading.weights import Weights
 from phase2_prefill_decode.model import Model
 from phase5_continuous.scheduler import Scheduler
 from phase6_integration.engine.assemble import Assembled, assemble
+from phase6_integration.engine.connect_engine import engine_options, processes_for
 from phase6_integration.engine.hub import located
 from phase6_integration.engine.options import EngineOptions
 from phase6_integration.engine.stats import Gauges
@@ -39,9 +40,9 @@ class NanoServingEngine:
         **options: Any,
     ) -> None:
         """From a model in memory. `options` are those of EngineOptions."""
-        given = EngineOptions(**options)
-        if given.tensor_parallel_size > 1:
-            raise ValueError("tensor_parallel_size is for a model in files: each rank reads its own part")
+        given = engine_options(**options)
+        if processes_for(config, given) > 1:
+            raise ValueError("tensor_parallel_size is for a model in files: each process reads its own part")
         decoder = Decoder(config, weights, backend_for(weights.norm.device))
         self._open(given, Model(config, decoder, tokenizer))
 
@@ -49,7 +50,7 @@ class NanoServingEngine:
     def from_pretrained(cls, model: str | Path = BUNDLED, **options: Any) -> "NanoServingEngine":
         """From a directory in Hugging Face layout or a repository on the hub; by default the bundled model."""
         engine = cls.__new__(cls)
-        engine._open(located(EngineOptions(model=str(model), **options))[0])
+        engine._open(located(engine_options(model=str(model), **options))[0])
         return engine
 
     def _open(self, options: EngineOptions, model: Model | None = None) -> None:

@@ -10,8 +10,9 @@ from typing import Any
 from phase0_request.connect import is_single_file
 from phase0_request.support.checks import ConfigError
 from phase0_request.support.machine import cores
-from phase2_prefill_decode import connect
+from phase2_prefill_decode.connect import config_of
 from phase2_prefill_decode.loading.config import ModelConfig
+from phase6_integration.engine.connect_engine import processes_for
 from phase6_integration.engine.options import EngineOptions
 
 log = logging.getLogger(__name__)
@@ -66,16 +67,12 @@ def download(model: str, revision: str | None, download_dir: str | None, pattern
 
 def located(options: EngineOptions) -> tuple[EngineOptions, ModelConfig]:
     """The options with directories in place of names, and as many threads as suit the model; and its config."""
-    speculative = options.speculative_config
-    if speculative is not None and "model" in speculative:
-        draft = directory_of(speculative["model"], None, options.download_dir, "draft model")
-        options = replace(options, speculative_config={**speculative, "model": str(draft)})
     directory = directory_of(options.model, options.revision, options.download_dir)
-    config, tokenizer = connect.config_of(directory), options.tokenizer
+    config, tokenizer = config_of(directory), options.tokenizer
     if tokenizer is not None:
         tokenizer = str(directory_of(tokenizer, None, options.download_dir, "tokenizer"))
-    connect.check_split(config, options.tensor_parallel_size)
-    threads = options.threads or max(threads_for(config) // options.tensor_parallel_size, 1)
+    processes = processes_for(config, options)
+    threads = options.threads or max(threads_for(config) // processes, 1)
     return replace(options, model=str(directory), revision=None, tokenizer=tokenizer, threads=threads), config
 
 

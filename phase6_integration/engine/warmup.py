@@ -17,28 +17,25 @@ from phase2_prefill_decode.kernels.triton.tuning import LONGEST
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.step.device_state import DeviceState
 from phase2_prefill_decode.step.packed import PackedStep
+from phase6_integration.engine.connect_engine import sampling_kinds
 
 NEW = (1, 2, 4, 8, 16)  # new tokens of a sequence: the decode kernel is compiled for each
 CHUNK = 64  # new tokens: too many for the decode kernel
 CONTEXT = LONGEST + 64  # tokens: two splits of the decode kernel
 
-KINDS = (
+DRAWS = (
     SamplingParams(temperature=0),
     SamplingParams(),
     SamplingParams(top_k=5),
     SamplingParams(top_p=0.9),
     SamplingParams(min_p=0.1),
     SamplingParams(top_k=5, top_p=0.9, min_p=0.1),
-    SamplingParams(repetition_penalty=1.1, frequency_penalty=0.1, logit_bias={0: 1.0}),
-    SamplingParams(allowed_token_ids=(0,)),
-    SamplingParams(allowed_token_ids=(0,), logit_bias={0: 1.0}),
-    SamplingParams(logprobs=1, prompt_logprobs=1),
 )
 
 
 def warmup_pages(page_size: int) -> int:
     """The pages that the largest of these batches takes."""
-    return 2 * -(-CONTEXT // page_size) + len(KINDS)
+    return 2 * -(-CONTEXT // page_size) + len(DRAWS) + len(sampling_kinds())
 
 
 def attention_batches(cache: PagedCache, max_tokens: int) -> Iterator[Batch]:
@@ -47,13 +44,14 @@ def attention_batches(cache: PagedCache, max_tokens: int) -> Iterator[Batch]:
     length = min(CONTEXT, max_tokens)
     for new in NEW:
         for beside in ((), (CHUNK,)):
-            yield from _in_pages(cache, [(min(count, length), length, KINDS[0]) for count in (new, *beside)])
+            yield from _in_pages(cache, [(min(count, length), length, DRAWS[0]) for count in (new, *beside)])
 
 
 def sampling_batches(cache: PagedCache) -> Iterator[Batch]:
     """Yield batches of decodes for the kernels of sampling, in the same way."""
-    for kinds in (*((params,) for params in KINDS), KINDS):
-        yield from _in_pages(cache, [(1, 1, params) for params in kinds])
+    kinds = (*DRAWS, *sampling_kinds())
+    for some in (*((params,) for params in kinds), kinds):
+        yield from _in_pages(cache, [(1, 1, params) for params in some])
 
 
 def long_step(state: DeviceState, sequences: int, config: ModelConfig, context: int) -> PackedStep:

@@ -18,8 +18,8 @@ from phase0_request.lab.report import finish, parser, section
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase4_radix.prefix_cache import PrefixCache
-from phase6_integration.engine.options import KVEventsConfig
 from phase6_integration.extras.kv_events.kv_events import KVEventPublisher
+from phase6_integration.extras.kv_events.kv_events_options import KVEventsConfig
 
 PAGE = 16
 RUNNING, STEPS = 256, 64  # decoding requests, of which one in 16 fills a page in a step

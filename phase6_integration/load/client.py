@@ -11,7 +11,7 @@ import httpx
 import msgspec
 
 from phase0_request.support.checks import check_bool, check_choice, check_number
-from phase6_integration.engine.options import at_least, check_fields, option, positive
+from phase0_request.support.options import at_least, check_fields, option, positive
 from phase6_integration.load.connection import ConnectionLostError, Pool, UnreachableError
 from phase6_integration.load.report import SLO, Report, report
 from phase6_integration.load.response import Outcome, Response, on_one_line

@@ -9,8 +9,8 @@ from functools import partial
 from itertools import accumulate, islice
 
 from phase0_request.support.checks import ConfigError, check_number
+from phase0_request.support.options import at_least, check_fields, option, positive, text
 from phase5_continuous.lab.traces import Trace
-from phase6_integration.engine.options import at_least, check_fields, option, positive, text
 from phase6_integration.load.session import Session, Turn, tokens
 from phase6_integration.load.trace_file import read
 

@@ -155,7 +155,8 @@ class LoadedEngine(NamedTuple):
 
 def bundled_engine(options: EngineOptions) -> LoadedEngine:
     """The default factory: the engine of these options, with its extras."""
-    from phase6_integration.engine.assemble import assemble, loop_extras
+    from phase6_integration.engine.assemble import assemble
+    from phase6_integration.engine.connect_engine import loop_extras
 
     parts = assemble(options)
     decoder, cache = parts.model.decoder, parts.scheduler.cache
@@ -165,7 +166,7 @@ def bundled_engine(options: EngineOptions) -> LoadedEngine:
         context, pages, cache.page_size, str(decoder.device), dtype, matrices, layout.dtype,
         pages * layout.bytes_per_page,
     )  # fmt: skip
-    return LoadedEngine(parts.core, ready, loop_extras(parts, options))
+    return LoadedEngine(parts.core, ready, loop_extras(parts.model, parts.sampler, options))
 
 
 class ChannelHandler(logging.Handler):

@@ -17,11 +17,12 @@ import uvloop
 from phase0_request.params import TokenLogprobs
 from phase0_request.request import FinishReason, Request
 from phase6_integration.api.settings import ServerSettings
+from phase6_integration.connect import create_app, server_config
+from phase6_integration.engine.connect_engine import engine_options
 from phase6_integration.engine.options import EngineOptions
 from phase6_integration.process.async_engine import AsyncEngine
 from phase6_integration.process.health import Health
 from phase6_integration.process.messages import EngineRequest, Finish, Progress, Update
-from tests.phase6_integration.application import create_app, transport_config
 
 Script = Callable[[Request], Sequence[int | FinishReason]]
 
@@ -52,7 +53,7 @@ class FakeEngine(AsyncEngine):
     cleared: no more tokens come. `cached`: of every prompt. `sent` has the messages to the engine."""
 
     def __init__(self, script: Script | None = echo, factory: str = "", **options: Any) -> None:
-        super().__init__(EngineOptions(**options))
+        super().__init__(engine_options(**options))
         self.script = script
         self.sent: list[Any] = []
         self.submitted: list[Request] = []  # completions
@@ -203,7 +204,7 @@ def served(
 
         async def serve() -> None:
             async with make() as engine:
-                config = transport_config(create_app(engine, settings), settings)
+                config = server_config(create_app(engine, settings), settings)
                 server.set_result(uvicorn.Server(config))
                 await server.result().serve(sockets=[listener])
 

@@ -11,6 +11,7 @@ import pytest
 from starlette.middleware import Middleware
 from starlette.middleware.exceptions import ExceptionMiddleware
 
+from phase6_integration import connect
 from phase6_integration.api.application import Exchanges
 from phase6_integration.api.errors import RequestError, respond
 from phase6_integration.api.settings import ServerSettings
@@ -100,7 +101,7 @@ def call(
         sent.append(message)
 
     stack: Any = app
-    for one in reversed(layers(ServerSettings(**settings))):
+    for one in reversed(layers(connect.settings(**settings))):
         stack = one.cls(stack, *one.args, **one.kwargs)
     asyncio.run(stack(scope, receive, send))
     if not sent:

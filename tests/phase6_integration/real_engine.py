@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequen
 from typing import Any
 
 from phase0_request import SamplingParams
-from phase6_integration.engine.options import EngineOptions
+from phase6_integration.engine.connect_engine import engine_options
 from phase6_integration.process.async_engine import AsyncEngine
 from phase6_integration.process.engine_client import BUNDLED_ENGINE
 from phase6_integration.process.messages import EngineRequest
@@ -25,7 +25,7 @@ PROMPTS = [tuple(range(20 + 3 * n, 60 + 3 * n, 2)) for n in range(8)]
 async def engine(fault: str = "", **options: Any) -> AsyncIterator[AsyncEngine]:
     """The bundled model on one thread, small, with every invariant checked after every step. A failure is final."""
     small = {"kv_cache_pages": 256, "threads": 1, "check_invariants": True, "max_engine_restarts": 0}
-    given = EngineOptions(**{**small, **options})
+    given = engine_options(**{**small, **options})
     made = AsyncEngine(given, factory=f"{FAULTS}:{fault}" if fault else BUNDLED_ENGINE)
     async with made as ready:
         yield ready

@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 from openai.types.responses import Response, ResponseStreamEvent
 
-from phase6_integration.api.settings import ServerSettings
+from phase6_integration import connect
 from phase6_integration.app import create_app
 from tests.phase6_integration.asgi import Call
 from tests.phase6_integration.fake_engine import FakeEngine, Script, echo
@@ -31,7 +31,7 @@ def ask(body: Json, script: Script = echo, **settings: Any) -> Call:
     """One request, to its end."""
 
     async def send() -> Call:
-        async with Call(create_app(FakeEngine(script), ServerSettings(**settings)), PATH, body) as call:
+        async with Call(create_app(FakeEngine(script), connect.settings(**settings)), PATH, body) as call:
             pass
         return call
 

@@ -7,9 +7,10 @@ import httpx
 import pytest
 
 from phase0_request.request import FinishReason
+from phase6_integration import connect
 from phase6_integration.api.settings import ServerSettings
+from phase6_integration.connect import create_app
 from phase6_integration.process.health import Health
-from tests.phase6_integration.application import create_app
 from tests.phase6_integration.fake_engine import FakeEngine, events, says
 from tests.phase6_integration.posting import error_of, send
 
@@ -32,7 +33,7 @@ def get(path: str) -> Request:
 
 def ask(request: Request, engine: FakeEngine | None = None, **settings: Any) -> httpx.Response:
     headers = {"authorization": f"Bearer {KEY}", "x-request-id": "mine"}
-    return send(*request, engine, ServerSettings(**settings), headers)
+    return send(*request, engine, connect.settings(**settings), headers)
 
 
 # Endpoints.
@@ -92,7 +93,7 @@ FIELDS = {
 
 
 def schemas(**options: Any) -> dict[str, Any]:
-    document = create_app(FakeEngine(), ServerSettings(**options)).openapi()
+    document = create_app(FakeEngine(), connect.settings(**options)).openapi()
     found: dict[str, Any] = document["components"]["schemas"]
     return found
 
@@ -107,7 +108,7 @@ def test_the_fields_are_those_of_the_contract_and_no_others(name: str) -> None:
 
 
 def test_the_schema_asks_for_a_key_where_one_is_asked_for() -> None:
-    settings = ServerSettings(api_keys=(KEY,))
+    settings = connect.settings(api_keys=(KEY,))
     document = create_app(FakeEngine(), settings).openapi()
     routes = [(path, method) for path, methods in document["paths"].items() for method in methods]
     keyed = [route for route in routes if "security" in document["paths"][route[0]][route[1]]]
@@ -181,7 +182,7 @@ def test_every_error_has_its_status_its_shape_and_its_headers(
 
 
 def test_a_request_needs_a_key_and_a_body_its_kind() -> None:
-    refused = send(*complete(), settings=ServerSettings(api_keys=(KEY,)))
+    refused = send(*complete(), settings=connect.settings(api_keys=(KEY,)))
     error = error_of(refused)
     assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
     assert (error["type"], error["code"]) == ("authentication_error", "invalid_api_key")

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from phase6_integration import connect
 from phase6_integration.api import completions
 from phase6_integration.api.logprobs import for_completion
-from phase6_integration.api.settings import ServerSettings
 from phase6_integration.api.tokenization import TokenizerPool
-from phase6_integration.engine.options import EngineOptions
+from phase6_integration.engine.connect_engine import engine_options
 from phase6_integration.process.async_engine import AsyncEngine
 from tests.phase6_integration.cities import TOKENIZER
 from tests.phase6_integration.fake_engine import FakeEngine, served
@@ -58,13 +58,13 @@ def failing(fault: str = "", **options: Any) -> Callable[[], AsyncEngine]:
         given = {"kv_cache_pages": 512, "threads": 1, "check_invariants": True, "dtype": "float32", **options}
         given.setdefault("max_engine_restarts", 0)
         factory = {"factory": f"tests.phase6_integration.faults:{fault}"} if fault else {}
-        return AsyncEngine(EngineOptions(**given), **factory)
+        return AsyncEngine(engine_options(**given), **factory)
 
     return make
 
 
 def on_a_server(make: Callable[[], AsyncEngine], test: TEST, **settings: Any) -> None:
-    with served(make, ServerSettings(**settings)) as url:
+    with served(make, connect.settings(**settings)) as url:
         run(test(url))
 
 

@@ -14,8 +14,8 @@ from openai import OpenAI
 from pydantic import BaseModel, Field
 
 from phase0_request.request import FinishReason
-from phase6_integration.api.settings import ServerSettings
-from phase6_integration.engine.options import EngineOptions
+from phase6_integration import connect
+from phase6_integration.engine.connect_engine import engine_options
 from phase6_integration.process.async_engine import AsyncEngine
 from tests.phase6_integration.fake_engine import FakeEngine, served
 
@@ -26,8 +26,8 @@ GREEDY: Any = {"model": "tiny_chat", "temperature": 0, "max_tokens": 24}
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    options = EngineOptions(kv_cache_pages=256, max_num_seqs=16, threads=1, speculative_config={"method": "ngram"})
-    settings = ServerSettings(api_keys=(KEY,))
+    options = engine_options(kv_cache_pages=256, max_num_seqs=16, threads=1, speculative_config={"method": "ngram"})
+    settings = connect.settings(api_keys=(KEY,))
     with served(lambda: AsyncEngine(options), settings) as url:
         yield f"{url}/v1"
 

@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from phase6_integration import connect
 from phase6_integration.api import parsing
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.api.tokenization import TokenizerPool
@@ -234,7 +235,7 @@ def test_a_base_url_without_v1_is_served_too(path: str) -> None:
 
 
 def test_a_probe_with_a_slash_at_its_end_needs_no_key() -> None:
-    keys = ServerSettings(api_keys=("key",))
+    keys = connect.settings(api_keys=("key",))
     for path, status in {"/health": 200, "/health/": 200, "/load": 401}.items():
         assert send("GET", path, settings=keys).status_code == status
 

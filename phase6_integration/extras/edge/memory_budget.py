@@ -9,6 +9,7 @@ from fastapi import FastAPI
 
 from phase6_integration.api.errors import bad_value, overloaded
 from phase6_integration.api.state import ServerState
+from phase6_integration.extras.edge.edge_settings import EdgeSettings
 from phase6_integration.process.messages import EngineRequest
 
 BODIES = 4  # all request bodies together may take 1/4 of the whole budget, and answers the rest
@@ -81,6 +82,6 @@ def answer_bytes(request: EngineRequest, budget: MemoryBudget, param: str = "max
 
 def attach(app: FastAPI) -> None:
     server: ServerState = app.state.server
-    memory = server.settings.max_buffered_bytes
+    memory = server.settings.of(EdgeSettings).max_buffered_bytes
     answers = app.state.answers = MemoryBudget(memory - memory // BODIES, SMALL_ANSWER)
     server.lease = lambda request, length_field: answers.hold(answer_bytes(request, answers, length_field))

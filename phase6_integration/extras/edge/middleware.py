@@ -21,6 +21,7 @@ from phase6_integration.api.errors import RequestError, respond
 from phase6_integration.api.parsing import BY_KEY
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.extras.edge.api_keys import ApiKeys
+from phase6_integration.extras.edge.edge_settings import EdgeSettings
 from phase6_integration.extras.edge.memory_budget import BODIES, SMALL_BODY, Hold, MemoryBudget
 from phase6_integration.extras.edge.origins import check_host
 
@@ -45,14 +46,14 @@ class Edge(HttpMiddleware):
 
     def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
         super().__init__(app)
-        self.settings = settings
-        self.keys = ApiKeys(settings.api_keys)
-        self.bodies = MemoryBudget(settings.max_buffered_bytes // BODIES, SMALL_BODY)
+        self.settings, self.edge = settings, settings.of(EdgeSettings)
+        self.keys = ApiKeys(self.edge.api_keys)
+        self.bodies = MemoryBudget(self.edge.max_buffered_bytes // BODIES, SMALL_BODY)
         self.checked: ASGIApp = self._answer
-        if settings.allowed_origins:
+        if self.edge.allowed_origins:
             self.checked = CORSMiddleware(
                 self._answer,
-                allow_origins=settings.allowed_origins,
+                allow_origins=self.edge.allowed_origins,
                 allow_methods=("GET", "POST"),
                 allow_headers=("*",),
                 expose_headers=("x-request-id", "request-id", "retry-after", "warning"),
@@ -67,7 +68,7 @@ class Edge(HttpMiddleware):
         if root and f"{path}/".startswith(f"{root}/"):
             path = path.removeprefix(root) or "/"
         try:
-            check_headers(scope["headers"], self.settings)
+            check_headers(scope["headers"], self.edge)
         except RequestError as error:
             response = await respond(Request(scope), error)
             return await response(scope, receive, send)
@@ -114,7 +115,7 @@ class Edge(HttpMiddleware):
         return True
 
     async def _read(self, request: Request, hold: Hold) -> bytes:
-        parts, size, seconds = list[bytes](), 0, self.settings.receive_timeout
+        parts, size, seconds = list[bytes](), 0, self.edge.receive_timeout
         try:
             async with asyncio.timeout(seconds):
                 async for part in request.stream():
@@ -133,7 +134,7 @@ class Edge(HttpMiddleware):
         return RequestError(413, message, code="body_too_large")
 
 
-def check_headers(headers: Sequence[tuple[bytes, bytes]], limits: ServerSettings) -> None:
+def check_headers(headers: Sequence[tuple[bytes, bytes]], limits: EdgeSettings) -> None:
     """Limit the number and the size of headers, and require one framing of the body. The one Host header that HTTP/1.1
     requires is checked by h11."""
     if len(headers) > limits.max_headers or sum(map(len, chain(*headers))) > limits.max_header_bytes:
@@ -143,7 +144,7 @@ def check_headers(headers: Sequence[tuple[bytes, bytes]], limits: ServerSettings
         raise RequestError(400, wrong, code="bad_http", headers=_CLOSE)
 
 
-def headers_too_large(limits: ServerSettings) -> RequestError:
+def headers_too_large(limits: EdgeSettings) -> RequestError:
     message = f"the headers are too large: at most {limits.max_headers} of {limits.max_header_bytes} bytes are read"
     return RequestError(431, message, code="headers_too_large", headers=_CLOSE)
 

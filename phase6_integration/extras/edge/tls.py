@@ -3,12 +3,12 @@
 import ssl
 
 from phase0_request.support.checks import ConfigError
-from phase6_integration.api.settings import ServerSettings
+from phase6_integration.extras.edge.edge_settings import EdgeSettings
 
 NO_PASSWORD = ""  # without one OpenSSL would ask the terminal for it
 
 
-def tls_context(settings: ServerSettings) -> ssl.SSLContext:
+def tls_context(settings: EdgeSettings) -> ssl.SSLContext:
     """The context of all connections. ConfigError if a file cannot be used."""
     certificate, key, authorities = settings.ssl_certfile, settings.ssl_keyfile, settings.ssl_ca_certs
     assert certificate is not None

@@ -11,18 +11,18 @@ import math
 import socket
 import struct
 import sys
+from collections.abc import Mapping
 from functools import partial
 from http import HTTPStatus
 from typing import Any, cast
 
 import h11
-import uvicorn
-from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from phase6_integration.api.application import REQUEST_ID, request_id
 from phase6_integration.api.errors import RequestError, overloaded
 from phase6_integration.api.settings import ServerSettings
+from phase6_integration.extras.edge.edge_settings import EdgeSettings
 from phase6_integration.extras.edge.middleware import headers_too_large
 
 logger = logging.getLogger("nanoserve")
@@ -32,29 +32,17 @@ UNSENT = 1 << 16  # bytes that the kernel takes before they can be sent: of mega
 LEAST_READ = 4096  # bytes that must leave in `send_timeout`, unless all do
 
 
-def transport_config(
-    app: ASGIApp, settings: ServerSettings, max_connections: float = math.inf, **options: Any
-) -> uvicorn.Config:
-    """The configuration of uvicorn, with this module's connections."""
-    return uvicorn.Config(
-        app,
-        http=cast(type[asyncio.Protocol], partial(ServerConnection, settings, max_connections)),
-        h11_max_incomplete_event_size=settings.max_header_bytes,
-        timeout_keep_alive=round(settings.idle_timeout),
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        **options,
-    )
+def transport(settings: ServerSettings, max_connections: float = math.inf) -> Mapping[str, Any]:
+    """Options of uvicorn, for this module's connections."""
+    edge = settings.of(EdgeSettings)
+    connection = cast(type[asyncio.Protocol], partial(ServerConnection, edge, max_connections))
+    return {"http": connection, "h11_max_incomplete_event_size": edge.max_header_bytes}
 
 
 class ServerConnection(H11Protocol):
     """One connection, which is ended where a limit is exceeded."""
 
-    def __init__(self, settings: ServerSettings, max_connections: float, **given: Any) -> None:
+    def __init__(self, settings: EdgeSettings, max_connections: float, **given: Any) -> None:
         super().__init__(**given)
         self.settings = settings
         self.max_connections = max_connections

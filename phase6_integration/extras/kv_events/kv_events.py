@@ -23,7 +23,7 @@ from phase0_request.support.checks import ConfigError
 from phase1_kv_pool.cache import CacheObserver
 from phase4_radix.extras.block_hashes import BlockHashes
 from phase4_radix.prefix_cache import PrefixCache
-from phase6_integration.engine.options import KVEventsConfig
+from phase6_integration.extras.kv_events.kv_events_options import KVEventsConfig
 
 MEDIUM = "GPU"  # in vLLM's words the memory that steps read, here also that of a CPU
 NUMBER_BYTES = 8

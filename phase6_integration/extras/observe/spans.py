@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from phase6_integration.api.application import HttpMiddleware
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.api.state import Account
+from phase6_integration.extras.observe.span_settings import SpanSettings
 
 FLUSH_TIMEOUT = 1.0  # seconds that the end of the process may wait for a collector
 _providers: list[Any] = []
@@ -25,7 +26,8 @@ _providers: list[Any] = []
 
 def layer(settings: ServerSettings) -> list[Middleware]:
     """None without a collector."""
-    if settings.otlp_traces_endpoint is None:
+    endpoint = settings.of(SpanSettings).otlp_traces_endpoint
+    if endpoint is None:
         return []
     import requests
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -45,9 +47,7 @@ def layer(settings: ServerSettings) -> list[Middleware]:
 
     os.environ.setdefault("OTEL_SERVICE_NAME", "nanoserve")
     _providers.append(provider := TracerProvider())
-    provider.add_span_processor(
-        BatchSpanProcessor(OTLPSpanExporter(settings.otlp_traces_endpoint, session=StatusOnly()))
-    )
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint, session=StatusOnly())))
     return [Middleware(Spans, tracer=provider.get_tracer("nanoserve"), model=settings.model_name)]
 
 

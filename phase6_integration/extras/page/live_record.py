@@ -9,6 +9,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
@@ -18,8 +19,9 @@ from starlette.types import Receive, Scope, Send
 from phase6_integration.api.errors import RequestError, unavailable
 from phase6_integration.api.formatter import KEEP_ALIVE
 from phase6_integration.api.settings import ServerSettings, default_hosts
-from phase6_integration.api.state import Server
+from phase6_integration.api.state import Server, ServerState
 from phase6_integration.api.streaming import EVENTS
+from phase6_integration.extras.page.page_settings import PageSettings
 from phase6_integration.extras.page.watcher import Watchers
 from phase6_integration.process.health import Health
 
@@ -30,46 +32,57 @@ encode = msgspec.json.encode
 router = APIRouter(include_in_schema=False)  # it has no end, and no JSON
 
 
-def attach(app: FastAPI) -> None:
-    app.state.watchers = Watchers(app.state.server.engine)
+@dataclass(frozen=True, slots=True)
+class LiveRecord:
+    """Who watches, who may, and what they see."""
+
+    watchers: Watchers
+    allowed_origins: Sequence[str]
+    text: bool  # of all requests
+
+
+def attach(app: FastAPI, allowed_origins: Sequence[str], has_keys: bool) -> None:
+    server: ServerState = app.state.server
+    text = shows_text(server.settings, is_open=not (has_keys or allowed_origins))
+    app.state.live_record = LiveRecord(Watchers(server.engine), allowed_origins, text)
     app.include_router(router)
 
 
-def _watchers(request: Request) -> Watchers:
-    watchers: Watchers = request.app.state.watchers
-    return watchers
+def _live_record(request: Request) -> LiveRecord:
+    live: LiveRecord = request.app.state.live_record
+    return live
 
 
-Readers = Annotated[Watchers, Depends(_watchers)]
+Live = Annotated[LiveRecord, Depends(_live_record)]
 
 
-def shows_text(settings: ServerSettings) -> bool:
-    """Whether watchers see the text of all requests. Without the flag, only if none can come from elsewhere:
-    without keys, on a loopback address, with no sign of a proxy, and no page of another origin."""
-    if settings.playground_text is not None:
-        return settings.playground_text
+def shows_text(settings: ServerSettings, is_open: bool) -> bool:
+    """Whether watchers see the text of all requests. Without the flag, only if none can come from elsewhere: without
+    keys and pages of other origins (`is_open`), on a loopback address, with no sign of a proxy."""
+    if (chosen := settings.of(PageSettings).playground_text) is not None:
+        return chosen
     local = default_hosts(settings.host)
     proxied = settings.uds is not None or settings.root_path is not None or {*settings.allowed_hosts} - {*local}
-    return bool(local) and not (settings.api_keys or settings.allowed_origins or proxied)
+    return bool(local) and is_open and not proxied
 
 
 @router.get("/record")
-async def record(request: Request, server: Server, watchers: Readers) -> Response:
+async def record(request: Request, server: Server, live: Live) -> Response:
     """What the engine does from now on."""
     if not server.engine.has_side_messages:
         raise RequestError(404, "the replicas of a cluster cannot be watched", code="no_record")
     if server.engine.health is not Health.READY:
         raise unavailable(server.engine.health)
-    if is_foreign(request.headers, server.settings.allowed_origins):
+    if is_foreign(request.headers, live.allowed_origins):
         message = "a page of another site may not watch the engine; --allowed-origins names those that may"
         raise RequestError(403, message, code="foreign_page")
-    watching, tenant = watchers.by_client, request.state.tenant
+    watching, tenant = live.watchers.by_client, request.state.tenant
     if watching.total() >= MOST_WATCHERS or watching[tenant] >= MOST_OF_A_CLIENT:
         message = f"the engine is watched already: {MOST_WATCHERS} times at most, and {MOST_OF_A_CLIENT} by one client"
         raise RequestError(429, message, code="too_many_watchers", headers={"retry-after": "30"})
     if request.scope.get("head"):
         return Response(headers={name.decode(): value.decode() for name, value in EVENTS})
-    return Watching(server.settings, watchers, tenant)
+    return Watching(server.settings, live, tenant)
 
 
 def is_foreign(headers: Mapping[str, str], allowed_origins: Sequence[str]) -> bool:
@@ -81,10 +94,10 @@ def is_foreign(headers: Mapping[str, str], allowed_origins: Sequence[str]) -> bo
 class Watching(Response):
     """Sends lines until the client leaves or the engine ends."""
 
-    def __init__(self, settings: ServerSettings, watchers: Watchers, tenant: str) -> None:
+    def __init__(self, settings: ServerSettings, live: LiveRecord, tenant: str) -> None:
         super().__init__()
         self.settings = settings
-        self.watchers = watchers
+        self.watchers, self.text = live.watchers, live.text
         self.tenant = tenant
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -104,7 +117,7 @@ class Watching(Response):
         """Send events, several at once if there are, and a comment in each long silence."""
         settings = self.settings
         await send({"type": "http.response.start", "status": 200, "headers": [*EVENTS]})
-        async with aclosing(self.watchers.watch(shows_text(settings), settings.keepalive)) as watched:
+        async with aclosing(self.watchers.watch(self.text, settings.keepalive)) as watched:
             async for lines in watched:
                 named = (line | {"model": settings.model_name} if "record" in line else line for line in lines)
                 events = (b"data: %b\n\n" % encode(line) for line in named)

@@ -7,7 +7,7 @@ only, and nothing inline: model output could do no harm even if it were rendered
 import asyncio
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,8 @@ HEADERS = {
 }
 
 
-def attach(app: FastAPI) -> None:
-    live_record.attach(app)
+def attach(app: FastAPI, allowed_origins: Sequence[str], has_keys: bool) -> None:
+    live_record.attach(app, allowed_origins, has_keys)
     for file in sorted(FOLDER.rglob("*")):
         if file.suffix in TYPES:
             path = file.relative_to(FOLDER).as_posix()

@@ -14,6 +14,7 @@ from phase6_integration.api.state import AnswerPlan, Grammar, ServerState
 from phase6_integration.extras.tools.call_grammar import Thinking, answer_grammar, call_rules
 from phase6_integration.extras.tools.tool_formats import ToolFormat, tool_format, uses_tools
 from phase6_integration.extras.tools.tool_reader import BEGIN, END, ToolReader
+from phase6_integration.extras.tools.tool_settings import ToolSettings
 
 TAIL = 16  # tokens of a prompt that a template ends with a tag of reasoning in
 # Keywords of a schema in which an object may be closed: none of them lets another part of it need a property.
@@ -24,9 +25,9 @@ NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": Fal
 class ToolPlan:
     """How the answers to one chat are constrained, and read, if there are tools or reasoning."""
 
-    def __init__(self, server: ServerState, body: ChatRequest) -> None:
+    def __init__(self, settings: ToolSettings, server: ServerState, body: ChatRequest) -> None:
         """RequestError if the tools cannot be used as requested."""
-        settings, template, choice = server.settings, server.tokenizers.template, body.tool_choice
+        template, choice = server.tokenizers.template, body.tool_choice
         mode = choice.allowed_tools.mode if isinstance(choice, AllowedTools) else choice
         self._tokenizer, self._grammars = server.tokenizers.tokenizer, server.grammars
         self._body = body
@@ -37,7 +38,7 @@ class ToolPlan:
         if self._must_call and self._content_field and not self._content_field.startswith("response_format"):
             message = f"{self._content_field} is for the content, and an answer with required calls has none"
             raise unservable(self._content_field, message)
-        self._format = _format(server, template, auto=not self._must_call) if self._functions else None
+        self._format = _format(settings, template, auto=not self._must_call) if self._functions else None
         self._is_named = isinstance(choice, ChosenTool)  # the function is chosen by the request
         self._several = body.parallel_tool_calls is not False and not self._is_named  # calls in one answer
         self._reasons = END in template if settings.reasoning_parser is None else settings.reasoning_parser != "none"
@@ -132,13 +133,13 @@ def _callable(body: ChatRequest) -> dict[str, dict[str, Any]]:
     return {} if choice == "none" else functions
 
 
-def _format(server: ServerState, template: str, auto: bool) -> ToolFormat:
+def _format(settings: ToolSettings, template: str, auto: bool) -> ToolFormat:
     if not uses_tools(template):
         message = "the chat template of this model does not use tools; only tool_choice none is possible"
         raise unservable("tools", message)
-    if auto and not server.settings.enable_auto_tool_choice:
+    if auto and not settings.enable_auto_tool_choice:
         raise unservable("tool_choice", "this server was started with --no-enable-auto-tool-choice")
-    format = tool_format(template, server.settings.tool_call_parser)
+    format = tool_format(template, settings.tool_call_parser)
     if format is None:
         message = "how this model writes the calls of tools is not known; start the server with --tool-call-parser"
         raise unservable("tools", message)
@@ -157,8 +158,10 @@ def _schema(function: Function) -> dict[str, Any]:
     return {**schema, **more, "type": "object"}
 
 
-def answer_plan(server: ServerState, body: ChatRequest, prompt: Sequence[int], content: Grammar | None) -> AnswerPlan:
-    tools = ToolPlan(server, body)
+def answer_plan(
+    settings: ToolSettings, server: ServerState, body: ChatRequest, prompt: Sequence[int], content: Grammar | None
+) -> AnswerPlan:
+    tools = ToolPlan(settings, server, body)
     return AnswerPlan(
         grammar=tools.grammar(prompt, content),
         grammar_fields=tools.grammar_fields,
@@ -169,4 +172,5 @@ def answer_plan(server: ServerState, body: ChatRequest, prompt: Sequence[int], c
 
 
 def attach(app: FastAPI) -> None:
-    app.state.server.plan = answer_plan
+    server: ServerState = app.state.server
+    server.plan = partial(answer_plan, server.settings.of(ToolSettings))

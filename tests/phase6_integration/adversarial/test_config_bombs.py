@@ -17,9 +17,9 @@ from phase0_request.tokenizer import BUNDLED
 from phase2_prefill_decode.loading.checkpoint import Checkpoint
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.loader import load_weights
-from phase6_integration.engine.assemble import peak_bytes
 from phase6_integration.engine.engine import NanoServingEngine
 from phase6_integration.engine.options import EngineOptions
+from phase6_integration.engine.sizing import peak_bytes
 
 SHORT = 4000  # characters
 SMALL = 200 << 20  # bytes: the bundled model's own files, and a few copies of a text of a few megabytes

@@ -19,6 +19,7 @@ import pytest
 import uvloop
 
 from phase0_request.request import Request
+from phase6_integration import connect
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.extras.edge.transport import NO_LINGER
 from tests.phase6_integration.adversarial.raw import (
@@ -86,7 +87,7 @@ def test_what_follows_the_last_request_does_not_cut_off_its_answer(stream: bool,
 @on_both_loops
 def test_a_client_that_leaves_a_little_unread_is_cut_off(loop: Loop) -> None:
     """The file is larger than what the kernel holds here, and smaller than what a transport holds by itself."""
-    settings = ServerSettings(send_timeout=0.2)
+    settings = connect.settings(send_timeout=0.2)
     with listening(FakeEngine, settings, loop=loop, buffer=4096) as url, reading_little(url) as end:
         end.sendall(b"GET /static/viewer/sources.json HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
         assert is_cut_off(end)
@@ -95,7 +96,7 @@ def test_a_client_that_leaves_a_little_unread_is_cut_off(loop: Loop) -> None:
 @on_both_loops
 def test_a_client_that_reads_slowly_is_served_to_its_end(loop: Loop) -> None:
     """It takes several times as long as a client may that reads nothing."""
-    settings = ServerSettings(send_timeout=0.5)
+    settings = connect.settings(send_timeout=0.5)
     with listening(FakeEngine, settings, loop=loop, buffer=4096) as url, reading_little(url) as end:
         end.sendall(b"GET /openapi.json HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
         whole = httpx.get(f"{url}/openapi.json").content
@@ -127,7 +128,7 @@ class Endless(FakeEngine):
 @on_both_loops
 def test_the_requests_of_a_client_that_does_not_read_its_stream_are_aborted(loop: Loop) -> None:
     engine, body = Endless(), {"prompt": "Hello", "stream": True, "n": 2, "max_tokens": 1000}
-    settings = ServerSettings(send_timeout=0.5)
+    settings = connect.settings(send_timeout=0.5)
     with listening(lambda: engine, settings, loop=loop, buffer=4096) as url, reading_little(url) as end:
         end.sendall(request_of(json.dumps(body).encode()))
         assert is_cut_off(end)
@@ -138,7 +139,7 @@ def test_the_requests_of_a_client_that_does_not_read_its_stream_are_aborted(loop
 
 def test_a_client_that_reads_next_to_nothing_is_cut_off() -> None:
     """A few bytes now and then would hold an answer in memory for as long as it likes."""
-    with listening(FakeEngine, ServerSettings(send_timeout=0.5), buffer=4096) as url, reading_little(url) as end:
+    with listening(FakeEngine, connect.settings(send_timeout=0.5), buffer=4096) as url, reading_little(url) as end:
         end.sendall(b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n" * 100)
         watch, turns = select.poll(), 0
         watch.register(end, select.POLLHUP | select.POLLERR)

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from phase6_integration.api.settings import ServerSettings
+from phase6_integration import connect
 from phase6_integration.engine.options import EngineOptions
 from phase6_integration.process.async_engine import AsyncEngine
 from tests.phase6_integration.cities import CITY, schema_format
@@ -56,7 +56,7 @@ HOSTILE: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     options = EngineOptions(kv_cache_pages=256, max_num_seqs=16, threads=1)
-    settings = ServerSettings(api_keys=KEYS)
+    settings = connect.settings(api_keys=KEYS)
     with served(lambda: AsyncEngine(options), settings) as url:
         yield url
 

@@ -5,8 +5,8 @@ from typing import Any
 import httpx
 import pytest
 
-from phase6_integration.api.settings import ServerSettings
-from phase6_integration.serve_flags import server_settings
+from phase6_integration import connect
+from phase6_integration.serve_flags import settings_from
 from tests.phase6_integration.posting import send
 
 PAGE = "https://chat.example.com"
@@ -14,11 +14,11 @@ PREFLIGHT = {"access-control-request-method": "POST", "access-control-request-he
 
 
 def ask(method: str, path: str, headers: dict[str, str], **settings: Any) -> httpx.Response:
-    return send(method, path, settings=ServerSettings(**settings), headers=headers)
+    return send(method, path, settings=connect.settings(**settings), headers=headers)
 
 
 def hosts_of(**flags: Any) -> tuple[str, ...]:
-    return server_settings(flags, {}).allowed_hosts
+    return settings_from(flags, {}).allowed_hosts
 
 
 LOOPBACK = hosts_of()
@@ -90,4 +90,4 @@ def test_an_allowed_origin_does_not_lift_the_check_of_the_host() -> None:
 @pytest.mark.parametrize("origin", ["chat.example.com", "https://a.example/path", "null", "https://"])
 def test_what_is_no_origin_is_refused_at_the_start(origin: str) -> None:
     with pytest.raises(ValueError, match="allowed_origins must be"):
-        ServerSettings(allowed_origins=(origin,))
+        connect.settings(allowed_origins=(origin,))

@@ -16,6 +16,7 @@ import httpx
 import pytest
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from phase6_integration import connect
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.app import create_app
 from tests.phase6_integration.adversarial.raw import (
@@ -174,7 +175,7 @@ def test_the_request_id_of_a_body_is_in_the_log(caplog: pytest.LogCaptureFixture
 def test_a_body_without_end_is_refused_while_it_comes() -> None:
     """And the connection does not stay open for the rest of it."""
     chunk = b"ff\r\n" + b"a" * 255 + b"\r\n"
-    with listening(FakeEngine, ServerSettings(max_body_bytes=1000, receive_timeout=1)) as url:
+    with listening(FakeEngine, connect.settings(max_body_bytes=1000, receive_timeout=1)) as url:
         assert error_in(exchange(url, POST + CHUNKED + chunk, chunk * 3))[0] == 413
 
 
@@ -234,7 +235,7 @@ def test_a_target_may_name_the_server_and_no_path_leads_to_a_file(plain: str, ta
 async def test_a_path_of_slashes_costs_no_more_than_another() -> None:
     """Fault: one of 32 KiB held all clients up for 20 s, even without a key: the hint of a 404 was quadratic in it."""
     seconds = []
-    async with client(FakeEngine(), ServerSettings(api_keys=("k",))) as http:
+    async with client(FakeEngine(), connect.settings(api_keys=("k",))) as http:
         for length in (0, 100, 12_000):  # the first makes the list of paths
             before = time.process_time()
             assert (await http.get(f"/static/{'/' * length}x")).status_code == 404

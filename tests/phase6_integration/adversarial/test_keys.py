@@ -9,8 +9,9 @@ import pytest
 
 import phase6_integration.serve
 from phase6_integration.cli.main import main
+from phase6_integration.extras.edge.edge_settings import EdgeSettings
 from phase6_integration.extras.edge.middleware import PUBLIC
-from phase6_integration.serve_flags import server_settings
+from phase6_integration.serve_flags import settings_from
 from tests.phase6_integration.life import ROOT
 
 
@@ -21,8 +22,8 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_keys_in_a_file_are_one_on_each_line(file: Path) -> None:
-    settings = server_settings({"api_key_file": str(file)}, {})
-    assert settings.api_keys == ("sk-old", "sk-kept")
+    settings = settings_from({"api_key_file": str(file)}, {})
+    assert settings.of(EdgeSettings).api_keys == ("sk-old", "sk-kept")
     assert "sk-" not in repr(settings)
 
 
@@ -39,7 +40,7 @@ def test_the_routes_that_need_no_key_are_those_that_security_md_names() -> None:
 def test_a_file_without_a_valid_key_never_opens_the_server(content: str, file: Path) -> None:
     file.write_text(content, "latin-1")
     with pytest.raises(ValueError, match="key") as caught:
-        server_settings({"api_key_file": str(file)}, {})
+        settings_from({"api_key_file": str(file)}, {})
     assert "sk" not in str(caught.value).replace(str(file), "")
 
 
@@ -48,7 +49,7 @@ def test_keys_come_from_a_file_or_from_elsewhere_not_both(
     given: dict[str, Any], environment: dict[str, str], file: Path
 ) -> None:
     with pytest.raises(ValueError, match="not from both"):
-        server_settings({"api_key_file": str(file), **given}, environment)
+        settings_from({"api_key_file": str(file), **given}, environment)
 
 
 def test_a_key_on_the_command_line_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:

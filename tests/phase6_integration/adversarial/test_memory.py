@@ -19,6 +19,7 @@ import pytest
 
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
+from phase6_integration import connect
 from phase6_integration.api.application import Exchanges
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.app import create_app
@@ -172,7 +173,7 @@ async def test_an_answer_that_can_never_fit_is_refused_before_any_work() -> None
 async def test_an_answer_that_does_not_fit_now_is_refused_until_another_has_gone(stream: bool, leaves: bool) -> None:
     """Whether that one was read to its end, or its client has left."""
     engine = FakeEngine(words)
-    app = create_app(engine, ServerSettings(max_buffered_bytes=3 << 20))
+    app = create_app(engine, connect.settings(max_buffered_bytes=3 << 20))
     asked = {**HELLO[COMPLETIONS], "max_tokens": 900, "logprobs": 20, "stream": stream}
     small = {**HELLO[COMPLETIONS], "max_tokens": 900, "stream": stream}
     engine.flow.clear()
@@ -257,7 +258,7 @@ async def test_what_the_completions_of_a_request_share_is_checked_sent_and_count
 async def test_bodies_that_never_end_leave_the_budget_alone_and_small_requests_pass() -> None:
     """500 clients send all but the end of the largest body. All of it was kept: 125 MB here, 2 GB with the defaults."""
     size, limit = 256 << 10, 16 << 20
-    settings = ServerSettings(max_body_bytes=size, max_buffered_bytes=limit, receive_timeout=60)
+    settings = connect.settings(max_body_bytes=size, max_buffered_bytes=limit, receive_timeout=60)
     ended: list[int] = []
     gone = asyncio.Event()
 

@@ -15,6 +15,7 @@ import pytest
 
 from phase0_request.request import FinishReason
 from phase0_request.tokenizer import Tokenizer
+from phase6_integration import connect
 from phase6_integration.api.errors import RequestError
 from phase6_integration.api.formatter import KEEP_ALIVE
 from phase6_integration.api.settings import ServerSettings
@@ -29,7 +30,7 @@ from tests.phase6_integration.real_engine import OnTheEngine, shared
 from tests.phase6_integration.running import COMPLETIONS, run
 
 SECRET = "The password of the vault is seven times forty-two, and nothing else opens it. " * 3
-KEYS = ServerSettings(api_keys=("sk-alice", "sk-bob"))
+KEYS = connect.settings(api_keys=("sk-alice", "sk-bob"))
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +145,7 @@ def test_a_one_token_request_does_not_wait_for_a_greedy_client(on_an_engine: OnT
                 task.cancel()
             await asyncio.gather(*flood, return_exceptions=True)
 
-    both = ServerSettings(api_keys=("sk-greedy", "sk-modest"))
+    both = connect.settings(api_keys=("sk-greedy", "sk-modest"))
     on_an_engine(test)
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from phase0_request import chat_template
 from phase0_request.tokenizer import BUNDLED, Tokenizer
+from phase6_integration import connect
 from phase6_integration.api.settings import ServerSettings
 from tests.phase6_integration.asgi import awaited
 from tests.phase6_integration.fake_engine import FakeEngine, client
@@ -95,7 +96,7 @@ async def test_nothing_is_encoded_on_the_event_loop() -> None:
     assert engine.tokenizer is not None
     engine.tokenizer._backend = Elsewhere(engine.tokenizer._backend)  # type: ignore[assignment]
     for parser in (None, "deepseek_r1"):
-        async with client(engine, ServerSettings(reasoning_parser=parser)) as http:
+        async with client(engine, connect.settings(reasoning_parser=parser)) as http:
             for path, body in ASKED:
                 limit = {"max_tokens": 2} if path.endswith("completions") else {}
                 answer = await http.post(path, json={**body, **limit})

@@ -11,8 +11,8 @@ from phase0_request.params import SamplingParams
 from phase0_request.tokenizer import Tokenizer
 from phase6_integration.api.logprobs import TokenNames, prompt_offsets
 from phase6_integration.api.settings import ServerSettings
+from phase6_integration.connect import create_app
 from tests.phase6_integration import answer_schemas
-from tests.phase6_integration.application import create_app
 from tests.phase6_integration.asgi import Call
 from tests.phase6_integration.fake_engine import FakeEngine, client, events, says
 from tests.phase6_integration.streams import post

@@ -7,7 +7,7 @@ import pytest
 
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.api.streaming import PIECE, ResponseWriter
-from tests.phase6_integration.application import create_app
+from phase6_integration.connect import create_app
 from tests.phase6_integration.asgi import Call
 from tests.phase6_integration.fake_engine import FakeEngine, says
 from tests.phase6_integration.streams import LINE_BREAKS, PATHS, body, run, text_of

@@ -6,9 +6,9 @@ import pytest
 
 from phase0_request.request import FinishReason
 from phase6_integration.api.settings import ServerSettings
+from phase6_integration.connect import create_app
 from phase6_integration.process.health import Health
 from phase6_integration.process.messages import EngineRequest, Progress
-from tests.phase6_integration.application import create_app
 from tests.phase6_integration.asgi import Call
 from tests.phase6_integration.fake_engine import FakeEngine
 from tests.phase6_integration.streams import PATHS, body, run, text_of

@@ -6,8 +6,8 @@ from importlib import import_module
 
 import pytest
 
+from phase0_request.support.flags import Parser
 from phase6_integration.cli.main import COMMANDS, main
-from phase6_integration.engine.flags import Parser
 
 
 def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

@@ -2,18 +2,20 @@
 
 import re
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from phase0_request.support.flags import Parser
 from phase6_integration.api.settings import ServerSettings
-from phase6_integration.cli.common import engine_options
 from phase6_integration.cli.main import main
-from phase6_integration.engine.flags import Parser
 from phase6_integration.engine.options import EngineOptions
-from phase6_integration.serve_flags import add_flags, server_settings
+from phase6_integration.extras.edge.edge_settings import EdgeSettings
+from phase6_integration.extras.kv_events.kv_events_options import KVEventsOptions
+from phase6_integration.serve_flags import add_flags, options_from, settings_from
 
 ROOT = Path(__file__).parents[3]
 REFERENCE = ROOT / "chapters/reference.md"
@@ -46,22 +48,22 @@ def test_the_manifest_for_kubernetes_gives_flags_that_exist() -> None:
     deployment = next(yaml.safe_load_all((ROOT / "phase6_integration/deploy/kubernetes.yaml").read_text()))
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     given = parsed(*container["args"])
-    assert engine_options(given).kv_events is not None
-    assert server_settings(given, {}).shutdown_timeout == 60
+    assert options_from(given).of(KVEventsOptions).kv_events is not None
+    assert settings_from(given, {}).shutdown_timeout == 60
 
 
 def test_flags_set_the_fields_that_they_name() -> None:
     given = {"model": "x", "dtype": "float32", "device": "auto", "port": 1, "log_level": "error", "page_size": 8}
-    assert engine_options(given) == EngineOptions(model="x", dtype="float32", page_size=8)
-    settings = server_settings(given, {})
+    assert options_from(given) == EngineOptions(model="x", dtype="float32", page_size=8)
+    settings = settings_from(given, {})
     assert (settings.port, settings.log_level, settings.served_model_names) == (1, "error", ("x",))
 
 
 def test_auto_is_the_default_of_dtype_and_device_only() -> None:
-    assert engine_options({"dtype": "auto", "device": "auto"}) == EngineOptions()
-    assert engine_options({"model": "auto"}).model == "auto"
+    assert options_from({"dtype": "auto", "device": "auto"}) == EngineOptions()
+    assert options_from({"model": "auto"}).model == "auto"
     with pytest.raises(ValueError, match="scheduling_policy"):
-        engine_options({"scheduling_policy": "auto"})
+        options_from({"scheduling_policy": "auto"})
 
 
 @pytest.mark.parametrize(
@@ -85,14 +87,15 @@ def test_auto_is_the_default_of_dtype_and_device_only() -> None:
     ids=str,
 )
 def test_values_are_read_as_vllm_reads_them(flags: list[str], field: str, value: object) -> None:
-    assert getattr(engine_options(parsed(*flags)), field) == value
+    options = options_from(parsed(*flags))
+    assert {**asdict(options), **options.more}[field] == value
 
 
 def test_flags_of_vllm_that_ask_for_what_is_so_anyway_are_taken(capsys: pytest.CaptureFixture[str]) -> None:
     script = "--pipeline-parallel-size 1 --data-parallel-size=1 --swap-space 0 --cpu-offload-gb 0 --task generate"
     script += " --load-format auto --tokenizer-mode auto --disable-log-requests --response-role assistant"
-    assert engine_options(parsed("m", *script.split())) == EngineOptions(model="m")
-    assert server_settings(parsed("m", *script.split()), {}) == server_settings(parsed("m"), {})
+    assert options_from(parsed("m", *script.split())) == EngineOptions(model="m")
+    assert settings_from(parsed("m", *script.split()), {}) == settings_from(parsed("m"), {})
     with pytest.raises(SystemExit):
         parsed("m", "--pipeline-parallel-size", "2")
     assert "choose from" in capsys.readouterr().err
@@ -101,14 +104,14 @@ def test_flags_of_vllm_that_ask_for_what_is_so_anyway_are_taken(capsys: pytest.C
 def test_lists_are_values_or_a_json_list_as_in_vllm() -> None:
     pages = ("https://a.example", "https://b.example")
     for given in (pages, ('["https://a.example", "https://b.example"]',)):
-        assert server_settings(parsed("--allowed-origins", *given), {}).allowed_origins == pages
-    assert server_settings(parsed("--override-generation-config", '{"top_k": 5}'), {}).override_generation_config == {
+        assert settings_from(parsed("--allowed-origins", *given), {}).of(EdgeSettings).allowed_origins == pages
+    assert settings_from(parsed("--override-generation-config", '{"top_k": 5}'), {}).override_generation_config == {
         "top_k": 5
     }
 
 
 def test_on_a_unix_socket_the_host_is_not_checked() -> None:
-    settings = server_settings(parsed("--uds", "/run/llm.sock"), {})
+    settings = settings_from(parsed("--uds", "/run/llm.sock"), {})
     assert (settings.uds, settings.allowed_hosts) == ("/run/llm.sock", ())
 
 
@@ -125,28 +128,28 @@ def test_the_flags_in_the_table_of_differences_exist() -> None:
 
 def test_the_served_name_of_a_directory_is_its_last_part(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
-    assert server_settings({"model": str(tmp_path / "mine")}, {}).served_model_names == ("mine",)
-    assert server_settings({}, {}).served_model_names == ("tiny_chat",)
-    assert server_settings({"model": "a/b", "served_model_name": ["c", "d"]}, {}).served_model_names == ("c", "d")
+    assert settings_from({"model": str(tmp_path / "mine")}, {}).served_model_names == ("mine",)
+    assert settings_from({}, {}).served_model_names == ("tiny_chat",)
+    assert settings_from({"model": "a/b", "served_model_name": ["c", "d"]}, {}).served_model_names == ("c", "d")
 
 
 def test_api_keys_come_from_flags_and_the_environment() -> None:
     environment = {"NANOSERVE_API_KEY": "c", "VLLM_API_KEY": "d", "OTHER_API_KEY": "e"}
-    assert server_settings({"api_key": ["a", "b"]}, environment).api_keys == ("a", "b", "c", "d")
-    assert server_settings({}, {"NANOSERVE_API_KEY": ""}).api_keys == ()
+    assert settings_from({"api_key": ["a", "b"]}, environment).of(EdgeSettings).api_keys == ("a", "b", "c", "d")
+    assert settings_from({}, {"NANOSERVE_API_KEY": ""}).of(EdgeSettings).api_keys == ()
 
 
 def test_a_chat_template_is_a_file_or_the_text_itself(tmp_path: Path) -> None:
     file = tmp_path / "t.jinja"
     file.write_text("{{ messages }}")
-    assert server_settings({"chat_template": str(file)}, {}).chat_template == "{{ messages }}"
+    assert settings_from({"chat_template": str(file)}, {}).chat_template == "{{ messages }}"
     tagged = "{% generation %}{{ messages }}{% endgeneration %}"
-    assert server_settings({"chat_template": tagged}, {}).chat_template == tagged
+    assert settings_from({"chat_template": tagged}, {}).chat_template == tagged
     with pytest.raises(ValueError, match="chat template"):
-        server_settings({"chat_template": str(tmp_path / "none")}, {})
+        settings_from({"chat_template": str(tmp_path / "none")}, {})
     file.write_text("fine {# so far #}\n{% if %}")
     with pytest.raises(ValueError, match=r"^the chat template has a fault in line 2: Expected an expression"):
-        server_settings({"chat_template": str(file)}, {})
+        settings_from({"chat_template": str(file)}, {})
 
 
 WRONG = [

@@ -155,9 +155,7 @@ def test_the_pool_is_sized_to_free_memory_and_limits_the_context(monkeypatch: py
         layout = made.parts.model.config.kv_layout(16)
         assert made.parts.scheduler.cache.usage.total == 2 * 2048 // 16, "two requests cannot use more"
     set_free_bytes(monkeypatch, 2 * 20 * layout.bytes_per_page)
-    monkeypatch.setattr(
-        "phase6_integration.engine.assemble.peak_bytes", lambda work, device: 10 * layout.bytes_per_page
-    )
+    monkeypatch.setattr("phase6_integration.engine.sizing.peak_bytes", lambda work, device: 10 * layout.bytes_per_page)
     with NanoServingEngine.from_pretrained(gpu_memory_utilization=0.5) as made:
         assert made.parts.scheduler.cache.usage.total == 10
         with pytest.raises(ValueError, match="together at most 160 fit into the context"):

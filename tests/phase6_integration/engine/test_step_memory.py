@@ -19,7 +19,9 @@ from phase2_prefill_decode.extras.outcome import SliceOutcome
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.model import Model
 from phase2_prefill_decode.step.runner import ModelRunner
-from phase6_integration.engine.assemble import LARGEST, peak_bytes, profile
+from phase6_integration.engine.connect_engine import largest_params
+from phase6_integration.engine.runners import Computing
+from phase6_integration.engine.sizing import peak_bytes, profile
 
 pytestmark = pytest.mark.skipif(
     not Path("/proc/self/clear_refs").exists(), reason="only Linux reports a process's peak memory"
@@ -56,16 +58,22 @@ def largest_steps(*params: SamplingParams) -> list[int]:
     model = Model.random(MUCH, device="cpu")
     found = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("phase6_integration.engine.assemble.scored_rows", lambda: 1)
+        patch.setattr("phase6_integration.engine.sizing.scored_rows", lambda: (1, SamplingParams(prompt_logprobs=20)))
         for one in params:
-            patch.setattr("phase6_integration.engine.assemble.LARGEST", one)
-            found.append(profile(model, sampler_for(model, 0), BLOCK, BLOCK, MUCH.kv_layout(16), BLOCK))
+            patch.setattr("phase6_integration.engine.sizing.largest_params", lambda one=one: one)
+            computing = Computing(model, sampler_for(model, 0), MUCH.kv_layout(16))
+            found.append(profile(computing, BLOCK, BLOCK, BLOCK))
     return found
 
 
 def test_the_largest_step_has_the_copies_of_logits_that_requests_can_ask_for(new_process: ProcessPoolExecutor) -> None:
     """In float32: log-probabilities make seven of them. The copy that a bias makes may be gone by then."""
-    asked = (LARGEST, SamplingParams(), SamplingParams(logprobs=20), LARGEST)  # the first compiles, which takes memory
+    asked = (
+        largest_params(),
+        SamplingParams(),
+        SamplingParams(logprobs=20),
+        largest_params(),
+    )  # the first compiles, which takes memory
     _, drawn, scored, all_of_it = new_process.submit(largest_steps, *asked).result()
     assert drawn + 5 * COPY < scored < all_of_it + 0.5 * COPY
 
@@ -86,7 +94,7 @@ def scored_prompt(tokens: int, running: int) -> tuple[int, int]:
         assert len(outcome.prompt_logprobs) == tokens - 1
 
     step()  # compiles what it needs, which takes memory
-    largest = profile(model, sampler, tokens, running, MUCH.kv_layout(16, "float32"), tokens)
+    largest = profile(Computing(model, sampler, MUCH.kv_layout(16, "float32")), tokens, running, tokens)
     return peak_bytes(step, torch.device("cpu")), largest
 
 

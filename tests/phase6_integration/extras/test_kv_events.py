@@ -1,7 +1,6 @@
 """KV events as a router receives them, against vLLM's layout and the content of the cache."""
 
 import asyncio
-import importlib.util
 import socket
 import time
 from pathlib import Path
@@ -13,9 +12,10 @@ from phase0_request import SamplingParams
 from phase0_request.support.checks import ConfigError
 from phase4_radix.extras.block_hashes import block_hashes
 from phase4_radix.prefix_cache import PrefixCache
+from phase6_integration.engine.connect_engine import engine_options
 from phase6_integration.engine.engine import NanoServingEngine
-from phase6_integration.engine.options import EngineOptions, KVEventsConfig
 from phase6_integration.extras.kv_events.kv_events import KVEventPublisher
+from phase6_integration.extras.kv_events.kv_events_options import KVEventsConfig, KVEventsOptions
 from phase6_integration.process.health import Health
 from tests.phase4_radix.steps import SIZE, admit, compute, finish, named
 from tests.phase6_integration.real_engine import GREEDY, answer, engine, process
@@ -161,12 +161,12 @@ def test_an_address_of_this_machine_is_bound_so_it_must_be_free(host: str) -> No
 
 def test_events_need_a_prefix_cache_and_pyzmq(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="prefix caching"):
-        EngineOptions(kv_events_config={}, enable_prefix_caching=False)
-    assert EngineOptions(kv_events_config={"enable_kv_cache_events": False}).kv_events is None
+        engine_options(kv_events_config={}, enable_prefix_caching=False)
+    assert KVEventsOptions(kv_events_config={"enable_kv_cache_events": False}).kv_events is None
     of_vllm = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": "tcp://*:5557", "topic": "kv@pod@model"}
-    assert EngineOptions(kv_events_config=of_vllm).kv_events == KVEventsConfig(
+    assert KVEventsOptions(kv_events_config=of_vllm).kv_events == KVEventsConfig(
         endpoint="tcp://*:5557", topic="kv@pod@model"
     )
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("phase6_integration.extras.kv_events.kv_events_options.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'nano-serving\[cluster\]'"):
-        EngineOptions(kv_events_config={})
+        KVEventsOptions(kv_events_config={})

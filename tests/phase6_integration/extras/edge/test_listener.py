@@ -15,8 +15,8 @@ from typing import NamedTuple
 import httpx
 import pytest
 
+from phase6_integration import connect
 from phase6_integration.api.settings import ServerSettings
-from phase6_integration.extras.edge.tls import tls_context
 from phase6_integration.listener import listen, url_of
 from tests.phase6_integration.fake_engine import FakeEngine, client
 from tests.phase6_integration.life import PATIENCE, Life, life, started
@@ -119,7 +119,7 @@ def test_tls_serves_and_streams(pair: Pair) -> None:
 def test_a_client_without_a_certificate_is_refused_where_one_is_required(pair: Pair, tmp_path: Path) -> None:
     theirs = certificate(tmp_path, "client")
     flags = {"ssl_certfile": pair.certificate, "ssl_keyfile": pair.key, "ssl_ca_certs": theirs.certificate}
-    server = tls_context(ServerSettings(**{name: str(path) for name, path in flags.items()}, ssl_cert_reqs=2))  # type: ignore[arg-type]
+    server = connect.tls_context(connect.settings(**{name: str(path) for name, path in flags.items()}, ssl_cert_reqs=2))  # type: ignore[arg-type]
 
     def accept() -> str:
         connection, _ = listener.accept()
@@ -166,7 +166,7 @@ def test_files_that_are_no_certificate_end_the_server_with_a_line(pair: Pair, tm
         ),
     ):
         with pytest.raises(ValueError, match=why):
-            tls_context(ServerSettings(**given))
+            connect.tls_context(connect.settings(**given))
     with life("--ssl-certfile", str(nothing), scripted=True) as server:
         assert server.ended() == 1
     assert server.lines == [f"nanoserve serve: cannot use {nothing} for TLS: no such file or directory"]
@@ -192,7 +192,7 @@ def test_routes_are_under_the_root_path_whether_or_not_the_proxy_has_taken_it_of
     """And so are those that need a key."""
 
     async def main() -> int:
-        async with client(FakeEngine(), ServerSettings(root_path="/llm", api_keys=("k",))) as http:
+        async with client(FakeEngine(), connect.settings(root_path="/llm", api_keys=("k",))) as http:
             document = (await http.get("/llm/openapi.json", headers={"authorization": "Bearer k"})).json()
             assert document["servers"] == [{"url": "/llm"}]
             return int((await http.get(path)).status_code)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from phase6_integration.api.settings import ServerSettings
+from phase6_integration import connect
 from phase6_integration.extras.edge import middleware
 from tests.phase6_integration.middleware_app import JSON, KEYS, App, access_lines, call
 
@@ -75,15 +75,15 @@ def test_every_key_is_compared_in_constant_time_whichever_fits(monkeypatch: pyte
 
 def test_a_key_shows_nowhere(caplog: pytest.LogCaptureFixture) -> None:
     ours, wrong = "sk-of-the-server", "sk-of-a-stranger"
-    settings = ServerSettings(api_keys=(ours,))
+    settings = connect.settings(api_keys=(ours,))
     with caplog.at_level(logging.DEBUG):
-        refused = call(App(), headers=[(b"authorization", b"Bearer " + wrong.encode())], api_keys=settings.api_keys)
-        call(App(), headers=[(b"authorization", b"Bearer " + ours.encode())], api_keys=settings.api_keys)
+        refused = call(App(), headers=[(b"authorization", b"Bearer " + wrong.encode())], api_keys=(ours,))
+        call(App(), headers=[(b"authorization", b"Bearer " + ours.encode())], api_keys=(ours,))
     shown = repr(settings) + refused.body.decode() + caplog.text + str([vars(record) for record in caplog.records])
     assert ours not in shown
     assert wrong not in shown
     with pytest.raises(ValueError, match="printable ASCII") as error:
-        ServerSettings(api_keys=("sk secret",))
+        connect.settings(api_keys=("sk secret",))
     assert "secret" not in str(error.value)
 
 

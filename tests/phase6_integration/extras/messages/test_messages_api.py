@@ -8,6 +8,7 @@ import pytest
 from anthropic.types import Message, MessageTokensCount, RawMessageStreamEvent
 
 from phase0_request.request import FinishReason, Request
+from phase6_integration import connect
 from phase6_integration.api.formatter import encode, object_of
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.app import create_app
@@ -36,7 +37,7 @@ def ask(body: Json, script: Script | FakeEngine = echo, path: str = PATH, **sett
 
     async def send() -> Call:
         given = {"max_tokens": 200, **body} if path == PATH else body
-        async with Call(create_app(engine, ServerSettings(**settings)), path, given) as call:
+        async with Call(create_app(engine, connect.settings(**settings)), path, given) as call:
             pass
         return call
 
@@ -261,7 +262,7 @@ def test_a_failure_is_an_error_of_this_api_whole_and_streamed(reason: FinishReas
 
 @awaited
 async def test_the_key_may_come_as_anthropics_clients_send_it() -> None:
-    app = create_app(FakeEngine(says("one")), ServerSettings(api_keys=("sk-one",)))
+    app = create_app(FakeEngine(says("one")), connect.settings(api_keys=("sk-one",)))
     body = {"messages": HELLO, "max_tokens": 5}
     keys = [({"x-api-key": "sk-one"}, 200), ({"authorization": "Bearer sk-one"}, 200), ({"x-api-key": "sk-two"}, 401)]
     for headers, status in [*keys, ({"x-api-key": "sk-one", "authorization": "Bearer sk-two"}, 401), ({}, 401)]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from phase6_integration.api.settings import ServerSettings
+from phase6_integration import connect
 from tests.phase6_integration.fake_engine import FakeEngine, served
 
 HERE = Path(__file__).parent
@@ -28,7 +28,7 @@ def faults(folder: Path, max_model_len: int, *options: str) -> str:
     """What one run finds, with every check there is, against a server with low limits, so that answers are short."""
     config = folder / "schemathesis.toml"
     config.write_text(CONFIG)
-    settings = ServerSettings(api_keys=(KEY,), max_choices=4)
+    settings = connect.settings(api_keys=(KEY,), max_choices=4)
     env = {
         **os.environ,
         "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests/phase6_integration'}",

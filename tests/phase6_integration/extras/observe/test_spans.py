@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from phase6_integration.api.settings import ServerSettings
+from phase6_integration import connect
 from phase6_integration.extras.observe import spans
 from tests.phase6_integration.fake_engine import FakeEngine, client, served
 
@@ -72,7 +72,7 @@ def test_a_span_has_the_tokens_and_latencies_of_its_request_and_the_parent_that_
     collector: Collector,
 ) -> None:
     body = {"prompt": "A page", "max_tokens": 3, "n": 2, "stream": True}
-    settings = ServerSettings(otlp_traces_endpoint=collector.endpoint)
+    settings = connect.settings(otlp_traces_endpoint=collector.endpoint)
     with served(FakeEngine, settings) as url, httpx.Client(base_url=url) as http:
         headers = {"traceparent": f"00-{TRACE}-{PARENT}-01", "x-request-id": "it"}
         assert http.post("/v1/completions", json=body, headers=headers).status_code == 200
@@ -107,7 +107,7 @@ def test_a_request_that_the_engine_fails_is_an_error_and_a_client_that_asks_for_
 
     async def check() -> None:
         engine = FakeEngine(lambda _: [5, FinishReason.ERROR])
-        async with client(engine, ServerSettings(otlp_traces_endpoint=collector.endpoint)) as http:
+        async with client(engine, connect.settings(otlp_traces_endpoint=collector.endpoint)) as http:
             await http.post("/v1/completions", json={"prompt": "A page"})
             headers = {"traceparent": f"00-{TRACE}-{PARENT}-00"}
             await http.post("/v1/completions", json={"prompt": "A page"}, headers=headers)
@@ -119,11 +119,11 @@ def test_a_request_that_the_engine_fails_is_an_error_and_a_client_that_asks_for_
 
 
 def test_without_the_sdk_the_flag_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("phase6_integration.api.settings.find_spec", lambda name: None)
+    monkeypatch.setattr("phase6_integration.extras.observe.span_settings.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"otlp_traces_endpoint needs .* pip install 'nano-serving\[otel\]'"):
-        ServerSettings(otlp_traces_endpoint="http://127.0.0.1:4318/v1/traces")
+        connect.settings(otlp_traces_endpoint="http://127.0.0.1:4318/v1/traces")
     with pytest.raises(ValueError, match="must be a URL"):
-        ServerSettings(otlp_traces_endpoint="127.0.0.1:4317")
+        connect.settings(otlp_traces_endpoint="127.0.0.1:4317")
 
 
 def test_an_answer_of_the_collector_that_is_long_is_not_read() -> None:
@@ -140,7 +140,7 @@ def test_an_answer_of_the_collector_that_is_long_is_not_read() -> None:
     with Collector() as one, ThreadPoolExecutor(1) as pool:
         one.RequestHandlerClass = Endless
         pool.submit(one.serve_forever, 0.01)
-        settings = ServerSettings(otlp_traces_endpoint=one.endpoint)
+        settings = connect.settings(otlp_traces_endpoint=one.endpoint)
 
         async def check() -> None:
             async with client(FakeEngine(), settings) as http:
@@ -167,7 +167,7 @@ def test_a_collector_that_sends_elsewhere_is_named_in_the_log(caplog: pytest.Log
     with Collector() as one, ThreadPoolExecutor(1) as pool:
         one.RequestHandlerClass = Elsewhere
         pool.submit(one.serve_forever, 0.01)
-        (layer,) = spans.layer(ServerSettings(otlp_traces_endpoint=one.endpoint))
+        (layer,) = spans.layer(connect.settings(otlp_traces_endpoint=one.endpoint))
         layer.kwargs["tracer"].start_span("a request").end()
         spans._providers[-1].force_flush()
         assert asked.is_set()

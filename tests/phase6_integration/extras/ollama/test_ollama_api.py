@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from phase0_request.request import FinishReason, Request
+from phase6_integration import connect
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.app import create_app
 from phase6_integration.process.messages import Ready
@@ -30,7 +31,7 @@ CALLS = says(
 
 def ask(path: str, body: Json, engine: FakeEngine, **settings: Any) -> Call:
     async def send() -> Call:
-        async with Call(create_app(engine, ServerSettings(**settings)), path, body) as call:
+        async with Call(create_app(engine, connect.settings(**settings)), path, body) as call:
             pass
         return call
 

@@ -6,12 +6,13 @@ from contextlib import AsyncExitStack
 import pytest
 from fastapi import FastAPI
 
+from phase6_integration import connect
 from phase6_integration.api.settings import ServerSettings
-from phase6_integration.extras.page.live_record import MOST_OF_A_CLIENT, MOST_WATCHERS, shows_text
+from phase6_integration.connect import create_app
+from phase6_integration.extras.page.live_record import MOST_OF_A_CLIENT, MOST_WATCHERS
 from phase6_integration.extras.page.record_messages import NAME, Watch, encode
 from phase6_integration.process.health import Health
 from phase6_integration.process.messages import SideMessage
-from tests.phase6_integration.application import create_app
 from tests.phase6_integration.asgi import Call, awaited
 from tests.phase6_integration.fake_engine import FakeEngine, client
 
@@ -35,7 +36,7 @@ from tests.phase6_integration.fake_engine import FakeEngine, client
     ],
 )
 def test_the_text_is_shown_by_itself_only_where_nobody_else_can_watch(settings: dict[str, object], shown: bool) -> None:
-    assert shows_text(ServerSettings(**settings)) is shown  # type: ignore[arg-type]
+    assert create_app(FakeEngine(), connect.settings(**settings)).state.live_record.text is shown
 
 
 def call_of(app: FastAPI, method: str = "GET", client: int = 1, headers: dict[str, str] | None = None) -> Call:
@@ -65,7 +66,7 @@ async def test_watchers_are_few_and_one_that_leaves_makes_room() -> None:
                 assert (call.status, call.json["error"]["code"]) == (429, "too_many_watchers")
             for call in calls:
                 call.leave()
-        assert not app.state.watchers.by_client
+        assert not app.state.live_record.watchers.by_client
         assert engine.sent[-1] == asked(Watch(False)), "nobody reads any more"
 
 
@@ -102,7 +103,7 @@ async def test_a_page_of_another_site_does_not_make_the_engine_write(
     headers: dict[str, str], allowed: tuple[str, ...], status: int
 ) -> None:
     engine = FakeEngine()
-    async with call_of(create_app(engine, ServerSettings(allowed_origins=allowed)), headers=headers) as call:
+    async with call_of(create_app(engine, connect.settings(allowed_origins=allowed)), headers=headers) as call:
         await call.until(lambda call: call.status is not None)
         call.leave()
     assert call.status == status

@@ -7,6 +7,7 @@ from html.parser import HTMLParser
 import pytest
 from httpx import Response
 
+from phase6_integration import connect
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.app import create_app
 from phase6_integration.extras.page.playground import FOLDER
@@ -26,7 +27,7 @@ def get(path: str, settings: ServerSettings | None = None, **headers: str) -> Re
 
 
 def test_every_file_is_served_without_a_key_and_no_document_lists_it() -> None:
-    settings = ServerSettings(api_keys=("sk-1",))
+    settings = connect.settings(api_keys=("sk-1",))
     assert {"style.css", "main.js", "viewer/viewer.js"} < FILES.keys()
     for name, file in FILES.items():
         answer = get("/" if name == "index.html" else f"/static/{name}", settings)

@@ -10,10 +10,10 @@ import openai
 import pytest
 
 from phase0_request.tokenizer import Tokenizer
-from phase6_integration.api.settings import ServerSettings
+from phase6_integration import connect
+from phase6_integration.connect import create_app
 from phase6_integration.extras.tools.call_grammar import Thinking
 from phase6_integration.extras.tools.tools import thinking_after
-from tests.phase6_integration.application import create_app
 from tests.phase6_integration.asgi import Call, awaited
 from tests.phase6_integration.extras.tools.test_tools import ARGUMENTS, CALL, TOOLS, allows, deltas
 from tests.phase6_integration.fake_engine import FakeEngine, says
@@ -92,7 +92,7 @@ def test_while_hidden_reasoning_comes_comments_keep_the_stream_alive(monkeypatch
 
     @awaited
     async def test() -> None:
-        app = create_app(FakeEngine(says(ANSWER)), ServerSettings(keepalive=15.0, reasoning_parser="qwen3"))
+        app = create_app(FakeEngine(says(ANSWER)), connect.settings(keepalive=15.0, reasoning_parser="qwen3"))
         asked = {"messages": HELLO, "stream": True, "include_reasoning": False, "max_tokens": 100}
         async with Call(app, "/v1/chat/completions", asked) as call:
             pass
@@ -171,7 +171,7 @@ def test_tokenize_renders_the_same_prompt(thinker: Speaker) -> None:
 def test_reasoning_is_looked_for_where_the_template_knows_it_or_by_name() -> None:
     with speaking() as speaker:
         assert ask(speaker, ANSWER).choices[0].message.content == ANSWER
-    with speaking(ServerSettings(reasoning_parser="deepseek_r1")) as speaker:
+    with speaking(connect.settings(reasoning_parser="deepseek_r1")) as speaker:
         assert ask(speaker, ANSWER).choices[0].message.content == "Yes, four."
 
 

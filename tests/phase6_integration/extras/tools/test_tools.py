@@ -10,6 +10,7 @@ import openai
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
+from phase6_integration import connect
 from phase6_integration.api.settings import ServerSettings
 from tests.phase6_integration import cities
 from tests.phase6_integration.speaker import Speaker, model_of, speaking
@@ -378,6 +379,6 @@ def test_a_format_that_is_not_known_can_be_named() -> None:
     template = "{{ tools }}{{ messages[0].content }}"
     with speaking(ServerSettings(chat_template=template)) as speaker:
         assert "--tool-call-parser" in refusal(speaker).message
-    settings = ServerSettings(chat_template=template, tool_call_parser="llama3_json")
+    settings = connect.settings(chat_template=template, tool_call_parser="llama3_json")
     with speaking(settings) as speaker:
         assert choice(speaker, '{"name": "get_time", "parameters": {}}').message.tool_calls

@@ -4,8 +4,8 @@ command or flag."""
 import argparse
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import Field, fields
 from difflib import get_close_matches
 from fractions import Fraction
 from typing import Any, NoReturn, get_args, get_origin, get_type_hints
@@ -32,10 +32,12 @@ class Parser(argparse.ArgumentParser):
         """The actions by their flags."""
         return self._option_string_actions
 
-    def refuse(self, unknown: Sequence[str]) -> NoReturn:
-        """Exit with an error that names flags that do not exist, and the existing ones that may have been meant."""
+    def refuse(self, unknown: Sequence[str], absent: str | None = None) -> NoReturn:
+        """Exit with an error that names flags that do not exist, and the existing ones that may have been meant, or the
+        `absent` extras that may have them."""
         flags = [argument.partition("=")[0] for argument in unknown if argument.startswith("-")]
         named = ", ".join(flag + did_you_mean(flag, self.flags) for flag in flags)
+        named += f"; it may need {absent}, which is not here" if absent else ""
         self.error(f"no such flag: {named}" if flags else f"{len(unknown)} arguments too many")
 
 
@@ -48,14 +50,13 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 # Flags from dataclass fields.
 
 
-def add_fields(group: argparse._ActionsContainer, options: type, only: Collection[str] | None = None) -> None:
-    """Add a flag for each field of a dataclass that has a help text. A flag that is not given leaves the default."""
-    hints = get_type_hints(options)
-    for field in fields(options):
+def add_fields(group: argparse._ActionsContainer, *kinds: type, only: Collection[str] | None = None) -> None:
+    """Add a flag for each field of dataclasses that has a help text. A flag that is not given leaves the default."""
+    for field, kind in _kinds(kinds):
         if "help" not in field.metadata or (only is not None and field.name not in only):
             continue
         flags = field.metadata["flags"] or (f"--{field.name.replace('_', '-')}",)
-        kind, help = _kind(hints[field.name]), field.metadata["help"]
+        help = field.metadata["help"]
         if kind is bool:
             default = "" if field.default is None else " (on)" if field.default else " (off)"
             switch = argparse.BooleanOptionalAction  # --flag and --no-flag
@@ -68,23 +69,27 @@ def add_fields(group: argparse._ActionsContainer, options: type, only: Collectio
         group.add_argument(*flags, dest=field.name, type=read, metavar=metavar, help=help, **several)
 
 
-def values_of(options: type, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments that are fields of a dataclass. A word that stands for a value is replaced by it."""
-    hints, values = get_type_hints(options), {}
-    for field in fields(options):
+def values_of(given: Mapping[str, Any], *kinds: type) -> dict[str, Any]:
+    """The arguments that are fields of dataclasses. A word that stands for a value is replaced by it."""
+    values = {}
+    for field, kind in _kinds(kinds):
         if field.name in given:
             value, words = given[field.name], field.metadata.get("words", {})
-            if _kind(hints[field.name]) is tuple:
+            if kind is tuple:
                 value = tuple(part for text in value for part in _parts(field.name, text))
             values[field.name] = words.get(value, value) if isinstance(value, str) else value
     return values
 
 
-def _kind(hint: Any) -> Any:
-    """The type of a field, without the None of an optional one and without what a container holds."""
-    parts = get_args(hint)
-    kind = parts[0] if type(None) in parts else hint
-    return get_origin(kind) or kind
+def _kinds(options: Iterable[type]) -> Iterator[tuple[Field[Any], Any]]:
+    """The fields of dataclasses, each with its type: without the None of an optional one, and without what a container
+    holds."""
+    for each in options:
+        hints = get_type_hints(each)
+        for field in fields(each):
+            hint = hints[field.name]
+            kind = get_args(hint)[0] if type(None) in get_args(hint) else hint
+            yield field, get_origin(kind) or kind
 
 
 def _reader(kind: Any, words: Collection[str]) -> Callable[[str], Any]:

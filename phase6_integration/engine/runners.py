@@ -1,0 +1,46 @@
+"""Runners of an engine: made of a model, its sampler and a pool, with the steps that a GPU records before it serves."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from phase1_kv_pool.cache import PagedCache
+from phase1_kv_pool.layout import KVLayout
+from phase2_prefill_decode.model import Model
+from phase2_prefill_decode.sampling.sampler import Sampler
+from phase2_prefill_decode.step.device_state import DeviceState
+from phase2_prefill_decode.step.graphs import cuda_recorder
+from phase2_prefill_decode.step.runner import ModelRunner
+from phase6_integration.engine.connect_engine import record_pieces
+
+
+class Computing(NamedTuple):
+    """What computes: a model with its sampler, over keys and values of this layout."""
+
+    model: Model
+    sampler: Sampler
+    layout: KVLayout
+
+
+class RecordedSteps(NamedTuple):
+    """Which steps are recorded. All others are launched kernel by kernel."""
+
+    sizes: Sequence[int] = ()  # requests of a decode step
+    counts: Sequence[int] = ()  # tokens of a step in pieces
+
+
+def make_runner(
+    computing: Computing, cache: PagedCache, context: int, recorded: RecordedSteps, *, ahead: bool = False
+) -> ModelRunner:
+    """A runner with a pool for this cache. No sequence is longer than `context`."""
+    model, sampler, layout = computing
+    decoder = model.decoder
+    decoder.rope(context)  # the tables are built now, not in the middle of a step
+    pool = decoder.backend.kv_pool(layout, cache.max_tokens // cache.page_size, decoder.device)
+    if not recorded.sizes:
+        return ModelRunner(decoder, pool, cache, sampler, ahead=ahead)
+    rows = 2 * max(recorded.sizes)  # as many may have ended in flight as run
+    state = DeviceState(pool.device, rows, -(-context // cache.page_size))
+    runner, record = ModelRunner(decoder, pool, cache, sampler, state, ahead=ahead), cuda_recorder()
+    record_pieces(runner, recorded.counts, context, record)
+    runner.record(recorded.sizes, context, record)
+    return runner
