@@ -62,6 +62,7 @@ def server_config(
 
         hosts = [Middleware(TrustedHostMiddleware, allowed_hosts=[*settings.allowed_hosts, "127.0.0.1", "[::1]"])]
         app = application(engine, settings, hosts if settings.allowed_hosts else ())
+        app.state.server.advice = lambda name: f"; {PACKAGE}/extras, which has more of them, is not here"
         config = uvicorn.Config(
             app,
             ws="none",
