@@ -3,13 +3,14 @@
 from fastapi import FastAPI
 from pydantic import BaseModel
 
-from phase6_integration.api import model_routes
 from phase6_integration.api.application import application
-from phase6_integration.api.schemas import ChatRequest, CompletionRequest
 from phase6_integration.api.settings import ServerSettings
+from phase6_integration.extras import token_routes
 from phase6_integration.extras.edge import memory_budget, middleware
 from phase6_integration.extras.edge.edge_settings import EdgeSettings
 from phase6_integration.extras.embeddings import embeddings
+from phase6_integration.extras.fields import all_fields, sampling_fields
+from phase6_integration.extras.fields.request_fields import ChatRequest, CompletionRequest
 from phase6_integration.extras.messages import messages_api
 from phase6_integration.extras.messages.messages_request import CountTokensRequest, MessagesRequest
 from phase6_integration.extras.observe import access_log, health_routes, metrics, openapi, spans
@@ -31,8 +32,8 @@ BODIES: dict[str, type[BaseModel]] = {  # of POST requests, for /openapi.json: r
     "/v1/responses": ResponsesRequest,
     messages_api.PATH: MessagesRequest,
     messages_api.COUNT: CountTokensRequest,
-    "/tokenize": model_routes.TokenizeRequest,
-    "/detokenize": model_routes.DetokenizeRequest,
+    "/tokenize": token_routes.TokenizeRequest,
+    "/detokenize": token_routes.DetokenizeRequest,
 }
 
 
@@ -41,8 +42,9 @@ def create_app(engine: AsyncEngine, settings: ServerSettings) -> FastAPI:
     """An OpenAI-style server for an engine, which may still be loading. The caller starts and closes the engine."""
     outside, inside = [access_log.layer(settings), *spans.layer(settings)], [middleware.layer(settings)]
     app = application(engine, settings, outside, inside)
-    apis = responses_api, messages_api, embeddings, ollama_api
-    for extra in (output_grammar, tools, *apis, metrics, health_routes, memory_budget):
+    fields = all_fields, output_grammar, tools, sampling_fields  # in the order in which they look at a request
+    apis = token_routes, responses_api, messages_api, embeddings, ollama_api
+    for extra in (*fields, *apis, metrics, health_routes, memory_budget):
         extra.attach(app)
     edge = settings.of(EdgeSettings)
     playground.attach(app, edge.allowed_origins, has_keys=bool(edge.api_keys))

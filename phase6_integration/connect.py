@@ -112,7 +112,9 @@ def create_app(engine: AsyncEngine, settings: ServerSettings) -> "FastAPI":
     from phase6_integration.api.application import application
 
     hosts = [Middleware(TrustedHostMiddleware, allowed_hosts=[*settings.allowed_hosts, "127.0.0.1", "[::1]"])]
-    return application(engine, settings, hosts if settings.allowed_hosts else ())
+    app = application(engine, settings, hosts if settings.allowed_hosts else ())
+    app.state.server.advice = lambda name: f"; {PACKAGE}/extras, which has more of them, is not here"
+    return app
 
 
 def flush() -> None:

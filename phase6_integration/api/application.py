@@ -69,7 +69,7 @@ class HttpMiddleware:
 
 class Exchanges(HttpMiddleware):
     """Gives each request an id, which every response repeats in its headers, and an account for the log. They are in
-    `request.state`, with `tenant`, the name of the client: without an extra that knows clients, all are one.
+    `request.state`, with `client`, the name of the client: without an extra that knows clients, all are one.
 
     What fails by a fault of the server is logged, and answered by a 500 with the id and no details. A request that is
     cancelled because the server ends gets a 503. A response that has begun stays unfinished: the server closes the
@@ -77,7 +77,7 @@ class Exchanges(HttpMiddleware):
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         name, started = request_id(scope["headers"]), False
-        scope.setdefault("state", {}).update(request_id=name, account=Account(), tenant="")
+        scope.setdefault("state", {}).update(request_id=name, account=Account(), client="")
         fields = {"fields": {"id": name}}
 
         async def named(message: Message) -> None:

@@ -4,34 +4,27 @@ import json
 from typing import Any
 
 from phase6_integration.api.errors import unservable
-from phase6_integration.api.schemas import AnyMessage, AssistantMessage, ConversationFields, Prediction, ToolCall
+from phase6_integration.api.schemas import AnyMessage, AssistantMessage, Content, ConversationFields, ToolCall
 
 
-def conversation(body: ConversationFields, **variables: Any) -> dict[str, Any]:
-    """The arguments of Tokenizer.chat. `variables` of the template are those beside the ones that every body has; null
-    means not given."""
+def conversation(body: ConversationFields) -> dict[str, Any]:
+    """The arguments of Tokenizer.chat. Variables of the template that are null are not given."""
     if body.continue_final_message and body.add_generation_prompt:
         message = "continue_final_message continues the last message; add_generation_prompt would begin another"
         raise unservable("add_generation_prompt", message)
-    found = {
-        **variables,
-        "tools": [tool.model_dump(exclude_unset=True) for tool in body.tools or ()] or None,
-        "documents": body.documents or None,
-        "continue_final_message": body.continue_final_message or None,
-        **(body.chat_template_kwargs or {}),
-    }
+    variables = {**body.variables(), **(body.chat_template_kwargs or {})}
     return {
         "messages": list(map(_message, body.messages)),
         "add_generation_prompt": body.add_generation_prompt is not False and not body.continue_final_message,
-        "variables": {name: value for name, value in found.items() if value is not None},
+        "variables": {name: value for name, value in variables.items() if value is not None},
     }
 
 
-def text_of(message: AnyMessage | Prediction) -> str:
-    """The content as one string. Text parts are joined by newlines, as in vLLM, and no content is empty."""
-    if isinstance(message.content, list):
-        return "\n".join(part.text for part in message.content)
-    return message.content or ""
+def text_of(content: Content | None) -> str:
+    """The content of a message as one string. Text parts are joined by newlines, as in vLLM."""
+    if isinstance(content, list):
+        return "\n".join(part.text for part in content)
+    return content or ""
 
 
 def _message(message: AnyMessage) -> dict[str, Any]:
@@ -42,7 +35,7 @@ def _message(message: AnyMessage) -> dict[str, Any]:
     else:
         others["tool_call_id"] = message.tool_call_id
     given = {name: value for name, value in others.items() if value}
-    return {"role": message.role, "content": text_of(message), **given}
+    return {"role": message.role, "content": text_of(message.content), **given}
 
 
 def _call(call: ToolCall) -> dict[str, Any]:

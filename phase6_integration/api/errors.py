@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Any
@@ -28,20 +28,6 @@ UNSUPPORTED = "unsupported_field"
 UNKNOWN = "extra_forbidden"  # pydantic's
 MANY_NAMES = 16  # of fields in one message
 CLOSE = 0.8  # similarity of a name that may have been meant: a slip of a letter or two
-ELSEWHERE = {  # names that fields of this server have in Ollama, llama.cpp, SGLang and transformers
-    **dict.fromkeys(("n_predict", "num_predict", "max_new_tokens"), "'max_tokens'"),
-    **dict.fromkeys(("format", "json_schema"), "'response_format'"),
-    "regex": "'structured_outputs.regex'",
-    **dict.fromkeys(("ebnf", "grammar"), "'structured_outputs.grammar'"),
-    **dict.fromkeys(("repeat_penalty", "rep_pen"), "'repetition_penalty'"),
-    "stop_sequences": "'stop'",
-    "options": "fields of the request, such as 'temperature'",
-    "do_sample": "'temperature', which is 0 for no sampling",
-    **dict.fromkeys(("n_ctx", "num_ctx"), "--max-model-len of the server"),
-    **dict.fromkeys(("truncate", "truncation"), "'truncate_prompt_tokens', which is -1 for as many as fit"),
-    "enable_thinking": "'chat_template_kwargs.enable_thinking'",
-    "system": "a message of role system",
-}
 _WORD = re.compile(r"[a-z_]{1,32}")  # the name of a role, or of a kind of content
 
 
@@ -131,12 +117,14 @@ def own_names(names: Mapping[str, str]) -> Iterator[None]:
     raise error from None
 
 
-def invalid(details: Sequence[ErrorDetails], known: Collection[str] = ()) -> RequestError:
+def invalid(
+    details: Sequence[ErrorDetails], known: Collection[str] = (), advice: Callable[[str], str] = lambda _: ""
+) -> RequestError:
     """All fields that are unknown or not supported; or else pydantic's other errors, up to MANY_NAMES. `known` are the
-    fields of the request."""
+    fields of the request, and `advice` is given about unknown ones."""
     refused = [detail for detail in details if detail["type"] in (UNKNOWN, UNSUPPORTED)]
     if refused:
-        return _refused(refused, known)
+        return _refused(refused, known, advice)
     first, rest = details[0], details[MANY_NAMES:]
     if first["type"] == "json_invalid":
         why = first["msg"].removeprefix("Invalid JSON: ")
@@ -163,7 +151,7 @@ def param_of(detail: ErrorDetails) -> str:
     return ".".join(str(part) for part in path)[:128]
 
 
-def _refused(details: Sequence[ErrorDetails], known: Collection[str]) -> RequestError:
+def _refused(details: Sequence[ErrorDetails], known: Collection[str], advice: Callable[[str], str]) -> RequestError:
     """An error that names every refused field, up to `MANY_NAMES`."""
     parts = []
     for detail in details[:MANY_NAMES]:
@@ -172,9 +160,7 @@ def _refused(details: Sequence[ErrorDetails], known: Collection[str]) -> Request
             parts.append(f"{param!r} is not supported by this server, {detail['msg']}")
             continue
         nearest = get_close_matches(param, known, 1, CLOSE)
-        meant = f"; did you mean {nearest[0]!r}?" if nearest else ""
-        if param in ELSEWHERE:
-            meant = f"; here it is {ELSEWHERE[param]}"
+        meant = advice(param) or (f"; did you mean {nearest[0]!r}?" if nearest else "")
         parts.append(f"{param!r} is not a field of this request{meant}")
     if len(details) > MANY_NAMES:
         parts.append(f"and {len(details) - MANY_NAMES} more")

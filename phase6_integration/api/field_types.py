@@ -18,22 +18,11 @@ from pydantic import (
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
     Tag,
-    ValidatorFunctionWrapHandler,
     WithJsonSchema,
-    WrapValidator,
 )
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from phase0_request.params import (
-    MAX_BIASES,
-    MAX_LOGPROBS,
-    MAX_SET_ID,
-    MAX_STOP_LENGTH,
-    MAX_STOP_TOKENS,
-    MAX_TOKEN_ID,
-    MAX_TOKENS,
-    TokenSet,
-)
+from phase0_request.params import MAX_STOP_LENGTH, MAX_STOP_TOKENS, MAX_TOKEN_ID, MAX_TOKENS
 from phase6_integration.api.errors import UNSUPPORTED
 
 MAX_VARIABLES = 64  # of a chat template
@@ -74,17 +63,6 @@ class Unsupported:
 Hint = Annotated[Any, AfterValidator(lambda _: None), Field(description="No effect.")]
 
 
-def _as_set(value: Any, check: ValidatorFunctionWrapHandler) -> TokenSet:
-    """Token ids as a set, since a body lives as long as its answer. One that became a set before stays as it is."""
-    return value if isinstance(value, TokenSet) else TokenSet.of("allowed_token_ids", check(value))
-
-
-def _schema(value: Any) -> Any:
-    if not isinstance(value, dict | str):
-        raise PydanticCustomError("schema", "a JSON schema is an object, or the text of one")
-    return value
-
-
 def _is_free(name: str) -> str:
     if name in RESERVED:
         raise PydanticCustomError("reserved", "this variable of the template has a field of its own, or is no client's")
@@ -112,7 +90,7 @@ def _kind_of_prompt(value: Any) -> str | None:
     return "=texts" if kinds == {str} else "=token_lists" if kinds == {list} else None
 
 
-def _or_minus_one(least: int) -> WithJsonSchema:
+def or_minus_one(least: int) -> WithJsonSchema:
     lengths = {"type": "integer", "minimum": least, "maximum": MAX_TOKENS}
     return WithJsonSchema({"anyOf": [lengths, {"const": -1}, {"type": "null"}], "default": None})
 
@@ -147,27 +125,11 @@ Prompt = Annotated[
 Length = Annotated[int, Field(ge=0, le=MAX_TOKENS)]
 OutputLength = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 # As llama.cpp and Ollama have it, -1 is not given: as many tokens as the model likes, or fit.
-_minus_one = BeforeValidator(lambda given: None if given == -1 else given)
-OptionalLength = Annotated[OutputLength | None, _minus_one, _or_minus_one(1)]
-OptionalOrNoLength = Annotated[Length | None, _minus_one, _or_minus_one(0)]
-TopLogprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
+minus_one = BeforeValidator(lambda given: None if given == -1 else given)
+OptionalLength = Annotated[OutputLength | None, minus_one, or_minus_one(1)]
 Choices = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 StopTokens = Annotated[list[Token], Field(max_length=MAX_STOP_TOKENS)]
-AllowedTokens = Annotated[
-    list[Annotated[int, Field(ge=0, le=MAX_SET_ID)]],
-    Field(min_length=1, max_length=MAX_TOKENS, fail_fast=True),
-    WrapValidator(_as_set),
-]
-Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
-BiasedToken = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,8})$")]
-Biases = Annotated[
-    dict[BiasedToken, Bias],
-    Field(max_length=MAX_BIASES, json_schema_extra={"additionalProperties": False}),
-]
-Whitespace = Annotated[str, Field(max_length=64)]
-_DESCRIBED = {"anyOf": [{"type": "object"}, {"type": "string"}], "description": "A JSON schema, or the text of one."}
-Schema = Annotated[Any, AfterValidator(_schema), WithJsonSchema(_DESCRIBED)]
 
 
 def bounded(low: float, high: float) -> Any:

@@ -1,7 +1,7 @@
 """Formatter: writes the outputs of one request as OpenAI's JSON, whole or in chunks.
 
 Chunks are many and small, so they are assembled from bytes: what all of them share is encoded once. A whole response
-may be large, so it is encoded in pieces while it is sent: logprobs are iterators until then.
+may be large, so it is encoded in pieces while it is sent: what extras add may be iterators until then.
 """
 
 import json
@@ -13,10 +13,10 @@ from typing import Any
 
 import msgspec
 
+from phase0_request.request import FinishReason
+from phase6_integration.api.additions import Asked, Json
 from phase6_integration.api.errors import RequestError
-from phase6_integration.api.logprobs import for_prompt
-from phase6_integration.api.parsing import excluding_fields
-from phase6_integration.api.schemas import SamplingFields, StreamOptions
+from phase6_integration.api.schemas import StreamOptions
 from phase6_integration.api.state import ServerState
 from phase6_integration.process.outputs import Chunk, Output
 
@@ -84,90 +84,92 @@ class Formatter(ABC):
     stream_type = b"text/event-stream; charset=utf-8"
     keep_alive = KEEP_ALIVE  # in the silences of a stream
 
-    def __init__(
-        self, server: ServerState, body: SamplingFields, request_id: str, prompts: Sequence[tuple[int, ...]]
-    ) -> None:
+    def __init__(self, server: ServerState, asked: Asked, request_id: str) -> None:
+        body = asked.body
         options = body.stream_options or StreamOptions()
         self.id, self.request_id = f"{self.prefix}{body.request_id or request_id}", request_id
         self.model, self.fingerprint = server.model_name(body.model), server.fingerprint
         self.created = int(time.time())
-        self.n = body.n or 1
-        self.prompt_tokens = sum(map(len, prompts))  # each prompt counts once, whatever n is
+        self.n, self.prompts = body.n or 1, asked.prompts
+        self.prompt_tokens = sum(map(len, asked.prompts))  # each prompt counts once, whatever n is
         self.include_usage = bool(options.include_usage)
         self.continuous_usage = self.include_usage and options.continuous_usage_stats  # alone no effect, as in vLLM
-        self.logprobs = False  # whether they are requested
-        self.prompts, self.names = prompts, server.names
-        self.returns_ids = bool(body.return_token_ids)
-        self._prompt_logprobs = body.prompt_logprobs
-        self.first_event: dict[str, Any] = {}  # fields that only the first event of a stream has
-        field = server.grammars.field(body)
-        self.grammar_fields: tuple[str, ...] = () if field is None else (field,)
-        self.excluding = excluding_fields(body)
-        self.notes: tuple[str, ...] = ()  # what of a JSON schema is not enforced
-        self.outputs: Sequence[Output] = ()  # once they are submitted
+        self.additions, self._first_event = asked.additions, asked.first_event  # which features fill in
+        self.outputs: Sequence[Output] = ()
         self._unwritten: dict[int, Chunk] = {}  # by index
         self._delivered: dict[int, int] = {}  # tokens in the chunks of a stream, by index
         self._head = encode(self._top(self.chunk_object))[:-1] + b',"choices":['
 
-    def opening(self, index: int) -> dict[str, Any] | None:
-        """The choice of a chunk before the first text of an output."""
+    def begin(self, outputs: Sequence[Output]) -> None:
+        """They are submitted."""
+        self.outputs = outputs
+        for addition in self.additions:
+            addition.outputs = outputs
+
+    @abstractmethod
+    def text(self, new: Chunk, whole: bool) -> Json:
+        """The fields of a choice that have its text, in a whole response or in an event."""
+
+    def opening(self, index: int) -> Json | None:
+        """The choice of an event before the first text of an output."""
         return None
 
-    @abstractmethod
-    def choice(self, index: int, new: Chunk) -> dict[str, Any]:
+    def choice(self, index: int, new: Chunk) -> Json:
         """A choice of the whole response."""
+        return self._written(index, new, whole=True)
 
-    @abstractmethod
-    def delta(self, index: int, new: Chunk) -> dict[str, Any]:
-        """A choice of a chunk of a stream."""
+    def delta(self, index: int, new: Chunk) -> Json:
+        """A choice of an event of a stream."""
+        return self._written(index, new, whole=False)
 
-    def about_prompt(self, index: int) -> dict[str, Any]:
-        """What is requested about the prompt of a choice."""
-        prompt, scores = self.prompts[index // self.n], None
-        if self._prompt_logprobs is not None:
-            found = self.outputs[index].prompt_logprobs or ()
-            scores = for_prompt(self.names, prompt, found, self._prompt_logprobs)
-        return {"prompt_logprobs": scores, "prompt_token_ids": iter(prompt) if self.returns_ids else None}
+    def _written(self, index: int, new: Chunk, whole: bool) -> Json:
+        reason = new.finish_reason
+        stop = self.outputs[index].stop_reason if reason is FinishReason.STOP else None
+        choice = {"index": index, **self.text(new, whole), "finish_reason": reason, "stop_reason": stop}
+        for addition in self.additions:
+            addition.write(choice, new, whole)
+        return choice
 
-    def fields(self) -> dict[str, Any]:
-        """More fields of the whole response."""
-        return {}
-
-    def accumulate(self, chunk: Chunk) -> Chunk:
-        """Append a chunk to those of its output that are not written. Returns all of them, joined."""
-        unwritten = self._unwritten.setdefault(chunk.index, chunk)
-        if unwritten is not chunk:
-            unwritten.extend(chunk)
-        return unwritten
-
-    def has_news(self, new: Chunk) -> bool:
-        """Whether there is a chunk to send."""
-        return bool(new.text) or new.finish_reason is not None
+    def accumulate(self, chunk: Chunk) -> bool:
+        """Append a chunk to those of its output that are not written. Returns whether there is something to send:
+        tokens without text are sent with the text that follows."""
+        news = [addition.read(chunk) for addition in self.additions]
+        new = self._unwritten.setdefault(chunk.index, chunk)
+        if new is not chunk:
+            new.extend(chunk)
+        return bool(new.text) or new.finish_reason is not None or any(news)
 
     def to_chunk(self, chunk: Chunk) -> bytes:
-        """The event for a chunk. Without text it is empty: tokens without text are sent with the text that follows."""
-        new = self.accumulate(chunk)
-        index = new.index
-        if not self.has_news(new):
+        """The event for a chunk, if there is something to send."""
+        if not self.accumulate(chunk):
             return b""
-        begin = b""
+        index, begin = chunk.index, b""
+        new = self._unwritten.pop(index)
         if index not in self._delivered:
             self._delivered[index] = 0
-            opening = self.opening(index)
-            begin = b"" if opening is None else self.event(opening)
+            begin = self._beginning(index)
         self._delivered[index] += len(new.tokens)
         if new.finish_reason is not None:  # the token that ended it counts too, and has no text
             self._delivered[index] = self.outputs[index].generated
-        return begin + self.event(self.delta(index, self._unwritten.pop(index)))
+        return begin + self.event(self.delta(index, new))
 
-    def event(self, choice: dict[str, Any]) -> bytes:
+    def _beginning(self, index: int) -> bytes:
+        choice = self.opening(index)
+        if choice is None:
+            return b""
+        choice |= {"finish_reason": None, "stop_reason": None}
+        for addition in self.additions:
+            addition.write(choice, None, whole=False)
+        return self.event(choice)
+
+    def event(self, choice: Json) -> bytes:
         usage = b""
         if self.continuous_usage:
             usage = b',"usage":' + encode(self._usage(sum(self._delivered.values())))
         elif self.include_usage:
             usage = b',"usage":null'
-        more, self.first_event = self.first_event, {}
-        first = b"," + encode(more)[1:-1] if more else b""
+        first = b"," + encode(self._first_event)[1:-1] if self._first_event else b""
+        self._first_event = {}
         return b"".join((b"data: ", self._head, encode(choice), b"]", first, usage, b"}\n\n"))
 
     def last_chunk(self) -> bytes:
@@ -188,21 +190,25 @@ class Formatter(ABC):
             yield from pieces(self.choice(index, self._unwritten.pop(index)))
             before = b","
         yield b'],"usage":' + encode(self.usage)
-        for name, value in self.fields().items():
-            yield b"," + encode(name) + b":"
-            yield from pieces(value)
+        for addition in self.additions:
+            for name, value in addition.fields().items():
+                yield b"," + encode(name) + b":"
+                yield from pieces(value)
         yield b"}"
 
     @property
-    def usage(self) -> dict[str, Any]:
+    def usage(self) -> Json:
         return self._usage(sum(output.generated for output in self.outputs))
 
-    def _usage(self, completion: int) -> dict[str, Any]:
+    def _usage(self, completion: int) -> Json:
         prompt = self.prompt_tokens
         counts = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
         cached = sum(output.cached_tokens for output in self.outputs[:: self.n])
-        return {**counts, "prompt_tokens_details": {"cached_tokens": cached}}
+        usage = {**counts, "prompt_tokens_details": {"cached_tokens": cached}}
+        for addition in self.additions:
+            addition.usage(usage)
+        return usage
 
-    def _top(self, object: str) -> dict[str, Any]:
+    def _top(self, object: str) -> Json:
         about = {"id": self.id, "object": object, "created": self.created, "model": self.model}
         return {**about, "system_fingerprint": self.fingerprint}

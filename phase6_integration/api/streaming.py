@@ -3,17 +3,18 @@
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
 from phase0_request.batch import NO_TOKEN_LEFT
-from phase0_request.params import GRAMMAR_FAILED, GRAMMAR_REFUSED
 from phase0_request.queue import QueueFullError
 from phase0_request.request import FinishReason, UnknownTokenError
+from phase6_integration.api.additions import Asked, Prepare
 from phase6_integration.api.errors import UNKNOWN_TOKEN, RequestError, fault, own_names, unavailable, unservable
 from phase6_integration.api.formatter import Formatter
-from phase6_integration.api.schemas import SamplingFields
+from phase6_integration.api.parsing import engine_request
 from phase6_integration.api.state import Account, ServerState
 from phase6_integration.process.health import UnavailableError
 from phase6_integration.process.messages import EngineRequest
@@ -34,6 +35,17 @@ class ClientLeftError(Exception):
     """The client has disconnected."""
 
 
+async def generate(
+    server: ServerState, asked: Asked, prepare: Sequence[Prepare], formatter: Formatter
+) -> "GenerationResponse":
+    """The response to a request: features have their say, then it becomes a message to the engine."""
+    asked.own_fields = formatter.own_fields
+    for feature in prepare:
+        await feature(asked)
+    message = engine_request(server, asked, formatter.id)
+    return GenerationResponse(server, message, formatter, bool(asked.body.stream), asked.body.user)
+
+
 class GenerationResponse(Response):
     """A completion. It aborts its requests when the client disconnects, streaming or not."""
 
@@ -42,12 +54,14 @@ class GenerationResponse(Response):
     writer: "ResponseWriter"
     request_id: str
 
-    def __init__(self, server: ServerState, request: EngineRequest, formatter: Formatter, body: SamplingFields) -> None:
+    def __init__(
+        self, server: ServerState, request: EngineRequest, formatter: Formatter, is_stream: bool, user: str | None
+    ) -> None:
         super().__init__()
         self.server = server
         self.request = request
         self.formatter = formatter
-        self.is_stream, self.user = bool(body.stream), body.user
+        self.is_stream, self.user = is_stream, user
 
     # region exercise 6.5
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -56,11 +70,10 @@ class GenerationResponse(Response):
         self.account, self.request_id = account, scope["state"]["request_id"]
         account.prompt_tokens, account.n, account.user = formatter.prompt_tokens, formatter.n, self.user
         with self.server.lease(self.request, formatter.length_field), self._submit() as outputs:
-            self.outputs, account.outputs, formatter.outputs = outputs, outputs.outputs, outputs.outputs
+            self.outputs, account.outputs = outputs, outputs.outputs
+            formatter.begin(outputs.outputs)
             events = (b"content-type", formatter.stream_type), *EVENTS[1:]
             self.writer = ResponseWriter(send, [*(events if self.is_stream else WHOLE)])
-            if formatter.notes:
-                self.writer.warn(f"not enforced: {', '.join(formatter.notes)}")
             watching = asyncio.create_task(_abort_on_disconnect(receive, outputs))
             try:
                 await (self.stream() if self.is_stream else self.whole())
@@ -92,9 +105,7 @@ class GenerationResponse(Response):
             for chunk in chunks:
                 self._check(chunk)
                 self.formatter.accumulate(chunk)
-        fields = self.formatter.grammar_fields
-        if fields and FinishReason.LENGTH.value in self.account.finish_reasons:
-            self.writer.warn(f"cut at its length: the answer does not meet {' and '.join(fields)} to the end")
+        self._warn()
         for piece in self.formatter.whole():
             await self.writer.add(piece)
         await self.writer.send(more=False)
@@ -104,6 +115,7 @@ class GenerationResponse(Response):
         is sent with the first of them: an earlier failure has a status of its own, a later one is an event. The last
         event is always `done`."""
         formatter, writer, keepalive = self.formatter, self.writer, self.server.settings.keepalive
+        self._warn()
         try:
             async for chunks in self.outputs.turns(keepalive):
                 for chunk in chunks:
@@ -123,6 +135,11 @@ class GenerationResponse(Response):
         await writer.send(more=False)
 
     # endregion
+
+    def _warn(self) -> None:
+        for addition in self.formatter.additions:
+            for warning in addition.warnings(self.account.finish_reasons):
+                self.writer.warn(warning)
 
     def _as_event(self, error: Exception) -> RequestError:
         """The error for the client. One that is no RequestError is a fault of the server."""
@@ -156,18 +173,14 @@ class GenerationResponse(Response):
             return None
         if isinstance(chunk.error, UnavailableError):
             return unavailable(chunk.error.health)
-        why, fields = chunk.error or "", self.formatter.grammar_fields
+        error, additions = chunk.error or "", self.formatter.additions
         so_far = f"after {self.outputs.outputs[chunk.index].generated} tokens of the answer"
-        if why == NO_TOKEN_LEFT and (excluding := [*fields, *self.formatter.excluding]):
+        excluding = [name for addition in additions for name in addition.excluding]
+        if error == NO_TOKEN_LEFT and excluding:
             message = f"{so_far} there is no next one: {' and '.join(excluding)} exclude all of them"
             return unservable(excluding[0], message, "no_token_left")
-        param, name = fields[0] if fields else None, " and ".join(fields) or "the grammar"
-        if why.startswith(GRAMMAR_REFUSED):
-            return unservable(param, f"{name}: {why.removeprefix(f'{GRAMMAR_REFUSED}: ')}")
-        if why.startswith(GRAMMAR_FAILED):
-            message = f"{name}: {so_far} it takes too much time or memory to be followed further"
-            return unservable(param, message, "grammar_too_complex")
-        return fault(self.request_id)
+        found = (addition.failure(error, so_far) for addition in additions)
+        return next((failure for failure in found if failure is not None), None) or fault(self.request_id)
 
 
 class ResponseWriter:

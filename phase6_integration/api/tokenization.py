@@ -31,21 +31,21 @@ class TokenizerLane:
     def __init__(self, name: str, max_waiting: int) -> None:
         self.thread = ThreadPoolExecutor(1, name)
         self._max_waiting = max_waiting  # of a client
-        self._places = dict[str, asyncio.Semaphore]()  # by tenant
-        self._unfinished = Counter[str]()  # jobs, by tenant
+        self._places = dict[str, asyncio.Semaphore]()  # by client
+        self._unfinished = Counter[str]()  # jobs, by client
 
-    async def run(self, tenant: str, job: Callable[[], T]) -> T:
-        if self._unfinished[tenant] >= self._max_waiting:
+    async def run(self, client: str, job: Callable[[], T]) -> T:
+        if self._unfinished[client] >= self._max_waiting:
             message = "too many texts wait for the tokenizer; try again later"
             raise RequestError(503, message, code="tokenizer_busy", headers={"retry-after": "10"})
-        self._unfinished[tenant] += 1
+        self._unfinished[client] += 1
         try:
-            async with self._places.setdefault(tenant, asyncio.Semaphore(PLACES)):
+            async with self._places.setdefault(client, asyncio.Semaphore(PLACES)):
                 return await asyncio.get_running_loop().run_in_executor(self.thread, job)
         finally:
-            self._unfinished -= Counter((tenant,))  # drops those with none
-            if tenant not in self._unfinished:
-                del self._places[tenant]
+            self._unfinished -= Counter((client,))  # drops those with none
+            if client not in self._unfinished:
+                del self._places[client]
 
 
 class TokenizerPool:
@@ -79,17 +79,17 @@ class TokenizerPool:
             raise unservable("messages", "this model has no chat template; send a prompt to /v1/completions")
         return self.tokenizer.chat_template
 
-    async def encode(self, texts: Sequence[str], tenant: str, add_special_tokens: bool = True) -> Tokens:
+    async def encode(self, texts: Sequence[str], client: str, add_special_tokens: bool = True) -> Tokens:
         """The tokens of each text."""
         tokenizer = self.tokenizer
 
         def encode(_: int) -> list[list[int]]:
             return tokenizer.encode_batch(texts, add_special_tokens)
 
-        return await self._run(texts, tenant, "prompt", encode, self._max_chars)
+        return await self._run(texts, client, "prompt", encode, self._max_chars)
 
     async def chat(
-        self, conversation: Mapping[str, Any], tenant: str, add_special_tokens: bool = False, fits: bool = False
+        self, conversation: Mapping[str, Any], client: str, add_special_tokens: bool = False, fits: bool = False
     ) -> tuple[int, ...]:
         """The tokens of a conversation, given as the arguments of Tokenizer.chat, rendered by the chat template. With
         `fits` it is refused before it is encoded if the rendered text is too long for the context."""
@@ -102,7 +102,7 @@ class TokenizerPool:
             tokens = tokenizer.chat(**given, max_chars=max_chars)
             return [tokenizer.wrap(tokens) if add_special_tokens else tokens]
 
-        (tokens,) = await self._run(conversation, tenant, "messages", encode, most)
+        (tokens,) = await self._run(conversation, client, "messages", encode, most)
         return tokens
 
     async def decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -115,7 +115,7 @@ class TokenizerPool:
         return call() if size < LONG else await asyncio.to_thread(call)
 
     async def _run(
-        self, given: Any, tenant: str, param: str, job: Callable[[int], list[list[int]]], most: int
+        self, given: Any, client: str, param: str, job: Callable[[int], list[list[int]]], most: int
     ) -> Tokens:
         """The tokens that a job finds in a thread for what is `given`, which may be rendered as `most` characters. It
         gets the most that it may encode there: what a template makes longer goes to the other lane. A RequestError says
@@ -133,11 +133,11 @@ class TokenizerPool:
         try:
             if not is_long(given):
                 try:
-                    return await self._short.run(tenant, lambda: encode(min(most, 2 * SHORT)))
+                    return await self._short.run(client, lambda: encode(min(most, 2 * SHORT)))
                 except TooLongError:
                     if most <= 2 * SHORT:  # too long in any lane
                         raise
-            return await self._long.run(tenant, lambda: encode(most))
+            return await self._long.run(client, lambda: encode(most))
         except ValueError as error:
             code = "context_length_exceeded" if isinstance(error, TooLongError) else "conflicting_values"
             raise unservable(param, f"{param}: {str(error)[:300]}", code) from None

@@ -122,7 +122,7 @@ class ReplicasClient(EngineClient):
             message = EngineRequest(
                 f"{self._name}.{attempt}.{id}", [completion.prompt_tokens], completion.params,
                 [completion.params.max_tokens], 1, request.priority, request.cache_salt, request.timeout,
-                request.tenant,
+                request.client,
             )  # fmt: skip
             call = self._replicas.options(stream=True).generate.remote(self._name, encode(message), pages)
             begun = False

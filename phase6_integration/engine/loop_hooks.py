@@ -1,6 +1,6 @@
 """LoopHooks: what the loop of an engine's process calls for an extra, which observes the steps or works beside them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,15 +8,9 @@ from phase0_request.core import EngineCore
 from phase0_request.request import Request
 from phase5_continuous.scheduler import Scheduler
 
-NOTHING: Mapping[str, Any] = {}
-
 
 def _nothing(*_: object) -> None:
     pass
-
-
-def _silent(*_: object) -> Mapping[str, Any]:
-    return NOTHING
 
 
 def _never() -> bool:
@@ -33,8 +27,8 @@ class LoopHooks:
     is_due: Callable[[], bool] = _never  # whether it must be called soon: then an idle engine sleeps for a moment only
     before_step: Callable[[], object] = _nothing  # a turn begins, which runs a step if there is work
     no_step: Callable[[], object] = _nothing  # a turn has ended without a step
-    # What to add to the Progress of an event, by its fields: the request, the token, and what its Outcome added.
-    report: Callable[[Request, int | None, object], Mapping[str, Any]] = _silent
+    # What to add to the Progress of an event, of the request, the token, and what its Outcome added.
+    report: Callable[[Request, int | None, object], bytes | None] = _nothing
     received: Callable[[bytes], object] = _nothing  # a message has come
 
 

@@ -25,10 +25,9 @@ from phase0_request.lab.report import finish, parser, section
 from phase0_request.support import entry
 from phase2_prefill_decode.model import default_device
 from phase6_integration.api.settings import ServerSettings
-from phase6_integration.app import create_app
+from phase6_integration.connect import create_app, server_config
 from phase6_integration.engine.gc_freeze import freeze
 from phase6_integration.engine.options import EngineOptions
-from phase6_integration.extras.edge.transport import transport_config
 from phase6_integration.process.async_engine import AsyncEngine
 from phase6_integration.process.engine_client import EngineClient
 from phase6_integration.process.engine_process import serve
@@ -77,7 +76,7 @@ async def measure(host: str, clients: int, requests: int) -> Outcome:
     async with HOSTS[host](EngineOptions(max_num_seqs=clients, threads=1)) as engine:
         settings = ServerSettings()
         app = create_app(engine, settings)
-        config = transport_config(app, settings)
+        config = server_config(app, settings)
         config.load()
         freeze()
         server = uvicorn.Server(config)

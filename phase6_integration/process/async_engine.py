@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,7 +33,7 @@ from phase6_integration.process.messages import (
     ToEngine,
     Update,
 )
-from phase6_integration.process.outputs import LogprobArrays, Output, OutputStream
+from phase6_integration.process.outputs import Details, Output, OutputStream
 
 log = logging.getLogger(__name__)
 RESTART_DELAY = 1.0  # seconds before the first restart; each further one doubles it
@@ -77,6 +78,7 @@ class AsyncEngine:
         self.gauges = Gauges()
         self.ready_info: Ready | None = None
         self.observers: list[Observer] = []
+        self.details: Callable[[], Details] | None = None  # makes what an extra keeps of an output
         self.restarts = 0
         self.failed = asyncio.Event()  # the engine is hung or dead, and is not started again
         self._factory = factory
@@ -139,14 +141,14 @@ class AsyncEngine:
         many wait, UnavailableError if the engine is not ready."""
         if self.health is not Health.READY:
             raise UnavailableError(self.health, self.reason)
-        count, tenant = len(request.numbers), request.tenant
+        count, client = len(request.numbers), request.client
         limit = self.options.max_num_queued_reqs
-        share = self.options.queued_per_client if tenant else limit
+        share = self.options.queued_per_client if client else limit
         if count > share:
             raise ValueError(f"{count} completions are requested at once; at most {share} may wait")
         if len(self._waiting) + count > limit:
             raise QueueFullError(limit)
-        if sum(self._live[id][1].request.tenant == tenant for id in self._waiting) + count > share:
+        if sum(self._live[id][1].request.client == client for id in self._waiting) + count > share:
             raise QueueFullError(share)
         self._check(request)
         request = msgspec.structs.replace(request, arrival=time.monotonic())
@@ -231,12 +233,11 @@ class AsyncEngine:
 
     def _add_token(self, output: Output, stream: OutputStream, progress: Progress, token: int, at: float) -> None:
         """Make text of a token. A stop string is found here, and then the engine is notified."""
-        output.accepted_drafts, output.rejected_drafts = progress.accepted, progress.rejected
-        output.embedding = progress.embedding
-        if progress.prompt_logprobs is not None:
-            output.prompt_logprobs = LogprobArrays(progress.prompt_logprobs)
+        if progress.more is not None and self.details is not None:
+            output.details = output.details or self.details()
+            output.details.add(progress.more)
         try:
-            chunk = output.append(token, progress.logprobs, progress.finish_reason, at)
+            chunk = output.append(token, progress.finish_reason, at)
         except Exception:
             log.exception("detokenizing request %s failed", output.id)
             chunk = output.finish(FinishReason.ERROR, "its text cannot be made")

@@ -10,7 +10,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pkgutil import resolve_name
 from typing import Any, NamedTuple, NoReturn
 
@@ -20,7 +20,7 @@ from phase0_request.support.entry import die_with
 from phase5_continuous.scheduler import Scheduler
 from phase6_integration.engine.gc_freeze import gc_freeze
 from phase6_integration.engine.isolation import BrokenError
-from phase6_integration.engine.loop_hooks import NOTHING, Extra
+from phase6_integration.engine.loop_hooks import Extra
 from phase6_integration.engine.options import EngineOptions
 from phase6_integration.engine.stats import Gauges
 from phase6_integration.process.messages import (
@@ -122,17 +122,17 @@ class Loop:
         progress = self._admitted(step)
         for request, token, reason, more in step.events:
             error = None if reason is None else request.error
-            said = NOTHING if more is None and request.more is None else self._reported(request, token, more)
-            progress.append(Progress(request.id, token, finish_reason=reason, error=error, **said))
+            said = None if more is None and request.more is None else self._reported(request, token, more)
+            progress.append(Progress(request.id, token, reason, error, more=said))
             if reason is not None:
                 self._requests.pop(request.id, None)
                 self._unannounced.pop(request.id, None)
         tokens = step.prefill_tokens, step.decode_tokens
         return Update(self.core.clock(), step.seconds, *tokens, progress, Gauges.read(self.scheduler))
 
-    def _reported(self, request: Request, token: int | None, more: object) -> Mapping[str, Any]:
-        """What extras add to the progress of a request, by the names of its fields."""
-        return {name: value for hooks in self.hooks for name, value in hooks.report(request, token, more).items()}
+    def _reported(self, request: Request, token: int | None, more: object) -> bytes | None:
+        """What an extra adds to the progress of a request."""
+        return next((said for hooks in self.hooks if (said := hooks.report(request, token, more)) is not None), None)
 
     def _admitted(self, step: Step) -> list[Progress]:
         """Requests that were admitted in this step. The first slice starts after the cached part of the prompt."""

@@ -12,13 +12,13 @@ from typing import Any
 
 import msgspec
 
-from phase0_request.params import SamplingParams, TokenLogprobs
+from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason, Request
 from phase6_integration.engine.options import EngineOptions
 from phase6_integration.engine.stats import Gauges
 
 HEADER = 4
-MAX_FRAME = 1 << 28  # bytes of a message: a length above it is no length
+MAX_FRAME = 1 << 28  # bytes of a message: longer ones are refused as corrupt
 CHUNK = 1 << 16
 
 
@@ -45,7 +45,7 @@ class EngineRequest(msgspec.Struct, tag=True, frozen=True):
     priority: int = 0
     cache_salt: str = ""
     timeout: float | None = None  # seconds from arrival; None: no limit
-    tenant: str = ""  # the client that it is from, by an opaque id
+    client: str = ""  # the client that it is from, by an opaque id
     arrival: float = 0.0  # set by AsyncEngine, on the monotonic clock, which all processes of a machine share
 
     @property
@@ -70,7 +70,7 @@ class EngineRequest(msgspec.Struct, tag=True, frozen=True):
             seed = (seed + sample + (1 << 63)) % (1 << 64) - (1 << 63)
         params = self.params.vary(self.lengths[prompt], seed)
         name, tokens = self.name(number), self.prompts[prompt]
-        return Request(name, tokens, params, self.priority, self.arrival, self.cache_salt, self.tenant)
+        return Request(name, tokens, params, self.priority, self.arrival, self.cache_salt, self.client)
 
 
 class Finish(msgspec.Struct, tag=True, frozen=True):
@@ -114,15 +114,11 @@ class Progress(msgspec.Struct, array_like=True, frozen=True):
 
     id: str
     token: int | None = None
-    logprobs: TokenLogprobs | None = None
-    prompt_logprobs: list[TokenLogprobs] | None = None  # with the first token, if they were asked for
     finish_reason: FinishReason | None = None
     error: str | None = None
     admitted: float | None = None  # when
     cached: int = 0  # tokens of its prompt that the prefix cache had when it was admitted
-    accepted: int = 0  # tokens of its drafts so far
-    rejected: int = 0
-    embedding: bytes | None = None  # with the token, if it was asked for
+    more: bytes | None = None  # what an extra says of the token, to its other side
 
 
 class Update(msgspec.Struct, tag=True, frozen=True):

@@ -6,14 +6,13 @@ it is how a client reads them.
 
 import asyncio
 import contextlib
-import math
 from array import array
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Protocol
 
 from phase0_request.detokenizer import Transcript
-from phase0_request.params import TokenLogprobs
 from phase0_request.request import FinishReason, RequestTimes
 from phase0_request.tokenizer import Tokenizer
 from phase6_integration.process.health import UnavailableError
@@ -23,50 +22,12 @@ SUCCESS = (None, FinishReason.STOP, FinishReason.LENGTH)
 JOINED = 256  # tokens: unread chunks are joined up to this length
 
 
-class LogprobArrays:
-    """The logprobs of consecutive tokens, in arrays: 12 bytes for an alternative, which as objects takes 110."""
+class Details(Protocol):
+    """What an extra keeps of one output beside its text."""
 
-    __slots__ = ("_alternatives", "_counts", "_logprobs", "_top")
-
-    def __init__(self, logprobs: Iterable[TokenLogprobs | None] = ()) -> None:
-        self._logprobs = array("d")  # of each token
-        self._counts = array("B")  # of each token, the number of its alternatives
-        self._alternatives = array("i")  # of all tokens, one after the other
-        self._top = array("d")  # their logprobs
-        for logprob in logprobs:
-            self.append(logprob)
-
-    def __len__(self) -> int:
-        return len(self._logprobs)
-
-    def __iter__(self) -> Iterator[TokenLogprobs | None]:
-        stop = 0
-        for logprob, count in zip(self._logprobs, self._counts, strict=True):
-            start, stop = stop, stop + count
-            top = tuple(zip(self._alternatives[start:stop], self._top[start:stop], strict=True))
-            yield None if math.isnan(logprob) else TokenLogprobs(logprob, top)
-
-    def append(self, logprobs: TokenLogprobs | None) -> None:
-        """Add those of a token; None for the first of a prompt, which has none."""
-        chosen, top = logprobs or TokenLogprobs(math.nan, ())
-        self._logprobs.append(chosen)
-        self._counts.append(len(top))
-        for token, logprob in top:
-            self._alternatives.append(token)
-            self._top.append(logprob)
-
-    def extend(self, later: "LogprobArrays") -> None:
-        for name in self.__slots__:
-            getattr(self, name).extend(getattr(later, name))
-
-    def split(self, count: int) -> "LogprobArrays":
-        """Remove the first `count` tokens and return them."""
-        first, alternatives = LogprobArrays(), sum(self._counts[:count])
-        for name in self.__slots__:
-            stop = count if name in ("_logprobs", "_counts") else alternatives
-            setattr(first, name, getattr(self, name)[:stop])
-            del getattr(self, name)[:stop]
-        return first
+    def add(self, more: bytes) -> None:
+        """The engine's side of the extra has said this of the next token."""
+        ...
 
 
 _integers = partial(array, "i")
@@ -80,7 +41,6 @@ class Chunk:
     text: str = ""
     tokens: "array[int]" = field(default_factory=_integers)  # of this text, without those that ended it
     offsets: "array[int]" = field(default_factory=_integers)  # in the whole output text, where each token begins
-    logprobs: LogprobArrays | None = None  # of each token, if requested
     ended_by: "array[int]" = field(default_factory=_integers)  # the stop token, or those of the stop string
     finish_reason: FinishReason | None = None  # set on the last chunk
     error: str | UnavailableError | None = None  # cause of FinishReason.ERROR: for the log, not for the client
@@ -91,10 +51,6 @@ class Chunk:
         self.tokens += later.tokens
         self.offsets += later.offsets
         self.ended_by += later.ended_by
-        if self.logprobs is None:
-            self.logprobs = later.logprobs
-        elif later.logprobs is not None:
-            self.logprobs.extend(later.logprobs)
         self.finish_reason, self.error = later.finish_reason, later.error
 
     def split(self, count: int) -> tuple["Chunk", "Chunk"]:
@@ -102,8 +58,7 @@ class Chunk:
         if count == len(self.tokens):
             return self, Chunk(self.index)
         first = Chunk(self.index, "", self.tokens[:count], self.offsets[:count])
-        first.logprobs = self.logprobs and self.logprobs.split(count)
-        return first, Chunk(self.index, "", self.tokens[count:], self.offsets[count:], self.logprobs)
+        return first, Chunk(self.index, "", self.tokens[count:], self.offsets[count:])
 
     @property
     def token_ids(self) -> list[int]:
@@ -112,19 +67,16 @@ class Chunk:
 
 
 class Output:
-    """One completion: makes chunks of its tokens, and counts and times them for usage, logprobs, metrics and the access
-    log. Text comes out as whole characters in which no stop string can begin; a token comes out together with its
-    text."""
+    """One completion: makes chunks of its tokens, and counts and times them for usage, metrics and the access log. Text
+    comes out as whole characters in which no stop string can begin; a token comes out together with its text."""
 
     def __init__(self, request: EngineRequest, number: int, tokenizer: Tokenizer | None) -> None:
         self.id, self.index = request.name(number), number
         self.prompt_tokens, self.max_tokens = request.size_of(number)
         self.times = RequestTimes(request.arrival, tokens=array("d"))  # a token's time is the end of its step
         self.cached_tokens = 0  # of its prompt, known once it is admitted
-        self.accepted_drafts = self.rejected_drafts = 0  # tokens of them
         self.generated = 0  # tokens, including the one that ended it
-        self.prompt_logprobs: LogprobArrays | None = None  # if requested: of all but the first prompt token
-        self.embedding: bytes | None = None  # float32, if requested
+        self.details: Details | None = None
         self.reason: FinishReason | None = None  # why it ended, once the last chunk has been made
         self._transcript = Transcript(request.params, tokenizer)
         self._sent_chars = 0
@@ -140,11 +92,11 @@ class Output:
         return self._transcript.stop_reason
 
     # region exercise 6.4
-    def append(self, token: int, logprob: TokenLogprobs | None, reason: FinishReason | None, at: float) -> Chunk | None:
+    def append(self, token: int, reason: FinishReason | None, at: float) -> Chunk | None:
         """Add a token, with the finish reason if it is the last. None if no text is ready yet."""
         self.generated += 1
         self.times.tokens.append(at)
-        self._hold(token, logprob)
+        self._hold(token)
         transcript = self._transcript
         text = transcript.add(token, reason)
         if transcript.finish_reason is not None:
@@ -172,14 +124,11 @@ class Output:
         chunk.finish_reason, chunk.error = reason, error
         return chunk
 
-    def _hold(self, token: int, logprob: TokenLogprobs | None) -> None:
+    def _hold(self, token: int) -> None:
         """Keep a token until its text is sent."""
         held = self._held
         held.tokens.append(token)
         held.offsets.append(self._sent_chars + self._transcript.held)
-        if logprob is not None:
-            held.logprobs = held.logprobs or LogprobArrays()
-            held.logprobs.append(logprob)
 
     def _count_begun(self, text: str) -> int:
         """Count the held tokens that begin before `text`, which is sent next, ends."""

@@ -1,5 +1,6 @@
 """The shapes of answers and chunks: the official client's types, and the fields that each object has and may have."""
 
+from importlib.util import find_spec
 from typing import Any, Literal
 
 from openai import BaseModel
@@ -15,7 +16,7 @@ class Logprobs(completion_choice.Logprobs):
 
 
 class ResponseChoice(CompletionChoice):
-    logprobs: Logprobs | None
+    logprobs: Logprobs | None = None
 
 
 class ChunkChoice(ResponseChoice):
@@ -34,6 +35,8 @@ GENERATED = "id object created model system_fingerprint choices"
 PROMPT = (
     "prompt_logprobs prompt_token_ids"  # fields of this server, as are stop_reason, token_ids and reasoning_content
 )
+# Those that only extras write.
+BEYOND = set[str]() if find_spec("phase6_integration.extras") else {"logprobs", "token_ids", *PROMPT.split()}
 FIELDS = {  # those that it has, and those that it may have
     "CompletionResponse": (f"{GENERATED} usage", ""),
     "CompletionChunk": (GENERATED, "usage"),
@@ -84,7 +87,7 @@ def _checked(value: Any) -> Any:
         if kind == "Choice":
             kind = f"{type(value).__module__.rpartition('.')[2]}.{kind}"
         required, optional = (set(fields.split()) for fields in FIELDS[kind])
-        assert required <= value.model_fields_set <= required | optional, kind
+        assert required - BEYOND <= value.model_fields_set <= required | optional, kind
         for field in value.model_fields_set:
             _checked(getattr(value, field))
     elif isinstance(value, list):

@@ -44,6 +44,16 @@ def embedding(prompt_tokens: int, size: int = 3) -> "array[float]":
     return array("f", [prompt_tokens, 4.0, *[0.5] * (size - 2)])
 
 
+def report(*told: Any) -> bytes | None:
+    """What the engine's side of an extra says of a token: its logprobs, those of the prompt, and an embedding."""
+    if all(one is None for one in told):
+        return None
+    from phase6_integration.extras.fields.token_details import Report, encode
+
+    logprobs, prompt, state = told
+    return encode(Report(logprobs, prompt, embedding=state))
+
+
 def ended(id: str, reason: FinishReason, error: str | None = None) -> Progress:
     return Progress(id, finish_reason=reason, error=error)
 
@@ -146,7 +156,7 @@ class FakeEngine(AsyncEngine):
         if number == 1 and asked is not None:
             prompt = [score for prompt_token in request.prompt_tokens[1:] if (score := scores(asked, prompt_token))]
         state = embedding(len(request.prompt_tokens)).tobytes() if params.embed else None
-        return Progress(request.id, token, scores(params.logprobs, token), prompt, reason, embedding=state)
+        return Progress(request.id, token, reason, more=report(scores(params.logprobs, token), prompt, state))
 
     def _refused(self, request: Request) -> str | None:
         """Why the engine's processes would refuse the grammar of a request. Here it is compiled in this one."""

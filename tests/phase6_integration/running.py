@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import torch
 
 from phase0_request.tokenizer import BUNDLED, Tokenizer
-from phase6_integration.api.logprobs import TokenNames
+from phase6_integration.extras.fields.logprobs import TokenNames
 from tests.phase2_prefill_decode.models import saved, tiny_model
 from tests.phase2_prefill_decode.test_identity import theirs
 from tests.phase6_integration.life import PATIENCE, Life, life

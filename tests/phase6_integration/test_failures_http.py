@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from phase6_integration import connect
-from phase6_integration.api import completions
-from phase6_integration.api.logprobs import for_completion
 from phase6_integration.api.tokenization import TokenizerPool
 from phase6_integration.engine.connect_engine import engine_options
+from phase6_integration.extras.fields import told_fields
+from phase6_integration.extras.fields.logprobs import for_completion
 from phase6_integration.process.async_engine import AsyncEngine
 from tests.phase6_integration.cities import TOKENIZER
 from tests.phase6_integration.fake_engine import FakeEngine, served
@@ -246,8 +246,8 @@ def test_a_fault_before_an_answer_is_a_500_and_a_fault_within_it_ends_it(monkeyp
                 fault.setattr(TokenizerPool, method, raises)
                 refused(await ask(url, asked, path), 500, "internal_error")
         for place, name, fails, asked, said in (
-            (completions, "for_completion", raises, body(logprobs=1, max_tokens=3), 0),
-            (completions, "for_completion", sixth_raises, body(logprobs=1, max_tokens=LONG, stream=True), 5),
+            (told_fields, "for_completion", raises, body(logprobs=1, max_tokens=3), 0),
+            (told_fields, "for_completion", sixth_raises, body(logprobs=1, max_tokens=LONG, stream=True), 5),
             (engine.tokenizer, "token_bytes", poison_raises, poisoned, 0),
             (engine.tokenizer, "token_bytes", poison_raises, poisoned | {"stream": True}, 150),
         ):

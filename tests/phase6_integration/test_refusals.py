@@ -8,9 +8,9 @@ import httpx
 import pytest
 
 from phase6_integration import connect
-from phase6_integration.api import parsing
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.api.tokenization import TokenizerPool
+from phase6_integration.extras.fields import told_fields
 from tests.phase6_integration.fake_engine import FakeEngine, client
 from tests.phase6_integration.posting import BODIES, CHAT, COMPLETE, HELLO, PROMPT, SETTINGS, error_of, post, send
 
@@ -199,7 +199,7 @@ def test_messages_come_back_as_clients_got_them() -> None:
 
 
 def test_prompt_logprobs_are_limited_before_anything_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parsing, "MAX_SCORES", 24)
+    monkeypatch.setattr(told_fields, "MAX_SCORES", 24)
 
     async def send(**asked: Any) -> httpx.Response:
         async with client(engine, ServerSettings()) as http:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from phase6_integration.api.schemas import ChatRequest, CompletionRequest
+from phase6_integration.extras.fields.request_fields import ChatRequest, CompletionRequest
 from tests.phase6_integration.fake_engine import FakeEngine, client
 from tests.phase6_integration.posting import BODIES, CHAT, COMPLETE, HELLO, SETTINGS, error_of
 

@@ -40,7 +40,7 @@ def layer(settings: ServerSettings) -> Middleware:
 
 
 class Edge(HttpMiddleware):
-    """Sets `request.state.tenant`, the name of the client: a hash of its key or, without one, of its network address,
+    """Sets `request.state.client`, the name of the client: a hash of its key or, without one, of its network address,
     with a new secret at every start of the server. Pages of allowed origins get the headers of CORS, on errors too;
     their keys are in a header, so that cookies are not needed."""
 
@@ -80,7 +80,7 @@ class Edge(HttpMiddleware):
         with self.bodies.hold() as hold, contextlib.suppress(ClientDisconnect):
             try:
                 check_host(scope["headers"], self.settings.allowed_hosts)
-                scope["state"]["tenant"] = self._tenant(scope)
+                scope["state"]["client"] = self._tenant(scope)
                 if not _is_public(scope["path"]) and self._has_body(scope):
                     receive = _replay(await self._read(Request(scope, receive), hold), receive)
             except RequestError as error:

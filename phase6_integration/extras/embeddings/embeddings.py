@@ -20,8 +20,10 @@ from phase6_integration.api.completions import complete
 from phase6_integration.api.errors import own_names, unservable
 from phase6_integration.api.field_types import Name, Prompt, RequestModel, bounded
 from phase6_integration.api.formatter import Formatter, encode
-from phase6_integration.api.schemas import MAX_USER, CompletionRequest
+from phase6_integration.api.schemas import MAX_USER
 from phase6_integration.api.state import Server, json_body
+from phase6_integration.extras.fields.request_fields import CompletionRequest
+from phase6_integration.extras.fields.token_details import details_of
 from phase6_integration.process.outputs import Chunk
 
 PATH = "/v1/embeddings"
@@ -55,7 +57,7 @@ async def create_embeddings(
     shared = body.model_dump(exclude={"input", "dimensions", "encoding_format", "pooling"}, exclude_none=True)
     with own_names(EmbeddingsFormatter.own_fields):
         prompts = CompletionRequest.model_validate({**shared, "prompt": body.input, "max_tokens": 1})
-        return await complete(prompts, request, server, partial(EmbeddingsFormatter, asked=body), MOST, embed=True)
+        return await complete(prompts, request, server, partial(EmbeddingsFormatter, asked=body), MOST, {"embed": True})
 
 
 class EmbeddingsFormatter(Formatter):
@@ -65,8 +67,7 @@ class EmbeddingsFormatter(Formatter):
     own_fields: Mapping[str, str] = {"prompt": "input"}
 
     def __init__(self, *completion: Any, asked: EmbeddingsRequest) -> None:
-        server, body, request_id, prompts, _ = completion
-        super().__init__(server, body, request_id, prompts)
+        super().__init__(*completion)
         self._asked = asked
 
     def whole(self) -> Iterator[bytes]:
@@ -78,14 +79,14 @@ class EmbeddingsFormatter(Formatter):
         yield b"]}"
 
     def choice(self, index: int, new: Chunk) -> dict[str, Any]:
-        state = array("f", self.outputs[index].embedding or b"")[: self._asked.dimensions]
+        state = array("f", details_of(self.outputs[index]).embedding or b"")[: self._asked.dimensions]
         length = math.hypot(*state) or 1.0
         unit = array("f", (number / length for number in state))
         in_text = self._asked.encoding_format == "base64"
         found = b64encode(unit.tobytes()).decode() if in_text else unit.tolist()
         return {"object": "embedding", "index": index, "embedding": found}
 
-    def delta(self, index: int, new: Chunk) -> dict[str, Any]:
+    def text(self, new: Chunk, whole: bool) -> dict[str, Any]:
         raise NotImplementedError("embeddings are not streamed")
 
 

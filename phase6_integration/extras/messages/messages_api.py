@@ -10,8 +10,8 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from phase6_integration.api.chat import continue_chat
 from phase6_integration.api.conversation import conversation
 from phase6_integration.api.errors import own_names, unservable
-from phase6_integration.api.schemas import ChatRequest, SamplingFields
 from phase6_integration.api.state import Server, json_body
+from phase6_integration.extras.fields.request_fields import ChatRequest, SamplingFields
 from phase6_integration.extras.messages.messages_formatter import MessagesFormatter, error_body
 from phase6_integration.extras.messages.messages_request import (
     CountTokensRequest,
@@ -55,8 +55,8 @@ async def count_tokens(
     server.model_name(body.model)
     with own_names(MessagesFormatter.own_fields):
         chat = ChatRequest.model_validate(_given(prompt_of(body)))
-        arguments = conversation(chat, reasoning_effort=chat.reasoning_effort)
-        return {"input_tokens": len(await server.tokenizers.chat(arguments, request.state.tenant, fits=True))}
+        arguments = conversation(chat)
+        return {"input_tokens": len(await server.tokenizers.chat(arguments, request.state.client, fits=True))}
 
 
 def prompt_of(body: PromptFields) -> Json:

@@ -17,7 +17,8 @@ from phase6_integration.api.field_types import (
     Unsupported,
     by_kind,
 )
-from phase6_integration.api.schemas import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, MAX_USER, SamplingFields
+from phase6_integration.api.schemas import MAX_MESSAGES, MAX_PARTS, MAX_USER
+from phase6_integration.extras.fields.request_fields import MAX_TOOLS, SamplingFields
 
 KINDS = ("text", "tool_use", "tool_result", "thinking", "redacted_thinking")  # of content blocks
 

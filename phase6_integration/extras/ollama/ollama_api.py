@@ -9,12 +9,13 @@ from typing import Annotated, Any, ClassVar, Literal
 from fastapi import FastAPI, Request, Response
 from pydantic import Field, Tag
 
-from phase6_integration.api import schemas
 from phase6_integration.api.chat import ChatFormatter, continue_chat
 from phase6_integration.api.errors import RequestError, own_names
 from phase6_integration.api.field_types import FromClient, FunctionName, Hint, Name, RequestModel, Unsupported, by_kind
 from phase6_integration.api.formatter import encode, object_of
+from phase6_integration.api.schemas import MAX_CALLS, MAX_MESSAGES
 from phase6_integration.api.state import Server, ServerState, json_body
+from phase6_integration.extras.fields import request_fields
 from phase6_integration.extras.ollama.ollama_models import OPTIONS, Json, router, served
 
 CHAT, GENERATE = "/api/chat", "/api/generate"
@@ -33,7 +34,7 @@ class OllamaMessage(FromClient):
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = ""
     thinking: str | None = None
-    tool_calls: Annotated[list[OllamaCall], Field(max_length=schemas.MAX_CALLS)] | None = None
+    tool_calls: Annotated[list[OllamaCall], Field(max_length=MAX_CALLS)] | None = None
     tool_name: Name | None = None
     images: Annotated[Any, Unsupported([])] = None
 
@@ -82,8 +83,8 @@ class Fields(RequestModel):
 
 
 class OllamaChat(Fields):
-    messages: Annotated[list[OllamaMessage], Field(max_length=schemas.MAX_MESSAGES, fail_fast=True)] | None = None
-    tools: Annotated[list[schemas.Tool], Field(max_length=schemas.MAX_TOOLS)] | None = None
+    messages: Annotated[list[OllamaMessage], Field(max_length=MAX_MESSAGES, fail_fast=True)] | None = None
+    tools: Annotated[list[request_fields.Tool], Field(max_length=request_fields.MAX_TOOLS)] | None = None
 
 
 class Generate(Fields):
@@ -133,7 +134,7 @@ async def _answer(
         **more,
     }
     with own_names(OllamaFormatter.own_fields):
-        asked = schemas.ChatRequest.model_validate(fields)
+        asked = request_fields.ChatRequest.model_validate(fields)
         return await continue_chat(asked, request, server, partial(OllamaFormatter, field=field))
 
 

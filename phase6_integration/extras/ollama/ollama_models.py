@@ -1,17 +1,14 @@
 """/api/tags, /api/show, /api/ps and /api/version: what this server serves, in the words of Ollama."""
 
-import contextlib
 from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from pydantic import create_model
 
-from phase6_integration.api.errors import RequestError
 from phase6_integration.api.field_types import Hint, Name, RequestModel
 from phase6_integration.api.model_routes import STARTED
-from phase6_integration.api.schemas import ChatRequest
 from phase6_integration.api.state import Server, ServerState, json_body
 from phase6_integration.process.health import Health
 
@@ -19,8 +16,6 @@ SHOW = "/api/show"
 SAME = "temperature", "top_k", "top_p", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty"
 OPTIONS = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty", **{name: name for name in SAME}}
 NEVER = "9999-12-31T23:59:59Z"  # when the model is unloaded
-PLAIN = {"messages": [{"role": "user", "content": "Hello"}]}
-WITH_TOOLS = {**PLAIN, "tools": [{"type": "function", "function": {"name": "any"}}]}
 Failure = create_model("OllamaError", error=(str, ...), param=(str | None, ...), code=(str | None, ...))
 router = APIRouter(tags=["model"], responses={statuses: {"model": Failure} for statuses in ("4XX", "5XX")})
 Json = dict[str, Any]
@@ -57,7 +52,7 @@ async def running(server: Server) -> Json:
 
 
 @router.post(SHOW)
-async def show(body: Annotated[ShowRequest, json_body(ShowRequest)], server: Server) -> Json:
+async def show(body: Annotated[ShowRequest, json_body(ShowRequest)], request: Request, server: Server) -> Json:
     """The shape of the model, its sampling defaults and what it can do."""
     if (name := body.model or body.name) is not None:
         served(server, name)
@@ -76,7 +71,7 @@ async def show(body: Annotated[ShowRequest, json_body(ShowRequest)], server: Ser
         "details": _about(server)["details"],
         "model_info": {**general, **{f"{config.model_type}.{name}": value for name, value in shape.items()}},
         "parameters": "\n".join(f"{name} {defaults[own]}" for name, own in OPTIONS.items() if own in defaults),
-        "capabilities": ["completion", *_capabilities(server)],
+        "capabilities": ["completion", *request.app.state.capabilities()],
     }
 
 
@@ -95,14 +90,3 @@ def _about(server: ServerState) -> Json:
 
 def _started() -> str:
     return datetime.fromtimestamp(STARTED, UTC).isoformat()
-
-
-def _capabilities(server: ServerState) -> list[str]:
-    """What a chat with tools, and the answer to one without, would be here."""
-    found = []
-    with contextlib.suppress(RequestError):  # without a chat template there is neither
-        if server.plan(server, ChatRequest.model_validate(PLAIN), (), None).reader is not None:
-            found.append("thinking")
-        server.plan(server, ChatRequest.model_validate(WITH_TOOLS), (), None)
-        found.append("tools")
-    return found

@@ -76,7 +76,7 @@ async def record(request: Request, server: Server, live: Live) -> Response:
     if is_foreign(request.headers, live.allowed_origins):
         message = "a page of another site may not watch the engine; --allowed-origins names those that may"
         raise RequestError(403, message, code="foreign_page")
-    watching, tenant = live.watchers.by_client, request.state.tenant
+    watching, tenant = live.watchers.by_client, request.state.client
     if watching.total() >= MOST_WATCHERS or watching[tenant] >= MOST_OF_A_CLIENT:
         message = f"the engine is watched already: {MOST_WATCHERS} times at most, and {MOST_OF_A_CLIENT} by one client"
         raise RequestError(429, message, code="too_many_watchers", headers={"retry-after": "30"})

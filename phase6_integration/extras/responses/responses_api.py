@@ -10,8 +10,8 @@ from fastapi import APIRouter, FastAPI, Request, Response
 
 from phase6_integration.api.chat import continue_chat
 from phase6_integration.api.errors import own_names, unservable
-from phase6_integration.api.schemas import ChatRequest, SamplingFields
 from phase6_integration.api.state import Server, json_body
+from phase6_integration.extras.fields.request_fields import ChatRequest, SamplingFields
 from phase6_integration.extras.responses.responses_formatter import ResponsesFormatter
 from phase6_integration.extras.responses.responses_request import (
     LOGPROBS,

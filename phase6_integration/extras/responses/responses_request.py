@@ -11,11 +11,12 @@ from phase6_integration.api.field_types import (
     OptionalLength,
     RequestModel,
     TemplateVariables,
-    TopLogprobs,
     Unsupported,
     by_kind,
 )
-from phase6_integration.api.schemas import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, SamplingFields, StreamOptions
+from phase6_integration.api.schemas import MAX_MESSAGES, MAX_PARTS
+from phase6_integration.extras.fields.field_kinds import TopLogprobs
+from phase6_integration.extras.fields.request_fields import MAX_TOOLS, SamplingFields, StreamOptions
 
 MAX_METADATA = 16  # pairs
 LOGPROBS = "message.output_text.logprobs"  # of `include`

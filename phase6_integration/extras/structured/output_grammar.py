@@ -15,9 +15,12 @@ from fastapi import FastAPI
 from llguidance import LLMatcher
 from pydantic_core import from_json
 
+from phase6_integration.api.additions import Asked, Prepare
 from phase6_integration.api.errors import unservable
-from phase6_integration.api.schemas import ResponseFormat, StructuredFields
-from phase6_integration.api.state import Grammar, GrammarHook
+from phase6_integration.api.schemas import SamplingFields
+from phase6_integration.api.state import ServerState
+from phase6_integration.extras.fields.grammars import Grammar, constrain
+from phase6_integration.extras.fields.request_fields import ResponseFormat, StructuredFields
 from phase6_integration.extras.structured.schema_rewrites import Rewrite
 from phase6_integration.process.async_engine import AsyncEngine
 
@@ -42,11 +45,20 @@ class Given(NamedTuple):
     lenient: bool = False  # what cannot be enforced is left out, and noted
 
 
-class OutputGrammars(GrammarHook):
-    """The grammars that requests ask for."""
+class OutputGrammars:
+    """The grammars that requests ask for; as a feature, it has answers follow them."""
 
     def __init__(self, engine: AsyncEngine) -> None:
         self._has_tokenizer = engine.tokenizer is not None
+
+    def __call__(self, body: SamplingFields) -> Prepare | None:
+        if not isinstance(body, StructuredFields) or (grammar := self.of(body)) is None:
+            return None
+
+        async def prepare(asked: Asked) -> None:
+            constrain(asked, grammar, [self.field(body) or ""])
+
+        return prepare
 
     def field(self, body: StructuredFields) -> str | None:
         return next((given.param for given in _given(body)), None)
@@ -165,4 +177,6 @@ def _grammar(given: Given, whitespace: str | None, closes: bool) -> Grammar:
 
 
 def attach(app: FastAPI) -> None:
-    app.state.server.grammars = OutputGrammars(app.state.server.engine)
+    server: ServerState = app.state.server
+    app.state.grammars = OutputGrammars(server.engine)
+    server.features.append(app.state.grammars)

@@ -1,37 +1,44 @@
 """ToolPlan: what the tools of a request and the model's reasoning mean for the grammar and the reading of answers."""
 
+import contextlib
 import json
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
 
+from phase0_request.request import FinishReason
 from phase0_request.tokenizer import Tokenizer
-from phase6_integration.api.errors import unservable
-from phase6_integration.api.schemas import AllowedTools, ChatRequest, ChosenTool, Function
-from phase6_integration.api.state import AnswerPlan, Grammar, ServerState
+from phase6_integration.api.additions import Addition, Asked, Json, Prepare
+from phase6_integration.api.errors import RequestError, unservable
+from phase6_integration.api.schemas import SamplingFields
+from phase6_integration.api.state import ServerState
+from phase6_integration.extras.fields.grammars import Grammar, GrammarMaker, constrain, grammar_of
+from phase6_integration.extras.fields.request_fields import AllowedTools, ChatRequest, ChosenTool, Function
 from phase6_integration.extras.tools.call_grammar import Thinking, answer_grammar, call_rules
 from phase6_integration.extras.tools.tool_formats import ToolFormat, tool_format, uses_tools
 from phase6_integration.extras.tools.tool_reader import BEGIN, END, ToolReader
 from phase6_integration.extras.tools.tool_settings import ToolSettings
+from phase6_integration.process.outputs import Chunk
 
 TAIL = 16  # tokens of a prompt that a template ends with a tag of reasoning in
 # Keywords of a schema in which an object may be closed: none of them lets another part of it need a property.
 PLAIN = {"type", "properties", "required", "title", "description", "strict", "$defs", "definitions", "$schema", "$id"}
 NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+HELLO = {"messages": [{"role": "user", "content": "Hello"}]}
+WITH_TOOLS = {**HELLO, "tools": [{"type": "function", "function": {"name": "any"}}]}
 
 
 class ToolPlan:
     """How the answers to one chat are constrained, and read, if there are tools or reasoning."""
 
-    def __init__(self, settings: ToolSettings, server: ServerState, body: ChatRequest) -> None:
+    def __init__(self, settings: ToolSettings, server: ServerState, grammars: GrammarMaker, body: ChatRequest) -> None:
         """RequestError if the tools cannot be used as requested."""
         template, choice = server.tokenizers.template, body.tool_choice
         mode = choice.allowed_tools.mode if isinstance(choice, AllowedTools) else choice
-        self._tokenizer, self._grammars = server.tokenizers.tokenizer, server.grammars
+        self._tokenizer, self._grammars = server.tokenizers.tokenizer, grammars
         self._body = body
-        self._content_field = server.grammars.field(body)  # that constrains the content
+        self._content_field = grammars.field(body)  # that constrains the content
         self._lenient = {tool.function.name for tool in body.tools or () if tool.function.strict is False}
         self._functions = _callable(body)  # that may be called: the schema of the arguments of each
         self._must_call = bool(self._functions) and mode not in (None, "auto")
@@ -70,10 +77,10 @@ class ToolPlan:
         return self._grammars.of_schema(schema, self._body, name in self._lenient)
 
     @property
-    def grammar_fields(self) -> tuple[str, ...] | None:
-        if self._must_call:
-            return ("tools",)
-        return None if self._format is None or self._content_field is None else (self._content_field, "tools")
+    def grammar_fields(self) -> tuple[str, ...]:
+        """The fields that the grammar is made from."""
+        content = () if self._must_call or self._content_field is None else (self._content_field,)
+        return content if self._format is None else (*content, "tools")
 
     @property
     def finish_reason(self) -> str:
@@ -158,19 +165,64 @@ def _schema(function: Function) -> dict[str, Any]:
     return {**schema, **more, "type": "object"}
 
 
-def answer_plan(
-    settings: ToolSettings, server: ServerState, body: ChatRequest, prompt: Sequence[int], content: Grammar | None
-) -> AnswerPlan:
-    tools = ToolPlan(settings, server, body)
-    return AnswerPlan(
-        grammar=tools.grammar(prompt, content),
-        grammar_fields=tools.grammar_fields,
-        sampling=tools.sampling,
-        finish_reason=tools.finish_reason,
-        reader=partial(tools.reader, prompt) if tools.markers else None,
-    )
+class ToolAnswers(Addition):
+    """The answers to one chat, each split into its content and other fields of the message."""
+
+    def __init__(self, plan: ToolPlan, prompt: Sequence[int], n: int) -> None:
+        self._readers = [plan.reader(prompt) for _ in range(n)]
+        self._called = plan.finish_reason
+
+    def read(self, new: Chunk) -> bool:
+        reader = self._readers[new.index]
+        new.text = reader.push(new.text, new.finish_reason is not None)
+        return reader.has_news
+
+    def write(self, choice: Json, new: Chunk | None, whole: bool) -> None:
+        if new is None:
+            return
+        reader = self._readers[new.index]
+        found, message = reader.take(), choice["message" if whole else "delta"]
+        if whole:
+            for call in found.get("tool_calls", ()):
+                del call["index"]
+            if found and not message["content"]:
+                message["content"] = None
+        message |= found
+        if new.finish_reason is FinishReason.STOP and reader.calls:
+            choice["finish_reason"] = self._called
+
+
+class ToolFields:
+    """The feature. It comes behind the one that makes the grammar of the content."""
+
+    def __init__(self, server: ServerState, grammars: GrammarMaker) -> None:
+        self._settings, self._server, self._grammars = server.settings.of(ToolSettings), server, grammars
+
+    def __call__(self, body: SamplingFields) -> Prepare | None:
+        return self._prepare if isinstance(body, ChatRequest) else None
+
+    async def _prepare(self, asked: Asked) -> None:
+        body, (prompt,) = asked.body, asked.prompts
+        assert isinstance(body, ChatRequest)
+        plan = ToolPlan(self._settings, self._server, self._grammars, body)
+        constrain(asked, plan.grammar(prompt, grammar_of(asked)), plan.grammar_fields)
+        asked.params |= plan.sampling
+        if plan.markers:
+            asked.additions.append(ToolAnswers(plan, prompt, body.n or 1))
+
+    def capabilities(self) -> list[str]:
+        """What a chat with tools, and the answer to one without, would be here."""
+        found = []
+        with contextlib.suppress(RequestError):  # without a chat template there is neither
+            if ToolPlan(self._settings, self._server, self._grammars, ChatRequest.model_validate(HELLO)).markers:
+                found.append("thinking")
+            ToolPlan(self._settings, self._server, self._grammars, ChatRequest.model_validate(WITH_TOOLS))
+            found.append("tools")
+        return found
 
 
 def attach(app: FastAPI) -> None:
     server: ServerState = app.state.server
-    server.plan = partial(answer_plan, server.settings.of(ToolSettings))
+    tools = ToolFields(server, app.state.grammars)
+    server.features.append(tools)
+    app.state.capabilities = tools.capabilities

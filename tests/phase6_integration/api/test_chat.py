@@ -145,25 +145,6 @@ def test_each_choice_begins_with_its_role_right_before_its_first_text(n: int) ->
     assert sum(one.delta.role is not None for one in events) == n
 
 
-@pytest.mark.parametrize("top", [None, 0, 3])
-@pytest.mark.parametrize("stream", [False, True])
-def test_logprobs(top: int | None, stream: bool) -> None:
-    text = "caf\u00e9 \U0001f600"
-    given = {"logprobs": True, "max_tokens": 50} | ({} if top is None else {"top_logprobs": top})
-    engine = FakeEngine(says(text))
-    if stream:
-        found = [one.choices[0].logprobs for one in chunks(engine, **given)]
-    else:
-        found = [answer(engine, **given).choices[0].logprobs]
-    entries = [entry for one in found if one is not None for entry in one.content]
-    assert bytes(value for entry in entries for value in entry.bytes or []).decode() == text
-    assert {entry.logprob for entry in entries} == {-1.0}
-    assert {len(entry.top_logprobs) for entry in entries} == {top or 0}
-    assert engine.submitted[0].params.logprobs == (top or 0)
-    assert engine.submitted[0].params.prompt_logprobs is None
-    assert any(entry.token.startswith("bytes:\\x") for entry in entries)
-
-
 def test_a_template_of_the_operator_is_the_one_that_counts() -> None:
     settings = ServerSettings(chat_template="{% for m in messages %}<{{ m.content }}>{% endfor %}")
     engine = FakeEngine()

@@ -1,7 +1,6 @@
 """A stream from its status to [DONE], to clients that read, wait, stall and leave."""
 
 import asyncio
-from itertools import pairwise
 
 import pytest
 
@@ -85,51 +84,6 @@ def test_other_streams_have_a_turn_after_a_large_event() -> None:
             await writer.add(b"x" * size)
         await writer.send()
         assert (turns, ticks) == ([2], 3), "after the status and the large event, before the small one"
-
-    run(test)
-
-
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize(("stream", "pieces"), [(True, 8), (False, 3)])
-def test_others_have_turns_while_a_long_answer_with_logprobs_is_written(path: str, stream: bool, pieces: int) -> None:
-    """All of it is there at once. Between two turns of the event loop an event or a block is written."""
-
-    async def test() -> None:
-        scored = {"logprobs": True, "top_logprobs": 20} if "chat" in path else {"logprobs": 20}
-        engine = FakeEngine(lambda _: [40] * 300)
-        asked = body(path, n=24, max_tokens=300, stream=stream, **scored)
-        async with Call(create_app(engine, ServerSettings()), path, asked) as call:
-            call.reads.clear()
-            while not engine.submitted or engine.live or not call.waits:
-                await asyncio.sleep(0)
-            call.reads.set()
-            seen = [len(call.content)]
-            while not call.complete:
-                await asyncio.sleep(0)
-                seen.append(len(call.content))
-        assert seen[-1] > 20 * PIECE
-        assert max(later - earlier for earlier, later in pairwise(seen)) < pieces * PIECE
-
-    run(test)
-
-
-def test_what_has_gathered_is_joined() -> None:
-    """While the client does not read, tokens gather in one chunk, and its logprobs stay beside them."""
-
-    async def test() -> None:
-        engine = FakeEngine()
-        app = create_app(engine, ServerSettings())
-        async with Call(app, PATHS[0], body(PATHS[0], stream=True, max_tokens=200, logprobs=2)) as call:
-            await call.until(lambda call: call.sends >= 2)
-            call.reads.clear()
-            while engine.live:
-                await asyncio.sleep(0)
-            call.reads.set()
-        assert len(call.events) < 100
-        assert "".join(map(text_of, call.events[:-1])) == "Hello" * 200
-        found = [event["choices"][0]["logprobs"] for event in call.events[:-1]]
-        assert sum(len(one["top_logprobs"]) for one in found) == 200
-        assert [offset for one in found for offset in one["text_offset"]] == list(range(0, 1000, 5))
 
     run(test)
 

@@ -84,23 +84,6 @@ def test_what_can_never_be_served_is_refused_at_once() -> None:
     run(test())
 
 
-@pytest.mark.parametrize("grammar", [None, 'start: "the pages of a cache"'], ids=["free", "forced"])
-def test_prompts_are_scored(on_the_engine: OnTheEngine, grammar: str | None) -> None:
-    """Also if a grammar forces tokens behind the first one of the output."""
-
-    async def test(made: AsyncEngine) -> None:
-        params = SamplingParams(max_tokens=2, temperature=0, prompt_logprobs=2, grammar=grammar)
-        for name in ("first", "again"):
-            reply = made.submit(request(name, PROMPTS[0], params))
-            await read(reply)
-            scores = reply.outputs[0].prompt_logprobs
-            assert scores is not None
-            assert len(scores) == len(PROMPTS[0]) - 1
-            assert all(score and len(score.top) == 2 and score.logprob <= 0 for score in scores)
-
-    on_the_engine(test)
-
-
 def test_a_fault_of_the_scheduler_ends_the_engine_and_every_request(caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
         async with engine("light_scheduler_raises") as made:

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from phase0_request import FinishReason, QueueFullError, SamplingParams, TokenLogprobs
+from phase0_request import FinishReason, QueueFullError, SamplingParams
 from phase6_integration.process.async_engine import Observer
 from phase6_integration.process.engine_client import EngineClient
 from phase6_integration.process.health import Health, UnavailableError
@@ -38,9 +38,9 @@ def on_a_silent_engine(**options: Any) -> Callable[..., Callable[[], None]]:
     return decorate
 
 
-def ask(id: str, n: int = 1, tenant: str = "", **params: Any) -> EngineRequest:
+def ask(id: str, n: int = 1, client: str = "", **params: Any) -> EngineRequest:
     """Of its completions the ids are `id-0`, `id-1` and so on."""
-    return real_engine.request(id, (1, 2, 3), SamplingParams(**{"max_tokens": 20, **params}), n=n, tenant=tenant)
+    return real_engine.request(id, (1, 2, 3), SamplingParams(**{"max_tokens": 20, **params}), n=n, client=client)
 
 
 async def answer(outputs: OutputStream) -> tuple[str, FinishReason | None, object]:
@@ -87,7 +87,7 @@ async def test_the_watchdog_hears_of_the_first_request_after_an_idle_time(engine
     [
         (ask("live"), "a request id must be unique among unfinished requests"),
         (ask("new", n=6), "6 completions are requested at once; at most 5 may wait"),
-        (ask("new", n=4, tenant="t"), "4 completions are requested at once; at most 3 may wait"),
+        (ask("new", n=4, client="t"), "4 completions are requested at once; at most 3 may wait"),
         (ask("new", n=2, max_tokens=10**6), "max_tokens is 1000000; together"),
     ],
 )
@@ -129,10 +129,10 @@ async def test_the_queue_is_bounded_and_an_end_makes_room(engine: FakeEngine) ->
 
 @on_a_silent_engine(max_num_queued_reqs=4)
 async def test_a_tenant_may_have_its_share_of_the_queue(engine: FakeEngine) -> None:
-    engine.submit(ask("a", n=2, tenant="t"))
+    engine.submit(ask("a", n=2, client="t"))
     with pytest.raises(QueueFullError, match="2 requests are already waiting"):
-        engine.submit(ask("c", tenant="t"))
-    engine.submit(ask("c", tenant="other"))
+        engine.submit(ask("c", client="t"))
+    engine.submit(ask("c", client="other"))
     engine.submit(ask("d"))  # without a name: as many as the queue holds
 
 
@@ -248,14 +248,26 @@ async def test_unread_chunks_are_joined_up_to_a_limit(engine: FakeEngine) -> Non
     assert [len(chunk.tokens) for chunk in chunks] == [JOINED, 1]
 
 
+class Kept:
+    """What a reader of this test keeps."""
+
+    def __init__(self) -> None:
+        self.said: list[bytes] = []
+
+    def add(self, more: bytes) -> None:
+        self.said.append(more)
+
+
 @on_a_silent_engine()
-async def test_prompt_logprobs_are_kept(engine: FakeEngine) -> None:
+async def test_what_is_said_beside_a_token_is_kept_by_who_reads_it(engine: FakeEngine) -> None:
     outputs = engine.submit(ask("one"))
-    engine.tell(Progress("one-0", 300, None, [TokenLogprobs(-0.5, ())] * 2))
-    engine.say("one-0", 301, reason=LENGTH)
-    kept = outputs.outputs[0].prompt_logprobs
-    assert kept is not None
-    assert [scores.logprob for scores in kept if scores] == [-0.5, -0.5]
+    engine.tell(Progress("one-0", 300, more=b"nobody reads this"))
+    engine.details = Kept
+    engine.tell(Progress("one-0", 301, more=b"first"))
+    engine.tell(Progress("one-0", 302), Progress("one-0", 303, LENGTH, more=b"second"))
+    kept = outputs.outputs[0].details
+    assert isinstance(kept, Kept)
+    assert kept.said == [b"first", b"second"]
 
 
 @on_a_silent_engine()

@@ -1,6 +1,5 @@
 """Messages arrive whole, in order and once, however the bytes are cut, and sending never blocks."""
 
-import math
 import select
 import signal
 import socket
@@ -11,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phase0_request import FinishReason, SamplingParams, TokenLogprobs
+from phase0_request import FinishReason, SamplingParams
 from phase6_integration.engine.options import EngineOptions
 from phase6_integration.engine.stats import Gauges
 from phase6_integration.process.messages import (
@@ -49,7 +48,7 @@ REQUEST = EngineRequest(
     -3,
     "salt",
     timeout=3.0,
-    tenant="tenant",
+    client="client",
     arrival=12.5,
 )
 TO_ENGINE: list[ToEngine] = [LoadModel(EngineOptions(seed=1), "a.b:c"), REQUEST, Finish("x", FinishReason.STOP), Ping()]
@@ -62,7 +61,7 @@ TO_FRONT: list[ToFront] = [
         4,
         [
             Progress("a", 5, admitted=0.5, cached=32),
-            Progress("b", 6, TokenLogprobs(-1.5, ((6, -1.5), (7, -2.0))), [TokenLogprobs(-math.inf, ())]),
+            Progress("b", 6, more=b"\x93\0"),
             Progress("b", finish_reason=FinishReason.ERROR, error="no"),
         ],
         Gauges(running=3, pages_total=9),
@@ -93,7 +92,7 @@ def test_a_completion_is_a_sample_of_a_prompt_with_its_length_and_a_seed_of_its_
     assert [request.prompt_tokens for request in made] == [(1, 2, 3), (1, 2, 3), (4,), (4,)]
     assert [request.params.max_tokens for request in made] == [9, 9, 8, 8]
     assert [request.params.seed for request in made] == [(1 << 63) - 1, -(1 << 63)] * 2
-    assert {(one.priority, one.cache_salt, one.tenant, one.arrival) for one in made} == {(-3, "salt", "tenant", 12.5)}
+    assert {(one.priority, one.cache_salt, one.tenant, one.arrival) for one in made} == {(-3, "salt", "client", 12.5)}
     assert made[0].params.logit_bias is made[3].params.logit_bias, "what they share is there once"
 
 

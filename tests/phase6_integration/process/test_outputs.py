@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phase0_request import Detokenizer, FinishReason, SamplingParams, Tokenizer, TokenLogprobs
+from phase0_request import Detokenizer, FinishReason, SamplingParams, Tokenizer
 from phase6_integration.process.messages import EngineRequest
 from phase6_integration.process.outputs import Chunk, Output
 
@@ -21,13 +21,13 @@ def output(tokenizer: Tokenizer | None, params: SamplingParams) -> Output:
 def answered(
     tokens: list[int], last: FinishReason = FinishReason.LENGTH, **params: object
 ) -> tuple[Output, list[Chunk]]:
-    """All chunks of an answer that the engine sends token by token. Log-probabilities are minus its number."""
-    asked = SamplingParams(**{"max_tokens": 1000, "logprobs": 0, **params})  # type: ignore[arg-type]
+    """All chunks of an answer that the engine sends token by token."""
+    asked = SamplingParams(**{"max_tokens": 1000, **params})  # type: ignore[arg-type]
     answer = output(TOKENIZER, asked)
     chunks = []
     for number, token in enumerate(tokens):
         reason = last if number + 1 == len(tokens) else None
-        chunk = answer.append(token, TokenLogprobs(-float(number), ()), reason, float(number))
+        chunk = answer.append(token, reason, float(number))
         if chunk is not None:
             chunks.append(chunk)
         if answer.done:
@@ -45,7 +45,6 @@ def test_chunks_joined_are_the_output(tokens: list[int], stops: list[str]) -> No
     assert all(chunk.text for chunk in chunks[:-1]), "no chunk is empty but the last"
     shown = [token for chunk in chunks for token in chunk.tokens]
     assert shown == tokens[: len(shown)]
-    assert [-found.logprob for chunk in chunks for found in chunk.logprobs or ()] == list(range(len(shown)))
     if whole.stopped is None:
         assert shown == tokens
         assert chunks[-1].finish_reason is FinishReason.LENGTH
@@ -100,7 +99,7 @@ def test_a_character_in_pieces_comes_whole_with_all_its_tokens() -> None:
 def test_finishing_early_sends_the_text_held_back(reason: FinishReason) -> None:
     answer = output(TOKENIZER, SamplingParams(stop="quite a long stop"))
     tokens = TOKENIZER.encode("it is quite a")
-    chunks = [answer.append(token, None, None, 0.0) for token in tokens]
+    chunks = [answer.append(token, None, 0.0) for token in tokens]
     shown = "".join(chunk.text for chunk in chunks if chunk is not None)
     assert shown == "it is "
     last = answer.finish(reason, "why")
@@ -110,7 +109,7 @@ def test_finishing_early_sends_the_text_held_back(reason: FinishReason) -> None:
 
 def test_without_a_tokenizer_an_answer_is_its_tokens() -> None:
     answer = output(None, SamplingParams())
-    first, second = answer.append(5, None, None, 0.0), answer.append(6, None, FinishReason.LENGTH, 1.0)
+    first, second = answer.append(5, None, 0.0), answer.append(6, FinishReason.LENGTH, 1.0)
     assert first is not None
     assert second is not None
     assert ([*first.tokens], [*first.offsets], first.text, [*second.tokens]) == ([5], [0], "", [6])

@@ -13,8 +13,8 @@ import pytest
 
 from phase0_request.params import SamplingParams
 from phase0_request.tokenizer import BUNDLED, Tokenizer
-from phase6_integration.api import parsing
 from phase6_integration.api.settings import ServerSettings
+from phase6_integration.extras.fields import told_fields
 from tests.phase6_integration import streams
 from tests.phase6_integration.fake_engine import FakeEngine, Script
 
@@ -138,7 +138,7 @@ def test_prompt_logprobs_of_a_single_token_are_null() -> None:
 
 
 def test_prompt_logprobs_count_towards_the_limit_of_scores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parsing, "MAX_SCORES", 20)
+    monkeypatch.setattr(told_fields, "MAX_SCORES", 20)
     response = streams.post(FakeEngine(), COMPLETE, ServerSettings(), prompt=[5] * 7, prompt_logprobs=2)
     error = response.json()["error"]
     assert (error["param"], error["code"]) == ("prompt_logprobs", "conflicting_values")
