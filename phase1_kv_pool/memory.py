@@ -13,8 +13,8 @@ LINE = 64  # bytes of a cache line
 
 
 def allocate(size: int) -> torch.Tensor:
-    """Zeroed bytes on a CPU, from a cache line on. NumPy asks the system for huge pages: a processor then translates
-    far fewer addresses: a kernel that reads keys or weights once waits for that."""
+    """Zeroed, cache-line-aligned bytes on a CPU. NumPy requests huge pages, which cut the TLB misses of kernels that
+    read keys or weights once."""
     memory = torch.from_numpy(np.zeros(size + LINE, np.uint8))
     return memory[-memory.data_ptr() % LINE :][:size]
 

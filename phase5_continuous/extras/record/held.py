@@ -16,7 +16,7 @@ class Held(NamedTuple):
 
     tokens      the step's budget is used up
     long        the step has no tokens left for long prompts
-    places      as many run as may
+    places      max_running requests run
     pages       it needs more pages than are available: both
     watermark   the pool has the pages that it needs, but not those that must stay free besides: both
     prefix      another request computes its prefix: that one
@@ -42,7 +42,7 @@ def held(scheduler: Scheduler, plan: StepPlan) -> list[Held]:
     head = min(heads, key=lambda each: served[each.request.tenant])
     first, tenant = min(heads, key=attrgetter("key")), head.request.tenant
     others = [Held(first.request, "fairness", (tenant,))] if first.request.tenant != tenant else []
-    return [_why(scheduler, head, plan), *others]  # the head was tried; one with a head start may not have been
+    return [_why(scheduler, head, plan), *others]  # the head was tried; requests with a head start may not have been
 
 
 def _why(scheduler: Scheduler, sequence: SequenceState, step: StepPlan) -> Held:
