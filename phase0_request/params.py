@@ -88,7 +88,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     ignore_eos: bool = False
-    grammar: str | None = None  # of the output, as llguidance reads it; its end is the end, also before min_tokens
+    grammar: str | None = None  # of the output, for llguidance; completing it ends the output, even before min_tokens
     allowed_token_ids: TokenSet | Sequence[int] | None = None  # the only ones that may be drawn; ids become a set
     bad_words: Sequence[Sequence[int]] = ()  # sequences of token ids that are never completed
     prediction: Sequence[int] = ()  # what the output may be, for drafts: it changes no output, only the time

@@ -74,7 +74,7 @@ class Tokenizer:
 
     @staticmethod
     def is_in(directory: str | Path) -> bool:
-        """Whether a model has a tokenizer: one without takes and gives token ids."""
+        """Whether a model has a tokenizer. Without one, prompts and outputs are token ids."""
         directory = Path(directory)
         return has_tokenizer(directory) if is_single_file(directory) else (directory / "tokenizer.json").is_file()
 

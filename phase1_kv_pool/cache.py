@@ -169,7 +169,3 @@ class PagedCache:
         return -(-tokens // self.page_size) - len(self.table(request))
 
     # endregion
-
-    def demand(self, request: Request, tokens: int) -> tuple[int, int]:
-        """The pages that a request without a page table would need for `tokens` tokens, and those available to it."""
-        return -(-tokens // self.page_size), self.allocator.num_free

@@ -1,12 +1,8 @@
 """KVLayout: the shape of a KV cache, and how many bytes a token, a page or a request takes."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from phase0_request.support.checks import check_choice, check_int
-from phase0_request.support.model_files import read_object
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}  # of models
 KV_DTYPES = "int8", "fp8"  # of keys and values in 8 bits, which have scales
@@ -27,31 +23,6 @@ class KVLayout:
         for name in ("layers", "kv_heads", "head_dim", "page_size"):
             check_int(name, getattr(self, name), 1)
         check_choice("dtype", self.dtype, (*DTYPE_BYTES, *KV_DTYPES))
-
-    @classmethod
-    def from_config(
-        cls, config: Mapping[str, Any] | str | Path, page_size: int = 16, dtype: str = "bfloat16"
-    ) -> "KVLayout":
-        """Read a model's config.json in Hugging Face layout: from the file, its directory, or its parsed content."""
-        if isinstance(config, Mapping):
-            values = config
-        else:
-            file = Path(config)
-            values = read_object(file / "config.json" if file.is_dir() else file)
-        nested = values.get("text_config")  # multimodal models nest the language model's configuration
-        values = nested if isinstance(nested, Mapping) else values
-        if values.get("kv_lora_rank"):
-            raise ValueError("this model caches one latent vector per token (MLA), not keys and values of heads")
-        layers, heads = (check_int(name, values.get(name), 1) for name in ("num_hidden_layers", "num_attention_heads"))
-        head_dim = values.get("head_dim")
-        if not head_dim:
-            head_dim, rest = divmod(check_int("hidden_size", values.get("hidden_size"), 1), heads)
-            if rest:
-                raise ValueError(
-                    f"hidden_size {values['hidden_size']} is no multiple of {heads} heads, so give head_dim"
-                )
-        kv_heads = values.get("num_key_value_heads") or heads  # without it: multi-head attention
-        return cls(layers, kv_heads, head_dim, page_size, dtype)
 
     # region exercise 1.1
     @property

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from phase0_request.support.checks import check_int
+from phase0_request.support.memory import free_bytes
 from phase1_kv_pool.layer import HIGHEST, KVLayer, torch_dtype
 from phase1_kv_pool.layout import KVLayout
-from phase1_kv_pool.memory import free_bytes, zeros
+from phase1_kv_pool.memory import zeros
 
 GIB = 1 << 30
 

@@ -11,10 +11,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from phase0_request.support.memory import free_bytes
 from phase1_kv_pool.kernels import interpret
 from phase1_kv_pool.layer import KVLayer
 from phase1_kv_pool.layout import KVLayout
-from phase1_kv_pool.memory import free_bytes
 from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.kernels import attention, draw, pointwise
 from phase2_prefill_decode.kernels.attention import Attend

@@ -68,7 +68,7 @@ class PrefixCache(PagedCache):
         """Open a page table that starts with the longest cached prefix, in whole pages, and lock that prefix. Returns
         how many tokens it holds; the request advances over them."""
         super().attach(request)
-        match = self._match(request)
+        match = self.match(request)
         node = self.tree.split(match)
         self.tree.lock(node)
         self.allocator.share(match.pages)
@@ -79,7 +79,7 @@ class PrefixCache(PagedCache):
 
     def cached_tokens(self, request: Request) -> int:
         """How many tokens `attach` would find now. Read-only."""
-        return len(self._match(request).pages) * self.page_size
+        return len(self.match(request).pages) * self.page_size
 
     def can_grow(self, request: Request, tokens: int) -> bool:
         return self._missing(request, tokens) <= self.allocator.num_free + self.tree.num_evictable
@@ -160,14 +160,9 @@ class PrefixCache(PagedCache):
                 observer.removed(pages)
         return self.allocator.release(pages)
 
-    def _match(self, request: Request) -> Match:
+    def match(self, request: Request) -> Match:
         """The longest cached prefix that leaves the request at least one token to compute."""
         last = request.total - 1  # its logits yield the next token, so it is computed even if it is cached
         return self.tree.match(request.tokens(0, min(last, request.cacheable_tokens)), request.cache_salt)
 
     # endregion
-
-    def demand(self, request: Request, tokens: int) -> tuple[int, int]:
-        cached = self._match(request).pages  # its page table would lock those that no other names
-        evictable = self.tree.num_evictable - sum(self.allocator.count(page) == 1 for page in cached)
-        return -(-tokens // self.page_size) - len(cached), self.allocator.num_free + evictable

@@ -11,8 +11,8 @@ from phase5_continuous.policies import Policy
 from phase5_continuous.running import RunningSet
 from phase5_continuous.turns import Turns
 
-CANDIDATES = 8  # requests that are considered in one round: each costs a lookup in the cache
-SEARCHED = 256  # and how far down the queue they are looked for, so that a step costs the same however long it is
+CANDIDATES = 8  # requests considered in one round: each costs a lookup in the cache
+SEARCHED = 256  # entries of the queue scanned for them, which bounds the cost of a step
 
 
 @dataclass(slots=True)

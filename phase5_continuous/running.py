@@ -59,27 +59,18 @@ class RunningSet:
 
     def _append_page(self, sequence: SequenceState) -> None:
         """Give a request one more page, or as many as its tokens need. If the pool is full, preempt others for it,
-        unless a commit is about to free pages, or the whole pool is too small: then it is the last to fail."""
+        unless a commit is about to free pages. If the whole pool is too small, it gets none, and ends out of memory."""
         while sequence.capacity:  # else it was preempted itself
             if self.cache.can_grow(sequence.request, sequence.num_tokens):
-                self._grow(sequence, sequence.num_tokens)
+                self.grow(sequence, sequence.num_tokens)
                 return
             if self.leaving or len(self.running) == 1 or sequence.num_tokens > self.cache.max_tokens:
                 return
             self.preempted_for = sequence.request
             self.remove(self.turns.victim(self.running))
 
-    def allocate_more(self, sequence: SequenceState, tokens: int) -> int:
-        """Give a request slots for up to `tokens` tokens more than it has, as far as the pool has room beside the
-        watermark. Returns how many got one. What stays empty, the next tokens of the request fill."""
-        total = sequence.request.total
-        if total + tokens > sequence.capacity:
-            if self.cache.can_grow(sequence.request, total + tokens + self.watermark):
-                self._grow(sequence, total + tokens)
-            tokens = min(tokens, sequence.capacity - total)
-        return tokens
-
-    def _grow(self, sequence: SequenceState, tokens: int) -> None:
+    def grow(self, sequence: SequenceState, tokens: int) -> None:
+        """Give a request pages for so many tokens. They must be available."""
         self.cache.grow(sequence.request, tokens)
         sequence.capacity = len(self.cache.table(sequence.request)) * self.cache.page_size
 

@@ -37,8 +37,8 @@ class Scheduler(BaseScheduler):
     - Running requests share a step as the Chunker splits it: decodes, then prompts, in the order of the policy.
     - A decode that needs a page when none is free takes it from the last in rank. That one is preempted: its pages are
       freed (a cache that shares keeps what was computed), and it is the first to resume. The first in rank is never
-      preempted while it runs, so it ends, and then the next one is first: every request ends. One that waits to draw
-      its next token is preempted before others.
+      preempted while it runs, so it ends, and then the next one is first: every request ends. Blocked
+      requests are preempted before others.
     - No waiting request is admitted while a preempted one waits for pages.
     - `turns` may order requests in another way than by rank alone.
     - `watermark` of the pool, 1 % as in vLLM and rounded down, stays free when a request is admitted, so that those
@@ -48,7 +48,7 @@ class Scheduler(BaseScheduler):
 
     With `ahead=1`, as the server runs on a GPU, a step may be planned while another is in flight, so that the
     device need not wait for the host. The tokens of that other step are known only to the device. If one of them ends
-    its request, the later step has computed that request in vain, and its result is discarded.
+    its request, the later step has computed a token too many, which is discarded.
     """
 
     def __init__(

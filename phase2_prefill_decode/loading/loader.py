@@ -12,7 +12,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from phase0_request.support.checks import ConfigError
-from phase1_kv_pool.memory import free_bytes
+from phase0_request.support.memory import free_bytes
 from phase2_prefill_decode.loading.checkpoint import ENCODED, Source
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.matrix import Matrix, Rows, Stream, joins

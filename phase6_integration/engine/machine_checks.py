@@ -85,7 +85,7 @@ def check_processor(machine: Machine) -> str:
 
 
 def check_memory() -> str:
-    from phase1_kv_pool.memory import free_on_cpu
+    from phase0_request.support.memory import free_on_cpu
 
     free = free_on_cpu()
     if free is None:

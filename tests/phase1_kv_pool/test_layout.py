@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phase1_kv_pool import KVLayout
+from phase1_kv_pool.lab.model_layout import layout_of
 
 GIB = 1 << 30
 LLAMA_8B = KVLayout(layers=32, kv_heads=8, head_dim=128)
@@ -56,7 +57,7 @@ def test_layout_from_a_model_configuration(
     expected = KVLayout(32, kv_heads, head_dim, page_size=64, dtype="float16")
     (tmp_path / "config.json").write_text(json.dumps(config))
     for source in (config, tmp_path, str(tmp_path / "config.json")):
-        assert KVLayout.from_config(source, page_size=64, dtype="float16") == expected
+        assert layout_of(source, page_size=64, dtype="float16") == expected
 
 
 def test_wrong_values_are_refused_with_the_field_name(tmp_path: Path) -> None:
@@ -67,13 +68,13 @@ def test_wrong_values_are_refused_with_the_field_name(tmp_path: Path) -> None:
         KVLayout(1, 1, 8, dtype="int4")
     for missing in CONFIG:
         with pytest.raises(ValueError, match=f"{missing} must be an integer from 1, got None"):
-            KVLayout.from_config({name: value for name, value in CONFIG.items() if name != missing})
+            layout_of({name: value for name, value in CONFIG.items() if name != missing})
     with pytest.raises(ValueError, match="hidden_size 10 is no multiple of 3 heads"):
-        KVLayout.from_config(CONFIG | {"hidden_size": 10, "num_attention_heads": 3})
+        layout_of(CONFIG | {"hidden_size": 10, "num_attention_heads": 3})
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(ValueError, match="must hold a JSON object, got list"):
-        KVLayout.from_config(tmp_path)
+        layout_of(tmp_path)
     with pytest.raises(ValueError, match="latent vector"):
-        KVLayout.from_config(CONFIG | {"kv_lora_rank": 512})
+        layout_of(CONFIG | {"kv_lora_rank": 512})
     with pytest.raises(ValueError, match="at least 1 token, got 0"):
         LLAMA_8B.requests_in(GIB, 0)

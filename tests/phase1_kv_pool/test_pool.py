@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phase0_request import Request, Slice
+from phase0_request.support.memory import free_bytes, free_on_cpu
 from phase1_kv_pool import KVLayout, OutOfPagesError, PagedCache
 from phase1_kv_pool import pool as pool_module
 from phase1_kv_pool.kernels.store import store
-from phase1_kv_pool.memory import free_bytes, free_on_cpu
 from phase1_kv_pool.pool import KVPool
 from tests.phase1_kv_pool.support import needs_gpu
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from phase0_request.support.checks import ConfigError
+from phase1_kv_pool.lab.model_layout import layout_of
 from phase1_kv_pool.layout import KVLayout
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.rope_parameters import RopeParameters
@@ -59,7 +60,7 @@ def test_every_variant_is_read_as_transformers_wrote_it(name: str, tmp_path: Pat
     assert config.rope_parameters.rope_theta == theirs.rope_parameters["rope_theta"]
     assert config.dtype == "float32"
     assert config.parameters == sum(parameter.numel() for parameter in model.parameters())
-    assert config.kv_layout(8) == KVLayout.from_config(tmp_path, 8, dtype="float32")
+    assert config.kv_layout(8) == layout_of(tmp_path, 8, dtype="float32")
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -5,31 +5,11 @@ from collections.abc import Callable
 import pytest
 
 from phase0_request import Request
-from phase1_kv_pool import OutOfPagesError, PageError
+from phase1_kv_pool import PageError
 from phase4_radix.extras.invariants import check_cache
 from phase4_radix.extras.nodes import nodes_of
 from phase4_radix.prefix_cache import PrefixCache
 from tests.phase4_radix.steps import SIZE, admit, compute, finish
-
-
-def test_locked_pages_are_never_evicted(cache: PrefixCache) -> None:
-    a = admit(cache, "a", range(16))
-    compute(cache, a)
-    finish(cache, a)
-    b = admit(cache, "b", [*range(8), 50])
-    pages = list(cache.table(b))
-    c = admit(cache, "c", range(100, 104))
-    assert cache.can_grow(c, 10 * SIZE)
-    assert not cache.can_grow(c, 10 * SIZE + 1)
-    with pytest.raises(OutOfPagesError, match="11 pages wanted, 10 free"):
-        cache.grow(c, 10 * SIZE + 1)
-    assert cache.counts.evictions == 0, "a grow that failed has evicted pages"
-    cache.grow(c, 10 * SIZE)
-    assert cache.counts.evictions == 2
-    assert list(cache.table(b)) == pages
-    assert not set(pages) & set(cache.table(c))
-    assert cache.cached_tokens(Request("probe", tuple(range(16)))) == 8
-    check_cache(cache)
 
 
 def test_a_request_that_never_grew_leaves_the_cache_unchanged(cache: PrefixCache) -> None:

@@ -71,28 +71,6 @@ def test_only_full_and_computed_pages_are_shared(cache: PrefixCache) -> None:
     check_cache(cache)
 
 
-def test_two_requests_that_compute_the_same_prompt_end_up_on_the_same_pages(cache: PrefixCache) -> None:
-    """Neither could find the other's pages. The second to publish switches to the first one's and frees its own."""
-    a, b = admit(cache, "a", range(10)), admit(cache, "b", range(10))
-    slots = compute(cache, a, publish=False), compute(cache, b, publish=False)
-    assert not set(slots[0]) & set(slots[1])
-    assert cache.usage.free == 12 - 6
-    cache.publish(a)
-    cache.publish(b)
-    tables = list(cache.table(a)), list(cache.table(b))
-    assert tables[0][:2] == tables[1][:2] == [0, 1], f"both computed the same two pages, and their tables are {tables}"
-    assert cache.table(b)[2] not in cache.table(a)
-    assert cache.usage.free == 12 - 4
-    assert cache.counts.duplicates == 2
-    check_cache(cache)
-    finish(cache, a)
-    check_cache(cache)
-    cache.grow(b, (12 - 3 + 3) * SIZE)  # all free and evictable pages: none of them is b's
-    assert len(set(cache.table(b))) == 12
-    finish(cache, b)
-    check_cache(cache)
-
-
 @pytest.mark.parametrize("lag", [0, 1, 5])
 @pytest.mark.parametrize("clients", [2, 3])
 def test_requests_that_decode_the_same_answer_leave_one_node(clients: int, lag: int) -> None:

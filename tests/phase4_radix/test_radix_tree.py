@@ -57,26 +57,6 @@ def test_prefixes_split_where_they_diverge(tree: RadixTree) -> None:
     check_tree(tree)
 
 
-@pytest.mark.parametrize(
-    ("tokens", "pages"),
-    [
-        (flat(A, B, C), [10, 11, 12]),
-        (flat(A, B, D), [10, 11, 22]),
-        (flat(A, B, D, A), [10, 11, 22]),
-        (flat(A, B), [10, 11]),
-        (flat(A, C), [10]),
-        (flat(A, (3, 9)), [10]),  # half a page does not match
-        (flat(A, (3,)), [10]),  # an incomplete page is ignored
-        (flat(B), []),
-        ([1], []),
-        ([], []),
-    ],
-)
-def test_a_match_is_the_longest_prefix_in_whole_pages(tree: RadixTree, tokens: list[int], pages: list[int]) -> None:
-    found = tree.match(tokens).pages
-    assert found == pages, f"{tokens} must match pages {pages}, and matches {found}"
-
-
 def test_a_match_changes_nothing(tree: RadixTree) -> None:
     """Not even the time of last use."""
     before = copy.deepcopy(vars(tree) | {"leaves": vars(tree.leaves)})
@@ -176,6 +156,17 @@ def test_a_tree_deeper_than_the_recursion_limit() -> None:
     check_tree(tree)
     assert tree.match(range(deep)).pages == list(range(deep))
     assert [node.depth for node in nodes_of(tree)] == list(range(1, deep + 1))
+
+
+def test_entries_of_the_arena_are_reused(tree: RadixTree) -> None:
+    tree.unlock(tree.match(flat(A, B, D)).node)
+    arena = len(tree.nodes)
+    for _ in range(50):
+        tree.evict(99)
+        tree.insert(flat(A, B, C), [0, 1, 2])
+        tree.insert(flat(A, D), [3, 4])
+        check_tree(tree)
+    assert len(tree.nodes) == arena
 
 
 @pytest.mark.parametrize(

@@ -21,22 +21,6 @@ def test_a_lock_ends_where_the_match_ends() -> None:
     check_tree(tree)
 
 
-def test_insert_extends_a_node_with_one_lock_and_no_children() -> None:
-    tree = RadixTree(2)
-    node = tree.insert(flat(A), [0]).node
-    tree.lock(node)
-    assert tree.insert(flat(B), [1], after=node).node == node
-    assert shape(tree) == [(1, flat(A, B), [0, 1], 1)]
-    assert tree.num_locked == 2
-    tree.lock(node)  # another request
-    other = tree.insert(flat(C), [2], after=node).node
-    assert shape(tree) == [(1, flat(A, B), [0, 1], 2), (2, flat(C), [2], 0)]
-    tree.unlock(node)
-    assert tree.insert(flat(D), [3], after=node).node not in (node, other)  # it has a child already
-    assert len(tree) == 3
-    check_tree(tree)
-
-
 def test_a_split_is_undone_when_its_lock_is_released_unused() -> None:
     """An unused lock leaves the tree as it was. A used one leaves two nodes, since they are evicted at different times,
     until both are used together again."""
@@ -73,11 +57,3 @@ def test_a_use_merges_all_nodes_of_its_path() -> None:
     pages = [node.pages for node in nodes_of(tree)]
     assert pages == [[0, 1, 2, 3]], f"four pages were used together, without a lock; nodes: {pages}"
     check_tree(tree)
-
-
-def test_an_insert_from_the_root_does_not_extend_a_locked_node() -> None:
-    tree = RadixTree(2)
-    node = tree.insert(flat(A), [0]).node
-    tree.lock(node)
-    tree.insert(flat(A, B), [1, 2])
-    assert shape(tree) == [(1, flat(A), [0], 1), (2, flat(B), [2], 0)]

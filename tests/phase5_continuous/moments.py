@@ -3,7 +3,6 @@
 from typing import Any
 
 from phase0_request import Batch
-from phase0_request.queue import SequenceState
 from phase1_kv_pool import PagedCache
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
@@ -54,15 +53,3 @@ def preempted(one: Engine) -> None:
     waiting(one)
     while not preempted_of(one.scheduler):
         one.step()
-
-
-def preemption_pending(one: Engine) -> SequenceState:
-    """Returns the request that is to be preempted: a token of it is in flight."""
-    waiting(one)
-    while not one.scheduler.running_set.leaving:
-        one.step()
-        if len(one.in_flight) < 2:
-            one.plan()
-        if not one.scheduler.running_set.leaving:
-            one.commit()
-    return one.scheduler.running_set.leaving[0]

@@ -13,8 +13,8 @@ from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.extras.invariants import SchedulerError, check
 from phase5_continuous.scheduler import Scheduler
-from tests.phase5_continuous.moments import engine, lengths, names
-from tests.phase5_continuous.support import EOS, alone, preempted_of, request, waiting_of
+from tests.phase5_continuous.moments import engine, names
+from tests.phase5_continuous.support import preempted_of, request, waiting_of
 
 
 @pytest.mark.proof
@@ -37,24 +37,6 @@ def test_each_request_has_the_output_that_it_has_alone(cache: type[PagedCache], 
     assert one.scheduler.running_set.num_preemptions > 20
     reasons = list(one.ended.values())
     assert min(reasons.count(reason) for reason in (FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT)) > 3
-
-
-def test_a_request_runs_from_its_prompt_to_its_last_token() -> None:
-    one = engine(budget=TokenBudget(4, 8))
-    a = request("a", 10, max_tokens=3)
-    one.submit(a)
-    batches = [one.step() for _ in range(6)]
-    assert [[(p.start, p.length) for p in batch] for batch in batches] == [
-        [(0, 4)],
-        [(4, 4)],
-        [(8, 2)],
-        [(10, 1)],
-        [(11, 1)],
-        [],
-    ]
-    assert (a.output_tokens, a.finish_reason) == alone(a, EOS)
-    assert (a.times.admitted, a.times.tokens, a.times.finished) == (0, [2, 3, 4], 4)
-    assert not one.scheduler.has_work
 
 
 def test_running_then_preempted_then_waiting() -> None:
@@ -105,18 +87,6 @@ def test_a_long_prompt_under_a_steady_stream_of_short_ones_starts_at_once_and_ke
     assert len(waiting_of(one.scheduler)) > 20  # more requests arrive than can be served
 
 
-def test_a_long_prompt_does_not_block_short_ones_behind_it() -> None:
-    one = engine(4000, 16, TokenBudget(64, 64))
-    long, short = request("long", 6400), request("short", 20)
-    one.submit(long)
-    one.step()
-    one.submit(short)
-    one.step()
-    assert lengths(one.batches[-1]) == {"long": 32, "short": 20}
-    assert short.output_tokens
-    assert not long.output_tokens
-
-
 def test_short_prompts_pass_a_long_one_that_cannot_start_until_it_can() -> None:
     one = engine(4000, 16, TokenBudget(64, 64))
     one.submit(request("first", 640))
@@ -157,17 +127,6 @@ def test_only_the_first_256_of_the_queue_are_searched() -> None:
     assert one.requests["short"].state is RequestState.WAITING, "a request beyond the first 256 was admitted"
     one.step()
     assert one.requests["short"].finished, "it is among the first 256 now: a long prompt has left the queue"
-
-
-def test_no_more_than_max_running_requests_run() -> None:
-    one = engine(max_running=3)
-    one.submit(*(request(f"r{n}", 4, max_tokens=3 + n) for n in range(7)))
-    sizes = []
-    while one.scheduler.sequences:
-        sizes.append(len(one.step()))
-    assert max(sizes) == 3
-    assert sizes[:5] == [3, 3, 3, 3, 3]
-    one.check_the_end()
 
 
 # Refusals, and the invariant check.

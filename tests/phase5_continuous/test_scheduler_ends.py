@@ -2,37 +2,13 @@
 
 import math
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from phase0_request import FinishReason
-from phase1_kv_pool import PagedCache
-from phase4_radix.prefix_cache import PrefixCache
-from tests.phase5_continuous.moments import engine, in_flight, preempted, running, waiting
-from tests.phase5_continuous.support import Engine, preempted_of, request
-
-
-@pytest.mark.parametrize("ahead", [0, 1])
-@pytest.mark.parametrize("moment", [waiting, running, in_flight, preempted])
-@pytest.mark.parametrize("cache", [PagedCache, PrefixCache])
-def test_an_abort_in_any_state_ends_that_request_and_no_other(
-    moment: Callable[[Engine], None], ahead: int, cache: type[PagedCache]
-) -> None:
-    one = engine(pages=9, cache=cache, ahead=ahead)
-    moment(one)
-    r = one.requests["r"]
-    delivered = len(one.delivered["r"])
-    assert one.scheduler.finish(r, FinishReason.ABORT, 99)
-    assert not one.scheduler.finish(r, FinishReason.ABORT, 100)
-    assert (r.finish_reason, r.times.finished) == (FinishReason.ABORT, 99)
-    one.check()
-    while one.in_flight:
-        one.commit()
-    one.run().check_the_end()
-    assert len(one.delivered["r"]) == delivered  # no token of it after the end
-    assert one.ended == {"other": FinishReason.LENGTH, "r": FinishReason.ABORT}
+from tests.phase5_continuous.moments import engine, in_flight, preempted, running
+from tests.phase5_continuous.support import preempted_of, request
 
 
 def test_pages_in_flight_are_freed_when_the_step_is_committed() -> None:
@@ -103,16 +79,3 @@ def test_a_deadline_keeps_no_request_that_has_ended() -> None:
     assert still_there() is None
     one.now = 3601
     assert one.core.step() is None
-
-
-def test_a_deadline_that_passes_in_flight_ends_the_request_at_once_and_frees_its_pages_later() -> None:
-    one = engine(ahead=1)
-    one.submit(request("r", 4, max_tokens=30), timeout=2.5)
-    for _ in range(4):
-        one.step()
-    r = one.requests["r"]
-    assert (r.finish_reason, r.times.finished) == (FinishReason.TIMEOUT, 3)
-    one.run()
-    assert one.delivered["r"] == r.output_tokens
-    assert one.ended["r"] is FinishReason.TIMEOUT
-    assert one.scheduler.cache.usage.referenced == 0

@@ -1,13 +1,11 @@
 """The scheduler and its pages: which requests are admitted, which are preempted, and which end out of memory."""
 
-import pytest
-
 from phase0_request import FinishReason, RequestState
 from phase1_kv_pool import PagedCache
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.policies import ByPriority
-from tests.phase5_continuous.moments import engine, names, preemption_pending
+from tests.phase5_continuous.moments import engine, names
 from tests.phase5_continuous.support import preempted_of, request
 
 # Admission.
@@ -34,15 +32,6 @@ def test_the_watermark_applies_while_a_finished_request_is_still_in_flight() -> 
     one.commit()
     assert names(one.plan()) == ["next"]
     one.run().check_the_end()
-
-
-def test_a_request_that_is_alone_may_have_the_whole_pool() -> None:
-    one = engine(pages=5, watermark=0.9)
-    one.submit(request("a", 17, max_tokens=4), request("b", 17, max_tokens=4))
-    while one.scheduler.sequences:
-        assert len(one.step()) == 1
-    one.check_the_end()
-    assert set(one.ended.values()) == {FinishReason.LENGTH}
 
 
 def test_a_request_that_did_not_fit_is_admitted_when_one_of_several_running_requests_ends() -> None:
@@ -125,14 +114,6 @@ def test_a_preempted_request_reuses_its_cached_pages() -> None:
     assert computed[PagedCache] - computed[PrefixCache] == 5 * 4  # all its full pages but one that was evicted
 
 
-def test_a_request_that_is_alone_is_not_preempted_for_its_own_pages() -> None:
-    one = engine(pages=4)
-    one.submit(request("a", 6, max_tokens=50))
-    one.run().check_the_end()
-    assert one.ended["a"] is FinishReason.ERROR
-    assert one.scheduler.running_set.num_preemptions == 0
-
-
 def test_no_request_is_preempted_for_pages_that_the_next_commit_frees() -> None:
     """`ends` is aborted in flight: the next commit frees its pages, and `grows` waits for that."""
     one = engine(pages=6, ahead=1)
@@ -143,26 +124,6 @@ def test_no_request_is_preempted_for_pages_that_the_next_commit_frees() -> None:
     assert (len(one.scheduler.running_set.leaving), one.scheduler.cache.usage.free) == (1, 0)
     one.run().check_the_end()
     assert one.scheduler.running_set.num_preemptions == 0
-
-
-def test_a_victim_in_flight_is_preempted_after_the_commit_and_loses_no_token() -> None:
-    one = engine(pages=9, ahead=1)
-    sequence = preemption_pending(one)
-    outputs = len(sequence.request.output_tokens)
-    assert (sequence.request.state, sequence.in_flight) == (RequestState.RUNNING, 1)
-    while one.in_flight:
-        one.commit()
-    assert (sequence.request.state, len(sequence.request.output_tokens)) == (RequestState.PREEMPTED, outputs + 1)
-    one.run().check_the_end()
-
-
-def test_a_pending_preemption_is_carried_out_when_the_steps_in_flight_are_discarded() -> None:
-    one = engine(pages=9, ahead=1)
-    sequence = preemption_pending(one)
-    one.discard_in_flight()
-    assert sequence.request.state is RequestState.PREEMPTED
-    one.run().check_the_end()
-    assert set(one.ended.values()) == {FinishReason.LENGTH}
 
 
 # Out of memory.
@@ -181,6 +142,13 @@ def test_a_request_that_outgrows_the_whole_pool_ends_with_an_error_and_the_next_
     assert one.ended["b"] is FinishReason.LENGTH
 
 
+def test_a_request_that_is_alone_is_not_preempted_for_its_own_pages() -> None:
+    one = engine(pages=4)
+    one.submit(request("a", 6, max_tokens=50))
+    one.run().check_the_end()
+    assert one.scheduler.running_set.num_preemptions == 0
+
+
 def test_no_request_ends_out_of_memory_because_a_step_left_it_out() -> None:
     """A step has room for one decode beside a prompt. It has that of `b`, which is the last in rank and finds no page:
     `b` is preempted, and the step is empty. That is no reason to end `a`."""
@@ -189,11 +157,3 @@ def test_no_request_ends_out_of_memory_because_a_step_left_it_out() -> None:
     one.run().check_the_end()
     assert one.scheduler.running_set.num_preemptions > 0
     assert set(one.ended.values()) == {FinishReason.LENGTH}
-
-
-@pytest.mark.parametrize(("prompt", "max_tokens"), [(6, 11), (16, 1)])
-def test_a_request_that_fits_the_pool_exactly_is_served_to_its_end(prompt: int, max_tokens: int) -> None:
-    one = engine(pages=4)
-    one.submit(request("a", prompt, max_tokens))
-    one.run().check_the_end()
-    assert one.ended["a"] is FinishReason.LENGTH

@@ -105,18 +105,6 @@ def test_an_empty_step_is_committed_like_any_other() -> None:
 # One step ahead.
 
 
-def test_a_step_is_planned_while_the_one_before_is_on_the_device() -> None:
-    one = engine(ahead=1)
-    one.submit(request("a", 4, max_tokens=4))
-    one.plan()
-    second = one.plan()
-    assert [(p.start, p.length) for p in second] == [(4, 1)]  # a token that the host does not know yet
-    assert one.requests["a"].total == 4
-    assert len(one.commit()) == 1
-    assert one.requests["a"].total == 5
-    one.run().check_the_end()
-
-
 def test_a_stop_is_seen_one_step_late_and_the_surplus_token_is_discarded() -> None:
     name = next(n for n in map(str, range(99)) if 2 <= len(alone(request(n, ignore_eos=False), EOS)[0]) < 5)
     slices = {}

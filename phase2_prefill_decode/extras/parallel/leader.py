@@ -15,9 +15,9 @@ from weakref import ref
 import torch
 from torch import Tensor
 
+from phase0_request.support.memory import free_bytes
 from phase1_kv_pool.layer import KVLayer
 from phase1_kv_pool.layout import DTYPE_BYTES, KV_DTYPES, KVLayout
-from phase1_kv_pool.memory import free_bytes
 from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.backend import Backend, Record
 from phase2_prefill_decode.extras.linears import Product, Wrapped

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from phase0_request.support.entry import die_with
-from phase1_kv_pool.memory import free_bytes
+from phase0_request.support.memory import free_bytes
 from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode import connect
 from phase2_prefill_decode.backend import Record

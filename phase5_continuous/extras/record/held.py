@@ -5,7 +5,9 @@ from typing import NamedTuple
 
 from phase0_request.queue import SequenceState
 from phase0_request.request import Request
+from phase1_kv_pool.cache import PagedCache
 from phase3_chunked_prefill.budget import StepPlan
+from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.admission import waits_for_prefix
 from phase5_continuous.extras.fairness import FairQueues
 from phase5_continuous.scheduler import Scheduler
@@ -16,7 +18,7 @@ class Held(NamedTuple):
 
     tokens      the step's budget is used up
     long        the step has no tokens left for long prompts
-    places      as many run as may
+    places      max_running requests run
     pages       it needs more pages than are available: both
     watermark   the pool has the pages that it needs, but not those that must stay free besides: both
     prefix      another request computes its prefix: that one
@@ -42,7 +44,7 @@ def held(scheduler: Scheduler, plan: StepPlan) -> list[Held]:
     head = min(heads, key=lambda each: served[each.request.tenant])
     first, tenant = min(heads, key=attrgetter("key")), head.request.tenant
     others = [Held(first.request, "fairness", (tenant,))] if first.request.tenant != tenant else []
-    return [_why(scheduler, head, plan), *others]  # the head was tried; one with a head start may not have been
+    return [_why(scheduler, head, plan), *others]  # the head was tried; requests with a head start may not have been
 
 
 def _why(scheduler: Scheduler, sequence: SequenceState, step: StepPlan) -> Held:
@@ -56,5 +58,15 @@ def _why(scheduler: Scheduler, sequence: SequenceState, step: StepPlan) -> Held:
 
 
 def _lacking(scheduler: Scheduler, request: Request) -> Held:
-    needed, available = scheduler.cache.demand(request, request.total)
+    needed, available = demand(scheduler.cache, request)
     return Held(request, "pages" if needed > available else "watermark", (needed, available))
+
+
+def demand(cache: PagedCache, request: Request) -> tuple[int, int]:
+    """The pages that a request without a page table needs for all its tokens, and those available to it."""
+    needed, available = -(-request.total // cache.page_size), cache.allocator.num_free
+    if not isinstance(cache, PrefixCache):
+        return needed, available
+    cached = cache.match(request).pages  # its page table would lock those that no other names
+    evictable = cache.tree.num_evictable - sum(cache.allocator.count(page) == 1 for page in cached)
+    return needed - len(cached), available + evictable

@@ -125,7 +125,7 @@ class Speculation:
                 continue
             self.proposals[request] = proposal, chance
             most = min(most, len(proposal))
-            if most and (most := running_set.allocate_more(sequence, most)):
+            if most and (most := allocate(running_set, sequence, most)):
                 slices[number] = Slice(request, start, length + most, tuple(proposal[:most]))
                 rows, left = rows + most, left - most
                 expected += sum(chance.value ** (place + 1) for place in range(most))
@@ -196,6 +196,17 @@ class Speculation:
                 self.accepted[place] += 1
 
     # endregion
+
+
+def allocate(running_set: RunningSet, sequence: SequenceState, tokens: int) -> int:
+    """Give a request slots for up to `tokens` tokens more than it has, as far as the pool has room beside the
+    watermark. Returns how many got one. What stays empty, the next tokens of the request fill."""
+    total = sequence.request.total
+    if total + tokens > sequence.capacity:
+        if running_set.cache.can_grow(sequence.request, total + tokens + running_set.watermark):
+            running_set.grow(sequence, total + tokens)
+        tokens = min(tokens, sequence.capacity - total)
+    return tokens
 
 
 def may_draft(sequence: SequenceState, part: Slice) -> bool:

@@ -132,16 +132,6 @@ def test_a_request_aborted_during_a_step_drops_its_result(make_request: Callable
     assert events == [Event(stays, None, FinishReason.ABORT)], "a finished request needs no token"
 
 
-def test_a_request_aborted_in_its_last_step_finishes_once(make_request: Callable[..., Request]) -> None:
-    batcher = Batcher([EOS])
-    request = make_request()
-    batcher.submit(request)
-    batch = batcher.plan(0.0)
-    batcher.finish(request, FinishReason.ABORT, 0.5)
-    assert commit(batcher, batch, [EOS], 1.0) == [Event(request, None, FinishReason.ABORT)]
-    assert request.finish_reason is FinishReason.ABORT
-
-
 def test_aborting_a_waiting_request_removes_it_from_the_queue(make_request: Callable[..., Request]) -> None:
     batcher = Batcher([EOS], batch_size=1)
     first, second, third = make_request(), make_request(), make_request()

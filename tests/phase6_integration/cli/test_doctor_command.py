@@ -40,7 +40,7 @@ def test_what_is_missing_or_short_is_a_warning_or_a_fault(monkeypatch: pytest.Mo
     one_core = dataclasses.replace(HERE, cores=1)
     assert problem(lambda: machine_checks.check_processor(one_core))[0] is State.WARNING
     for free in (1 << 30, None):
-        monkeypatch.setattr("phase1_kv_pool.memory.free_on_cpu", lambda free=free: free)
+        monkeypatch.setattr("phase0_request.support.memory.free_on_cpu", lambda free=free: free)
         assert problem(machine_checks.check_memory)[0] is State.WARNING
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert problem(lambda: machine_checks.check_gpu(WITH_GPU)) == (State.WARNING, "a GPU, and torch cannot use it")
