@@ -61,8 +61,8 @@ def imports(name: str) -> frozenset[str]:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            inner = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= inner & MODULES.keys() or {str(node.module)}
+            inner = [f"{node.module}.{alias.name}" for alias in node.names]
+            found |= {name if name in MODULES else str(node.module) for name in inner}
     return frozenset(found)
 
 
