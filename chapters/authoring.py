@@ -20,10 +20,9 @@ from chapters.testing import copy_checkout, run_tests
 
 
 def exercises(course: Course, args: argparse.Namespace, out: Console) -> int:
-    phases = [course.phase(number) for number in args.phases]
-    its = [each for phase in phases for each in exercise_files.need(course, phase)]
-    if not phases:
-        its = [each for phase in course.phases() for each in exercise_files.load(course, phase)]
+    its = [each for chapter in args.chapters for each in exercise_files.need(course, chapter)]
+    if not args.chapters:
+        its = list(exercise_files.every(course))
     if args.gate:
         return gate(course, [checking.blank(course, each) for each in its], args.timeout, out)
     table = make_table("exercise", "title", "lines", "file", "hints", "tests named")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chapters.course import Course, CourseError, Phase, write_atomically
+from chapters.course import Course, CourseError, write_atomically
 from chapters.workspace import back_up
 
 
@@ -28,8 +28,13 @@ class Bug:
     edit: tuple[dict[str, str], ...]
 
     @property
-    def phase(self) -> int:
+    def chapter(self) -> int:
         return int(self.id[:-1])
+
+    @property
+    def package(self) -> str:
+        """The phase that its file belongs to."""
+        return self.file.partition("/")[0]
 
     @property
     def key(self) -> str:
@@ -47,9 +52,9 @@ class Bug:
         return text
 
 
-def load(course: Course, phase: Phase) -> tuple[Bug, ...]:
-    """The bugs of a phase, in the order of their file; none if there is no file."""
-    return course.tables(f"{phase.number:02d}_bugs.toml", "bug", _bug)
+def load(course: Course, chapter: int) -> tuple[Bug, ...]:
+    """The bugs of a chapter, in the order of their file; none if there is no file."""
+    return course.tables(chapter, "bugs", "bug", _bug)
 
 
 def _bug(table: dict[str, Any]) -> Bug:
@@ -62,7 +67,7 @@ def _bug(table: dict[str, Any]) -> Bug:
 
 
 def every(course: Course) -> tuple[Bug, ...]:
-    return tuple(bug for phase in course.phases() for bug in load(course, phase))
+    return tuple(bug for chapter in course.chapters_with("bugs") for bug in load(course, chapter))
 
 
 def find(course: Course, id: str) -> Bug:
@@ -72,8 +77,18 @@ def find(course: Course, id: str) -> Bug:
     return known[id]
 
 
+def choose(course: Course, what: str) -> tuple[Bug, ...]:
+    """The bugs of the chapter with this number, or the bug with this id."""
+    if not what.isdecimal():
+        return (find(course, what),)
+    its = load(course, int(what))
+    if not its:
+        raise course.has_none(int(what), "bugs", "bugs")
+    return its
+
+
 def folder(course: Course) -> Path:
-    """Where a bug is planted: a copy of its phase's modules, its report and its reproduction."""
+    """Where a bug is planted: a copy of the modules of its phase, its report and its reproduction."""
     return course.workspace / "bug"
 
 
@@ -89,8 +104,8 @@ def plant(course: Course, bug: Bug) -> None:
     """Copy the modules of the bug's phase, one of them with the bug."""
     target = folder(course)
     if target.exists():
-        back_up(course, target)
-    package = course.root / course.phase(bug.phase).package
+        back_up(course, [target])
+    package = course.root / bug.package
     for path in package.rglob("*.py"):
         name = course.name(path)
         if "lab" not in path.relative_to(package).parts:

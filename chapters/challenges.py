@@ -21,7 +21,7 @@ from chapters.workspace import State, back_up
 
 def break_it(course: Course, args: argparse.Namespace, out: Console) -> int:
     if args.gate:
-        its = [bug for bug in bugs.every(course) if bug.id.startswith(args.bug or "")]
+        its = bugs.choose(course, args.bug) if args.bug else bugs.every(course)
         return authoring.gate(course, [checking.planted(course, bug) for bug in its], args.timeout, out)
     if args.list:
         return _list(course, out)
@@ -38,35 +38,31 @@ def break_it(course: Course, args: argparse.Namespace, out: Console) -> int:
         return show_hints(course, bug.key, bug.hints, "break --reveal", out)
     if args.reveal:
         return _reveal(course, bug, out)
-    out.print(f"Bug {bug.id} is put away. The files are in {course.name(back_up(course, bugs.folder(course)))}/.")
+    out.print(f"Bug {bug.id} is put away. The files are in {course.name(back_up(course, [bugs.folder(course)]))}/.")
     return 0
 
 
 def _plant(course: Course, what: str | None, anyway: bool, out: Console) -> int:
-    """Plant the bug with this id, or the next of this phase that is not mended. The copy shows the answers to the
-    phase's exercises, so those come first."""
+    """Plant the bug with this id, or the next of this chapter that is not mended. The copy shows answers to exercises
+    of its phase, so those up to this chapter come first."""
     if what is None:
-        raise CourseError("say which: `break N` plants a bug of phase N, `break --list` shows all of them")
+        raise CourseError("say which: `break N` plants a bug of chapter N, `break --list` shows all of them")
     state = State(course)
-    if what.isdecimal():
-        its = bugs.load(course, course.phase(int(what)))
-        if not its:
-            raise CourseError(f"phase {what} has no bugs")
-        bug = next((each for each in its if not state.of(each.key).passed), its[0])
-    else:
-        bug = bugs.find(course, what)
-    shown = [each.id for each in exercises.load(course, course.phase(bug.phase)) if "/lab/" not in each.file]
+    its = bugs.choose(course, what)
+    bug = next((each for each in its if not state.of(each.key).passed), its[0])
+    copied = (each for each in exercises.every(course) if each.package == bug.package and "/lab/" not in each.file)
+    shown = [each.id for each in copied if each.chapter <= bug.chapter]
     if not anyway and (left := [id for id in shown if not state.of(id).passed]):
         ask = f"solve those first, or go on with `break {what} --anyway`"
         raise CourseError(f"the copy holds the reference's answers to {', '.join(left)}; {ask}")
     bugs.plant(course, bug)
     state.update(bug.key, result="planted")
-    out.print(f"Bug {bug.id} is planted in a copy of phase {bug.phase}, in workspace/bug/. The report says:\n")
+    out.print(f"Bug {bug.id} is planted in a copy of {bug.package}, in workspace/bug/. The report says:\n")
     out.print(f"{bug.symptom}\n")
     server = "-m phase6_integration.cli serve --check-invariants"
     for command, what in (
         ("break --run", "its reproduction, workspace/bug/repro.py"),
-        (f"run {bug.phase}", "the phase's demo with the bug"),
+        (f"run {bug.package[5]}", "the phase's demo with the bug"),
         ("break --run -m MODULE ARG...", "any module with the bug: a lab, pytest"),
         (f"break --run {server}", "the server with the bug"),
         ("break --hint", "when you are stuck"),
@@ -79,13 +75,10 @@ def _plant(course: Course, what: str | None, anyway: bool, out: Console) -> int:
 def _list(course: Course, out: Console) -> int:
     """Print the state of each bug, and nothing that would give it away."""
     state = State(course)
-    for phase in course.phases():
-        for number, bug in enumerate(bugs.load(course, phase)):
-            known = state.of(bug.key)
-            hints = f"{known.hints} hints" if known.hints else ""
-            if number == 0:
-                out.print(phase.package)
-            out.print(f"{bug.id}  {'mended' if known.passed else known.result or '-':<12}{hints}".rstrip())
+    for bug in bugs.every(course):
+        known = state.of(bug.key)
+        hints = f"{known.hints} hints" if known.hints else ""
+        out.print(f"{bug.id:<5}{'mended' if known.passed else known.result or '-':<12}{hints}".rstrip())
     return 0
 
 
@@ -102,7 +95,7 @@ def _check(course: Course, bug: Bug, timeout: float, out: Console) -> int:
             out.print(line, soft_wrap=True)
         return 1
     state.record(bug.key, "mended")
-    backup = course.name(back_up(course, bugs.folder(course)))
+    backup = course.name(back_up(course, [bugs.folder(course)]))
     out.print(f"Mended: {run.count('passed')} tests pass. The files are in {backup}/.\n")
     return _reveal(course, bug, out)
 

@@ -64,12 +64,12 @@ def judge(course: Course, exercise: Exercise, timeout: float) -> Judged:
 
 def together(course: Course, exercises: Sequence[Exercise], timeout: float) -> str:
     """Run the tests of all these exercises with all their answers: what fails, or an empty text."""
-    run = _run(course, exercises, timeout, f"{exercises[0].phase}")
+    run = _run(course, exercises, timeout, f"{exercises[0].chapter}")
     return run.stopped or next((result.line for result in run.failures), "")
 
 
 def log(course: Course, name: str) -> Path:
-    """The output of pytest when it last judged an exercise, or a phase's exercises together."""
+    """The output of pytest when it last judged an exercise, or a chapter's exercises together."""
     return course.private / "check" / f"{name}.txt"
 
 

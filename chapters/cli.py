@@ -59,15 +59,15 @@ def make_parser() -> argparse.ArgumentParser:
 
 def _add_workspace(known: Known) -> None:
     """Exercises: begin, judge, run, get help."""
-    start = _add(known, "start", commands.start, "put a phase's exercises into workspace/")
-    start.add_argument("phase", type=int)
+    start = _add(known, "start", commands.start, "put a chapter's exercises into workspace/")
+    start.add_argument("chapter", type=int)
     start.add_argument("--fresh", action="store_true", help="start over; old files move to .course/backups/")
     check = _add(
         known, "check", commands.check, "judge each exercise that you have written, alone; then all together", 120
     )
     watch = _add(known, "watch", commands.watch, "check, and judge again what a save changes", 120)
     for command in (check, watch):
-        command.add_argument("target", metavar="N | N.M", nargs="?", help="default: every phase in the workspace")
+        command.add_argument("target", metavar="N | N.M", nargs="?", help="default: every chapter in the workspace")
     run = _add(known, "run", commands.run, "run a phase with your workspace in place of the reference")
     run.add_argument("phase", type=int)
     run.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARG", help="passed on to `python -m phaseN_...`")
@@ -82,18 +82,20 @@ def _add_workspace(known: Known) -> None:
     solution = _add(known, "solution", commands.solution, "a diff between your region and the reference")
     for command in (hint, solution):
         command.add_argument("exercise", metavar="N.M")
-    _add(known, "status", commands.status, "every phase: exercises passed, bugs mended, hints used")
+    _add(known, "status", commands.status, "every chapter: exercises passed, bugs mended, hints used")
 
 
 def _add_challenges(known: Known) -> None:
     """Bugs that shipped in real engines, and questions."""
     bug = _add(known, "break", challenges.break_it, "find and mend a bug that shipped in a real engine", 120)
-    bug.add_argument("bug", nargs="?", metavar="N", help="plant a bug of phase N, or the one with this id, such as 4b")
+    bug.add_argument(
+        "bug", nargs="?", metavar="N", help="plant a bug of chapter N, or the one with this id, such as 4b"
+    )
     act = bug.add_mutually_exclusive_group()
     help = "run the reproduction; -m MODULE: a module"
     act.add_argument("--run", dest="program", nargs=argparse.REMAINDER, metavar="ARG", help=help)
     for flag, help in (
-        ("--anyway", "plant a bug though exercises of its phase are open"),
+        ("--anyway", "plant a bug though exercises are open whose answers its copy shows"),
         ("--check", "whether the planted bug is mended"),
         ("--hint", "one more hint"),
         ("--reveal", "what it is, where it shipped, and how it is mended"),
@@ -111,7 +113,7 @@ def _add_authoring(known: Known) -> None:
     """Checks of the book itself, and of the machine."""
     help = "list the exercises, or prove that tests catch each of them"
     exercises = _add(known, "exercises", authoring.exercises, help, 120)
-    exercises.add_argument("phases", type=int, nargs="*", metavar="N", help="default: every phase")
+    exercises.add_argument("chapters", type=int, nargs="*", metavar="N", help="default: every chapter")
     exercises.add_argument("--gate", action="store_true", help="blank each exercise on its own: its tests must fail")
     weave = _add(
         known, "weave", authoring.weave, "write listings and measured figures into the chapters and the README"

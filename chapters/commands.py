@@ -19,7 +19,7 @@ from rich.text import Text
 
 from chapters import bugs, checking, workspace
 from chapters import exercises as exercise_files
-from chapters.course import COMPILED, Course, CourseError, Phase
+from chapters.course import COMPILED, Course, CourseError
 from chapters.exercises import Exercise, answer_lines
 from chapters.testing import copy_checkout
 from chapters.workspace import State
@@ -36,23 +36,23 @@ def make_table(*columns: str) -> Table:
 
 
 def start(course: Course, args: argparse.Namespace, out: Console) -> int:
-    phase = course.phase(args.phase)
-    files, backup = workspace.start(course, phase, args.fresh)
+    chapter = args.chapter
+    files, backup = workspace.start(course, chapter, args.fresh)
     if backup:
         out.print(f"Your old files are in {course.name(backup)}/.")
-    its = exercise_files.load(course, phase)
+    its = exercise_files.load(course, chapter)
     for path in files:
         ids = ", ".join(each.id for each in its if path == course.workspace / each.file)
         out.print(f"{course.name(path)}: exercise {ids}", soft_wrap=True)
     out.print(f"\nOpen a file, find `# region exercise {its[0].id}`, and answer its question there. Then:")
-    out.print(f"  python -m chapters check {its[0].id}    judge the answer (watch {phase.number}: after each save)")
+    out.print(f"  python -m chapters check {its[0].id}    judge the answer (watch {chapter}: after each save)")
     out.print(f"  python -m chapters hint {its[0].id}     when you are stuck")
     return 0
 
 
 def check(course: Course, args: argparse.Namespace, out: Console) -> int:
     its = _chosen(course, args.target)
-    groups = itertools.groupby(its, key=lambda exercise: exercise.phase)
+    groups = itertools.groupby(its, key=lambda exercise: exercise.chapter)
     fine = [_check(course, list(group), args.timeout, out) for _, group in groups]
     return 0 if all(fine) else 1
 
@@ -65,7 +65,7 @@ def watch(course: Course, args: argparse.Namespace, out: Console) -> int:
         saved = _saved(course)
         answers = {exercise: workspace.fingerprint(course, exercise) for exercise in its}
         if changed := [exercise for exercise in its if answers[exercise] != judged.get(exercise)]:
-            for _, group in itertools.groupby(changed, key=lambda exercise: exercise.phase):
+            for _, group in itertools.groupby(changed, key=lambda exercise: exercise.chapter):
                 _check(course, list(group), args.timeout, out)
             out.print("Watching the workspace; Ctrl-C ends.")
         judged = answers
@@ -83,27 +83,29 @@ def _saved(course: Course) -> list[tuple[str, int]]:
 def _chosen(course: Course, target: str | None) -> list[Exercise]:
     """The exercises of the workspace that `N`, `N.M` or nothing names."""
     if target and not re.fullmatch(r"\d+(\.\d+)?", target):
-        raise CourseError(f"a phase is a number, an exercise N.M, not '{target}'")
+        raise CourseError(f"a chapter is a number, an exercise N.M, not '{target}'")
     if target and "." in target:
         exercise = exercise_files.find(course, target)
-        _started(course, exercise.phase)
+        _started(course, exercise.chapter)
         return [exercise]
-    phases = _started(course, int(target) if target else None)
-    return [each for phase in phases for each in exercise_files.load(course, phase)]
+    return _started(course, int(target) if target else None)
 
 
-def _started(course: Course, number: int | None) -> tuple[Phase, ...]:
-    """The phases in the workspace: the given one, or all."""
-    started = workspace.started_phases(course)
-    wanted = started if number is None else (course.phase(number),)
-    if not wanted or wanted[0] not in started:
-        what = "there is no workspace yet" if number is None else f"phase {number} is not in the workspace"
-        raise CourseError(f"{what}: `python -m chapters start {'N' if number is None else number}` creates it")
-    return wanted
+def _started(course: Course, chapter: int | None) -> list[Exercise]:
+    """The exercises in the workspace: those of the given chapter, or all."""
+    started = workspace.started_chapters(course)
+    if chapter is None:
+        if not started:
+            raise CourseError("there is no workspace yet: `python -m chapters start N` creates it")
+        return [each for number in started for each in exercise_files.load(course, number)]
+    its = exercise_files.need(course, chapter)
+    if chapter not in started:
+        raise CourseError(f"chapter {chapter} is not in the workspace: `python -m chapters start {chapter}` creates it")
+    return list(its)
 
 
 def _check(course: Course, its: Sequence[Exercise], timeout: float, out: Console) -> bool:
-    """Judge each exercise of a phase alone, show the first failure, and run together what passes alone."""
+    """Judge each exercise of a chapter alone, show the first failure, and run together what passes alone."""
     results = []
     for judged in checking.judge_all(course, its, timeout):
         out.print(_row(judged.exercise, judged.status, judged.note), soft_wrap=True)
@@ -166,17 +168,17 @@ def print_diff(lines: Sequence[str], out: Console) -> None:
 
 def status(course: Course, args: argparse.Namespace, out: Console) -> int:
     state = State(course)
-    columns = ("phase", "package", "exercises", "passed", "last not passed", "bugs mended", "hints used", "workspace")
-    table = make_table(*columns)
-    for phase in course.phases():
-        its, planted = exercise_files.load(course, phase), bugs.load(course, phase)
+    columns = ("chapter", "exercises", "passed", "last not passed", "bugs mended", "hints used", "workspace")
+    table, started = make_table(*columns), workspace.started_chapters(course)
+    for chapter in sorted({*course.chapters_with("exercises"), *course.chapters_with("bugs")}):
+        its, planted = exercise_files.load(course, chapter), bugs.load(course, chapter)
         known = {each.id: state.of(each.id) for each in its}
         passed = f"{sum(progress.passed for progress in known.values())}/{len(its)}"
         mended = f"{sum(state.of(bug.key).passed for bug in planted)}/{len(planted)}"
         hints = str(sum(progress.hints for progress in known.values()))
-        started = "yes" if phase in workspace.started_phases(course) else ""
         last = ", ".join(filter(None, (_not_passed(course, each, known[each.id]) for each in its)))
-        table.add_row(str(phase.number), phase.package, str(len(its)), passed, last, mended, hints, started)
+        there = "yes" if chapter in started else ""
+        table.add_row(str(chapter), str(len(its)), passed, last, mended, hints, there)
     out.print(table)
     return 0
 
@@ -197,7 +199,12 @@ def run(course: Course, args: argparse.Namespace, out: Console) -> int:
     phase = course.phase(args.phase)
     if (bugs.folder(course) / phase.package).is_dir():
         return execute(course, "run", bugs.files(course), ["-m", phase.package, *args.arguments])
-    return _with_answers(course, _started(course, phase.number), [phase.package, *args.arguments], out)
+    its = [each for each in _started(course, None) if each.package == phase.package]
+    if not its:
+        raise CourseError(
+            f"nothing of phase {phase.number} is in the workspace: `python -m chapters start N` creates it"
+        )
+    return _with_answers(course, its, [phase.package, *args.arguments], out)
 
 
 def mine(course: Course, args: argparse.Namespace, out: Console) -> int:
@@ -208,9 +215,8 @@ def mine(course: Course, args: argparse.Namespace, out: Console) -> int:
 
 
 def _with_answers(
-    course: Course, phases: Sequence[Phase], command: Sequence[str], out: Console, say: bool = False
+    course: Course, its: Sequence[Exercise], command: Sequence[str], out: Console, say: bool = False
 ) -> int:
-    its = [each for phase in phases for each in exercise_files.load(course, phase)]
     stages = {each: workspace.attempt(course, each) for each in its}
     if broken := [each for each, (stage, _) in stages.items() if stage in ("syntax error", "region missing")]:
         for each in broken:

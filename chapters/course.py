@@ -77,14 +77,22 @@ class Course:
         known = ", ".join(str(phase.number) for phase in self.phases()) or "none"
         raise CourseError(f"there is no phase {number}; the phases are: {known}")
 
-    def tables(self, file: str, key: str, make: Callable[[dict[str, Any]], T]) -> tuple[T, ...]:
-        """What `make` makes of each table `[[key]]` of a TOML file in `chapters`; nothing if there is no file."""
-        path = self.chapters / file
+    def chapters_with(self, kind: str) -> tuple[int, ...]:
+        """The chapters that have a file of this kind: `exercises`, `bugs` or `quiz`."""
+        return tuple(sorted(int(path.name[:2]) for path in self.chapters.glob(f"[0-9][0-9]_{kind}.toml")))
+
+    def tables(self, chapter: int, kind: str, key: str, make: Callable[[dict[str, Any]], T]) -> tuple[T, ...]:
+        """What `make` makes of each table `[[key]]` of this chapter's file; nothing if there is no file."""
+        path = self.chapters / f"{chapter:02d}_{kind}.toml"
         try:
             known = tomllib.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
             return tuple(make(table) for table in known.get(key, ()))
         except (tomllib.TOMLDecodeError, TypeError, ValueError, KeyError, OSError, CourseError) as error:
             raise CourseError(f"{self.name(path)}: {error}") from None
+
+    def has_none(self, chapter: int, kind: str, what: str) -> CourseError:
+        known = ", ".join(map(str, self.chapters_with(kind))) or "none"
+        return CourseError(f"chapter {chapter} has no {what}; chapters that have some: {known}")
 
     def documents(self) -> tuple[Path, ...]:
         """The Markdown files that are woven: the README and the chapters."""

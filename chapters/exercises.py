@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chapters.course import Course, CourseError, Phase
+from chapters.course import Course, CourseError
 from chapters.source import Body, bodies, find_regions, replace_lines
 
 RUNS = ("everywhere", "gpu", "cpu", "tests")  # "tests": in no server, for it is a lab, or an oracle of kernels
@@ -33,8 +33,13 @@ class Exercise:
         return f"exercise {self.id}"
 
     @property
-    def phase(self) -> int:
+    def chapter(self) -> int:
         return int(self.id.partition(".")[0])
+
+    @property
+    def package(self) -> str:
+        """The phase that its file belongs to."""
+        return self.file.partition("/")[0]
 
     @property
     def named(self) -> str:
@@ -80,9 +85,13 @@ def answer_lines(root: Path, exercise: Exercise) -> int:
     return sum(map(len, exercise.code((root / exercise.file).read_text(encoding="utf-8"))))
 
 
-def load(course: Course, phase: Phase) -> tuple[Exercise, ...]:
-    """The exercises of a phase; none if there is no file."""
-    return course.tables(f"{phase.number:02d}_exercises.toml", "exercise", lambda table: _exercise(course, table))
+def load(course: Course, chapter: int) -> tuple[Exercise, ...]:
+    """The exercises of a chapter; none if there is no file."""
+    return course.tables(chapter, "exercises", "exercise", lambda table: _exercise(course, table))
+
+
+def every(course: Course) -> tuple[Exercise, ...]:
+    return tuple(exercise for chapter in course.chapters_with("exercises") for exercise in load(course, chapter))
 
 
 def _exercise(course: Course, table: dict[str, Any]) -> Exercise:
@@ -96,18 +105,19 @@ def _exercise(course: Course, table: dict[str, Any]) -> Exercise:
     return exercise
 
 
-def need(course: Course, phase: Phase) -> tuple[Exercise, ...]:
-    """Like `load`, but a phase without exercises is an error."""
-    exercises = load(course, phase)
+def need(course: Course, chapter: int) -> tuple[Exercise, ...]:
+    """Like `load`, but a chapter without exercises is an error."""
+    exercises = load(course, chapter)
     if not exercises:
-        raise CourseError(f"phase {phase.number} has no exercises")
+        raise course.has_none(chapter, "exercises", "exercises")
     return exercises
 
 
 def find(course: Course, id: str) -> Exercise:
-    """The exercise with this id, or an error that lists the ids of its phase."""
-    known = {exercise.id: exercise for phase in course.phases() for exercise in load(course, phase)}
+    """The exercise with this id, or an error that lists the ids of its chapter."""
+    chapter = id.partition(".")[0]
+    near = load(course, int(chapter)) if chapter.isdecimal() else ()
+    known = {exercise.id: exercise for exercise in near or every(course)}
     if id not in known:
-        near = [other for other in known if other.startswith(f"{id.partition('.')[0]}.")]
-        raise CourseError(f"there is no exercise {id}; the exercises are: {', '.join(near or known) or 'none'}")
+        raise CourseError(f"there is no exercise {id}; the exercises are: {', '.join(known) or 'none'}")
     return known[id]

@@ -20,7 +20,7 @@ from chapters.course import Course, CourseError
 from chapters.exercises import Exercise
 from chapters.source import locate
 
-ID = re.compile(r"(?<![\w.])\d\.\d{1,2}(?![\w.]\w|\w)")
+ID = re.compile(r"(?<![\w.])\d{1,2}\.\d{1,2}(?![\w.]\w|\w)")
 SHORT = re.compile(r"(start|check|watch|run|hint|solution|break|quiz) (\d|N)\S*( -.*)?")
 FENCED = re.compile(r"^ *```(\w*)[^\n]*\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 STANDS_FOR = {"N": "0", "N.M": "0.1"}
@@ -32,7 +32,7 @@ def unknown(course: Course, path: Path) -> list[str]:
     prose = re.sub(r"<details>.*?</details>|<!--.*?-->", "", FENCED.sub("", text), flags=re.DOTALL)
     found = [f"`{line}`: {fault}" for line in commands(text) if (fault := _wrong(course, line))]
     found += [f"there is no exercise {id}" for id in _named(prose) if id not in _exercises(course)]
-    for row in re.findall(r"^\| \d\.\d+ \|.*", _sections(prose), re.MULTILINE):
+    for row in re.findall(r"^\| \d+\.\d+ \|.*", _sections(prose), re.MULTILINE):
         found += _wrong_row(course, row)
     return found
 
@@ -94,10 +94,12 @@ def _wrong_course(course: Course, words: list[str]) -> str:
             if "." in (id := getattr(given, name, None) or ""):
                 exercises.find(course, id)
         if getattr(given, "bug", None):
-            bugs.find(course, given.bug) if not given.bug.isdecimal() else course.phase(int(given.bug))
+            bugs.choose(course, given.bug)
         if given.command == "quiz" and not (course.chapters / f"{given.chapter:02d}_quiz.toml").exists():
             return f"there is no quiz {given.chapter}"
-        if given.command in ("start", "run"):
+        if given.command == "start":
+            exercises.need(course, given.chapter)
+        if given.command == "run":
             course.phase(given.phase)
     except SystemExit:
         return told.getvalue().strip().split("\n")[-1]
@@ -112,13 +114,13 @@ def _sections(prose: str) -> str:
 
 
 def _named(prose: str) -> list[str]:
-    after = re.findall(r"\b[Ee]xercises?\**\s+\**(\d\.\d+)", prose)
+    after = re.findall(r"\b[Ee]xercises?\**\s+\**(\d+\.\d+)", prose)
     return [*after, *ID.findall(_sections(prose))]
 
 
 @cache
 def _exercises(course: Course) -> dict[str, Exercise]:
-    return {each.id: each for phase in course.phases() for each in exercises.load(course, phase)}
+    return {each.id: each for each in exercises.every(course)}
 
 
 def _wrong_row(course: Course, row: str) -> Iterator[str]:

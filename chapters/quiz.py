@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from chapters.course import Course, CourseError
+from chapters.course import Course
 
 
 @dataclass(frozen=True)
@@ -80,10 +80,9 @@ def _number(given: str) -> float | None:
 
 
 def load(course: Course, chapter: int) -> tuple[Question, ...]:
-    questions = course.tables(f"{chapter:02d}_quiz.toml", "question", _parse)
+    questions = course.tables(chapter, "quiz", "question", _parse)
     if not questions:
-        known = ", ".join(str(int(path.name[:2])) for path in sorted(course.chapters.glob("[0-9][0-9]_quiz.toml")))
-        raise CourseError(f"chapter {chapter} has no questions; chapters that have some: {known or 'none'}")
+        raise course.has_none(chapter, "quiz", "questions")
     return questions
 
 

@@ -4,7 +4,7 @@
 name, functions end after their docstrings. `<!-- KIND: WHAT -->` owns the text up to `<!-- /KIND -->`:
 
 - `measured: file.json#dotted.key FORMAT`: a figure of a result.
-- `answers: N`: the answers to the exercises of phase N. No listing may show their code.
+- `answers: N`: the answers to the exercises of chapter N. No listing may show their code.
 - `generated: NAME`: what the function of that name in `generated.py` writes.
 
 Markers inside fenced blocks or inline code are ignored.
@@ -21,7 +21,7 @@ from pathlib import Path
 
 from chapters.claims import ClaimError, figures
 from chapters.course import Course, CourseError
-from chapters.exercises import Exercise, load, need
+from chapters.exercises import Exercise, every, need
 from chapters.generated import GENERATED
 from chapters.source import find_regions, listing, locate
 
@@ -60,7 +60,7 @@ class Woven:
 
 def weave_all(course: Course) -> list[Woven]:
     """Weave every document without writing. The markers of all sources are checked, too."""
-    hidden = [exercise for phase in course.phases() for exercise in load(course, phase)]
+    hidden = every(course)
     woven = [weave(course, path, hidden) for path in course.documents()]
     markers = Woven("region markers", "")
     for path in course.sources():
@@ -127,10 +127,10 @@ def _owned(course: Course, kind: str, what: str) -> str:
     return "\n".join(["", *lines, ""])
 
 
-def _answers(course: Course, phase: int) -> list[str]:
-    """The answers to a phase's exercises, each folded."""
+def _answers(course: Course, chapter: int) -> list[str]:
+    """The answers to a chapter's exercises, each folded."""
     lines: list[str] = []
-    for exercise in need(course, course.phase(phase)):
+    for exercise in need(course, chapter):
         code = listing(course.root, f"{exercise.file}#{exercise.region}")
         summary = f"<summary>{exercise.id} {html.escape(exercise.title, quote=False)}</summary>"
         lines += [

@@ -7,12 +7,13 @@ import hashlib
 import json
 import shutil
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from chapters.course import Course, CourseError, Phase, write_atomically
-from chapters.exercises import Exercise, blanked, need
+from chapters.course import Course, CourseError, write_atomically
+from chapters.exercises import Exercise, blanked, every, need
 from chapters.source import find_regions, replace_regions
 
 
@@ -63,35 +64,55 @@ def by_file(exercises: Iterable[Exercise]) -> dict[str, list[Exercise]]:
     return files
 
 
-def started_phases(course: Course) -> tuple[Phase, ...]:
-    """The phases that have a folder in the workspace."""
-    return tuple(phase for phase in course.phases() if (course.workspace / phase.package).is_dir())
+def started_chapters(course: Course) -> tuple[int, ...]:
+    """The chapters that have a file in the workspace; one that chapters share says nothing."""
+    found = set[int]()
+    for file, its in by_file(every(course)).items():
+        chapters = {exercise.chapter for exercise in its}
+        if len(chapters) == 1 and (course.workspace / file).is_file():
+            found |= chapters
+    return tuple(sorted(found))
 
 
-def start(course: Course, phase: Phase, fresh: bool = False) -> tuple[list[Path], Path | None]:
-    """Copy the phase's files with blank exercises into the workspace. Returns them, and the backup if one was made.
-    Edited files are never overwritten: they are an error; with `fresh` the folder moves to `.course/backups/<n>/`."""
-    texts = {course.workspace / file: blanked(course, file, its) for file, its in by_file(need(course, phase)).items()}
-    folder = course.workspace / phase.package
-    edited = [course.name(path) for path, text in texts.items() if path.exists() and path.read_bytes() != text.encode()]
+def start(course: Course, chapter: int, fresh: bool = False) -> tuple[list[Path], Path | None]:
+    """Copy the chapter's files with blank exercises into the workspace. Returns them, and the backup if one was made.
+    Edited files are never overwritten: they are an error; with `fresh` they move to `.course/backups/<n>/`."""
+    wanted = by_file(need(course, chapter))
+    shared = {file: its for file, its in by_file(every(course)).items() if file in wanted}
+    texts = {course.workspace / file: _begun(course, file, its, chapter) for file, its in shared.items()}
+    present = [path for path in texts if path.exists()]
+    edited = [course.name(path) for path in present if path.read_bytes() != texts[path].encode()]
     if edited and not fresh:
         raise CourseError(
-            f"the workspace holds your work in {', '.join(edited)}. `python -m chapters check {phase.number}` tests "
-            f"it; `start {phase.number} --fresh` starts over and moves the old files to .course/backups/"
+            f"the workspace holds your work in {', '.join(edited)}. `python -m chapters check {chapter}` tests "
+            f"it; `start {chapter} --fresh` starts over and moves the old files to .course/backups/"
         )
-    backup = back_up(course, folder) if fresh and folder.exists() else None
+    backup = back_up(course, present) if fresh and present else None
     for path, text in texts.items():
         write_atomically(path, text.encode())
     return list(texts), backup
 
 
-def back_up(course: Course, folder: Path) -> Path:
-    """Move a folder of the workspace to the backups, so that nothing runs with it. Returns the folder it is in."""
+def _begun(course: Course, file: str, its: Iterable[Exercise], chapter: int) -> str:
+    """The text of `file` with blank exercises: those of other chapters are as the workspace has them."""
+    text, path = blanked(course, file, its), course.workspace / file
+    with suppress(OSError, CourseError):  # no file yet, or one with broken markers
+        theirs = path.read_text(encoding="utf-8")
+        regions, lines = find_regions(theirs, file), theirs.split("\n")
+        others = [each.region for each in its if each.chapter != chapter and each.region in regions]
+        text = replace_regions(text, file, {name: [piece.body(lines) for piece in regions[name]] for name in others})
+    return text
+
+
+def back_up(course: Course, paths: Iterable[Path]) -> Path:
+    """Move files or folders of the workspace to the backups, so that nothing runs with them. Returns where they are."""
     backups = course.private / "backups"
     taken = [int(path.name) for path in backups.glob("*") if path.name.isdecimal()]
     target = backups / str(max(taken, default=0) + 1)
-    target.mkdir(parents=True)
-    shutil.move(folder, target / folder.name)
+    for path in paths:
+        place = target / path.relative_to(course.workspace)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.move(path, place)
     return target
 
 

@@ -7,12 +7,11 @@ import subprocess
 import sys
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from runpy import run_path
 
-import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -45,37 +44,26 @@ ENGINE_SIDE = tuple(
 TENSORS = {"cpu", "draft_loading", "engine", "kernels", "layer", "memory", "pool"}
 
 
-@cache
-def modules() -> dict[str, Path]:
-    """Every module of the project by its dotted name."""
-    found = {}
-    for package in PACKAGES:
-        for file in sorted((ROOT / package).rglob("*.py")):
-            parts = file.relative_to(ROOT).with_suffix("").parts
-            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
-    return found
+HOUSE = run_path(str(ROOT / ".ci/house.py"))
+MODULES: dict[str, Path] = {n: file for n, file in HOUSE["modules"]().items() if n.split(".")[0] in PACKAGES}
+
+
+def needs(name: str) -> set[str]:
+    """The modules of the project that a module imports, also inside functions, or names in a string."""
+    return set(HOUSE["named"](name)) & MODULES.keys()
 
 
 @cache
-def nodes(name: str) -> tuple[ast.AST, ...]:
-    """The syntax tree of a module, walked: imports, and strings, which may name a module."""
-    kinds = (ast.Import, ast.ImportFrom, ast.Constant)
-    return tuple(node for node in ast.walk(ast.parse(modules()[name].read_text())) if isinstance(node, kinds))
-
-
-@cache
-def imports(name: str) -> tuple[tuple[str, int], ...]:
-    """All imports of a module, also those inside functions: dotted names and line numbers."""
-    found = []
-    for node in nodes(name):
+def imports(name: str) -> frozenset[str]:
+    """What a module imports, also inside functions, by dotted names."""
+    found = set[str]()
+    for node in ast.walk(ast.parse(MODULES[name].read_text())):
         if isinstance(node, ast.Import):
-            found += [(alias.name, node.lineno) for alias in node.names]
+            found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{name}:{node.lineno}: imports are absolute here"
-            for alias in node.names:
-                inner = f"{node.module}.{alias.name}"
-                found.append((inner if inner in modules() else str(node.module), node.lineno))
-    return tuple(found)
+            inner = [f"{node.module}.{alias.name}" for alias in node.names]
+            found |= {name if name in MODULES else str(node.module) for name in inner}
+    return frozenset(found)
 
 
 def floor(name: str) -> int:
@@ -83,17 +71,12 @@ def floor(name: str) -> int:
     return PACKAGES.index(name.split(".")[0])
 
 
-def test_imports_go_downward_only() -> None:
-    project = [(name, other, line) for name in modules() for other, line in imports(name) if other in modules()]
-    assert len(project) > 20
-    upward = [f"{name}:{line} imports {other}" for name, other, line in project if floor(other) > floor(name)]
+def test_imports_go_downward_and_not_in_circles() -> None:
+    graph = {name: imports(name) & MODULES.keys() for name in MODULES}
+    upward = [(name, other) for name, others in graph.items() for other in others if floor(other) > floor(name)]
     assert upward == []
-
-
-def test_there_are_no_import_cycles() -> None:
-    graph = {name: {other for other, _ in imports(name) if other in modules()} for name in modules()}
     order = [*graphlib.TopologicalSorter(graph).static_order()]  # CycleError names the cycle
-    assert sorted(order) == sorted(modules())
+    assert sorted(order) == sorted(MODULES)
 
 
 # Engine and lab
@@ -105,7 +88,7 @@ def of_the_lab(name: str) -> bool:
 
 def engine() -> list[str]:
     """The modules of the phases outside their labs. `__main__` of a phase only names the demo that it starts."""
-    return [name for name in modules() if name.split(".")[0] in PHASES and not of_the_lab(name)]
+    return [name for name in MODULES if name.split(".")[0] in PHASES and not of_the_lab(name)]
 
 
 def of_the_cli(name: str) -> bool:
@@ -117,15 +100,6 @@ def of_a_command(name: str) -> bool:
     return of_the_cli(name) or name.startswith(f"{SIX}.load")
 
 
-def named_as_text(name: str) -> Iterator[str]:
-    """Modules that a module names in a string, to import them when needed: "module" or "module:function"."""
-    for node in nodes(name):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            module = node.value.partition(":")[0]
-            if module in modules():
-                yield module
-
-
 def public(package: str) -> dict[str, str]:
     """The public names of a phase, each with its module."""
     lines = [line.split() for line in (ROOT / package / "__init__.pyi").read_text().splitlines()]
@@ -134,30 +108,22 @@ def public(package: str) -> dict[str, str]:
 
 def test_no_engine_module_imports_a_lab_or_draws() -> None:
     """Neither rich nor matplotlib: only labs and the commands of the CLI draw."""
-    assert {name.split(".")[0] for name in modules() if of_the_lab(name)} == set(PHASES)
+    assert {name.split(".")[0] for name in MODULES if of_the_lab(name)} == set(PHASES)
     wrong = [
-        f"{name}:{line} imports {other}"
+        f"{name} imports {other}"
         for name in engine()
         if not of_a_command(name)
-        for other, line in imports(name)
+        for other in imports(name)
         if of_the_lab(other) or other.split(".")[0] in ("rich", "matplotlib")
     ]
     assert wrong == []
     assert [name for package in PHASES for name, home in public(package).items() if of_the_lab(home)] == []
 
 
-def needs(name: str) -> set[str]:
-    """The modules of the project that a module imports, or names in a string."""
-    return {other for other in (*(o for o, _ in imports(name)), *named_as_text(name)) if other in modules()}
-
-
 def test_the_engine_holds_only_what_serving_needs() -> None:
     """Every module outside the labs is imported, directly or not, by the commands or by the engine of a phase."""
-    start = ["phase6_integration.cli.__main__"]
-    start += [f"{package}.engine" for package in PHASES]
-    start += [f"{package}.__main__" for package in PHASES]
-    reached = reachable(name for name in start if name in modules())
-    assert sorted(set(engine()) - reached) == []
+    starts = ("phase6_integration.cli.__main__", *(f"{p}.{end}" for p in PHASES for end in ("engine", "__main__")))
+    assert sorted(set(engine()) - reachable(name for name in starts if name in MODULES)) == []
 
 
 def reachable(start: Iterable[str], labs: bool = False) -> set[str]:
@@ -167,7 +133,7 @@ def reachable(start: Iterable[str], labs: bool = False) -> set[str]:
         name = todo.pop()
         if name not in reached and name.startswith(tuple(PHASES)) and (labs or not of_the_lab(name)):
             reached.add(name)
-            todo += [*needs(name), name.rpartition(".")[0]]
+            todo += needs(name)
     return reached
 
 
@@ -181,17 +147,11 @@ def of_the_extras(name: str) -> bool:
     return name.split(".")[1:2] == ["extras"]
 
 
-def core() -> list[str]:
-    """The engine without its extras, and without the commands and tools around the server."""
-    tools = ("cli", "load", "cluster")
-    return [n for n in engine() if not of_the_extras(n) and n.split(".")[1:2] not in [[tool] for tool in tools]]
-
-
 def test_the_core_knows_no_extra() -> None:
     """Only the modules of a phase that connect them do; also where a module is named in a string."""
     crossing = [
         f"{name} knows {other.replace('.extras.', ': ')}"
-        for name in core()
+        for name in HOUSE["core"](".*core.*")
         if name not in CONNECT
         for other in needs(name)
         if of_the_extras(other) and other.partition(".extras.")[2]
@@ -201,11 +161,9 @@ def test_the_core_knows_no_extra() -> None:
 
 def test_the_core_speaks_no_more_of_extras_and_its_files_and_rooms_get_no_worse() -> None:
     """By the measures of `make house`, which has the aims. A limit that was reached is lowered."""
-    limits = {
-        m.name: (m.now, m.limit) for m in run_path(str(ROOT / ".ci/house.py"))["measures"]() if m.limit is not None
-    }
-    assert len(limits) == 3
-    assert {name: now for name, (now, limit) in limits.items() if now > limit} == {}
+    limited = [measure for measure in HOUSE["measures"]() if measure.limit is not None]
+    assert [measure for measure in limited if measure.now > measure.limit] == []
+    assert limited
 
 
 # The layers of phase 6
@@ -220,7 +178,7 @@ def layer(name: str) -> int | None:
 
 def test_a_layer_of_phase_6_knows_only_those_below_it() -> None:
     """engine < process < api < extras < app; also where a module is named in a string, to be loaded later."""
-    layers = {name: number for name in modules() if (number := layer(name)) is not None}
+    layers = {name: number for name in MODULES if (number := layer(name)) is not None}
     assert {*layers.values()} == {*range(len(LAYERS))}
     assert [
         f"{name} knows {other}"
@@ -235,7 +193,7 @@ def test_no_extra_of_the_server_knows_another() -> None:
     def extra(name: str) -> str:
         return name.removeprefix(f"{SIX}.extras").lstrip(".").partition(".")[0]
 
-    extras = [name for name in modules() if name.startswith(f"{SIX}.extras.")]
+    extras = [name for name in MODULES if name.startswith(f"{SIX}.extras.")]
     assert {"edge", "observe", "responses", "structured", "tools"} <= {extra(name) for name in extras}
     others = [(name, other) for name in extras for other in needs(name) if other.startswith(f"{SIX}.extras.")]
     assert [f"{name} knows {other}" for name, other in others if extra(other) != extra(name)] == []
@@ -243,24 +201,15 @@ def test_no_extra_of_the_server_knows_another() -> None:
 
 def test_only_the_command_line_imports_the_command_line() -> None:
     """Neither labs nor the engine, the server or the cluster."""
-    others = [name for name in modules() if name.split(".")[0] in PHASES and not of_the_cli(name)]
-    assert [
-        f"{name}:{line} imports {other}" for name in others for other, line in imports(name) if of_the_cli(other)
-    ] == []
-
-
-def test_the_process_of_http_loads_no_scheduler() -> None:
-    """What schedules is in the engine's process. The page's readers of its record are not."""
-    program = f"import sys, {SIX}.app\nassert 'phase5_continuous.scheduler' not in sys.modules"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
+    others = [name for name in MODULES if name.split(".")[0] in PHASES and not of_the_cli(name)]
+    assert [f"{name} imports {other}" for name in others for other in imports(name) if of_the_cli(other)] == []
 
 
 def test_the_cli_imports_labs_only_inside_functions() -> None:
     at_once = [
         f"{name}:{node.lineno}"
-        for name in filter(of_the_cli, modules())
-        for node in ast.parse(modules()[name].read_text()).body
+        for name in filter(of_the_cli, MODULES)
+        for node in ast.parse(MODULES[name].read_text()).body
         if isinstance(node, ast.ImportFrom) and of_the_lab(str(node.module))
     ]
     assert at_once == []
@@ -274,12 +223,10 @@ def test_folders_are_small_and_names_of_phase_6_are_said_once() -> None:
     assert [name for name, count in Counter(f.name for f in files if f.parts[0] == SIX).items() if count > 1] == []
 
 
-def test_every_module_of_the_api_is_on_the_map_and_taught() -> None:
+def test_every_module_of_the_api_is_taught() -> None:
     """As a listing of a chapter, or with an exercise in it."""
     files = {path for file in (ROOT / SIX / "api").glob("[!_]*.py") if (path := str(file.relative_to(ROOT)))}
     assert f"{SIX}/api/chat.py" in files
-    on_the_map = (ROOT / "chapters/map.md").read_text()
-    assert [path for path in sorted(files) if f"(../{path})" not in on_the_map] == []
     chapters = "".join(file.read_text() for file in (ROOT / "chapters").glob("0?_*.md"))
     exercises = "".join(file.read_text() for file in (ROOT / "chapters").glob("0?_exercises.toml"))
     taught = {path for path in files if f"<!-- weave: {path}#" in chapters or f'file = "{path}"' in exercises}
@@ -287,8 +234,7 @@ def test_every_module_of_the_api_is_on_the_map_and_taught() -> None:
 
 
 def test_every_module_of_the_core_and_every_extra_is_on_the_map() -> None:
-    house = run_path(str(ROOT / ".ci/house.py"))
-    files = {house["modules"]()[name] for name in house["core"](r"phase\d, core|phases, core's kernels|server, core")}
+    files = {MODULES[name] for name in HOUSE["core"](r"phase\d, core|phases, core's kernels|server, core")}
     core = {str(file.relative_to(ROOT)) for file in files if not file.stem.startswith("__")}
     parts = [file.relative_to(ROOT).parts[:3] for file in ROOT.glob("phase?_*/extras/**/*.py")]
     extras = {"/".join(part) for part in parts if not part[-1].startswith("__")}
@@ -304,14 +250,16 @@ def without_torch() -> list[str]:
     integers = [name for name in engine() if name.split(".")[0] in phases and not TENSORS & set(name.split(".")[1:])]
     serving = (f"{SIX}.{part}" for part in ("api", "extras", "app", "serve", "cli.main"))
     named = ("phase5_continuous.lab.simulator", *serving)
-    return [*integers, *(name for name in modules() if name.startswith(named) and not name.endswith(ENGINE_SIDE))]
+    return [*integers, *(name for name in MODULES if name.startswith(named) and not name.endswith(ENGINE_SIDE))]
 
 
 def test_scheduling_and_serving_load_no_torch() -> None:
-    """With everything that they import, phase 2's modules included."""
+    """With all that they import, of phase 2 too. The process of HTTP, `app`, loads no scheduler either:
+    that is in the engine's process, and the page's readers of its record are not."""
     names = [name for name in without_torch() if not name.endswith("__main__")]
     assert {"phase1_kv_pool.allocator", "phase4_radix.radix_tree", "phase5_continuous.scheduler"} <= set(names)
-    program = "import sys, importlib\nfor name in sys.argv[1:]:\n    importlib.import_module(name)\n"
+    program = f"import sys, importlib, {SIX}.app\nassert 'phase5_continuous.scheduler' not in sys.modules\n"
+    program += "for name in sys.argv[1:]:\n    importlib.import_module(name)\n"
     program += "    heavy = {'torch', 'triton', 'transformers'} & set(sys.modules)\n"
     program += "    assert not heavy, f'importing {name} loads {heavy}'"
     done = subprocess.run([sys.executable, "-c", program, *names], capture_output=True, text=True, cwd=ROOT)
@@ -319,10 +267,7 @@ def test_scheduling_and_serving_load_no_torch() -> None:
 
 
 def test_scheduling_and_serving_name_no_torch_even_inside_functions() -> None:
-    named = [
-        f"{name}:{line}" for name in without_torch() for other, line in imports(name) if other.split(".")[0] == "torch"
-    ]
-    assert named == []
+    assert [name for name in without_torch() if any(other.split(".")[0] == "torch" for other in imports(name))] == []
 
 
 @cache
@@ -340,20 +285,22 @@ def test_nothing_else_is_at_the_top_level() -> None:
     assert [name for name in PACKAGES if name not in names] == []
 
 
-@pytest.mark.parametrize("package", PHASES)
-def test_importing_a_phase_loads_only_what_its_public_names_need(package: str) -> None:
+def test_importing_a_phase_loads_only_what_its_public_names_need() -> None:
     """`import phase6_integration` imports nothing else; a name imports its module, as the stub says."""
-    home = public(package)
     program = f"""
 import sys
-before = set(sys.modules)
-import {package} as phase
+from importlib import import_module
+phases, before = { ({package: public(package) for package in PHASES}) }, set(sys.modules)
+for package in phases:
+    import_module(package)
 loaded = {{name.partition(".")[0] for name in set(sys.modules) - before}} - set(sys.stdlib_module_names)
-assert loaded <= {{"phase0_request", phase.__name__}}, loaded
-home = {home}
-for name, module in home.items():
-    assert getattr(phase, name) is vars(sys.modules[module])[name]
-assert sorted(phase.__all__) == sorted(home)
+assert loaded == set(phases), loaded
+inside = [name for name in sys.modules if name.startswith("phase") and "." in name]
+assert not [name for name in inside if not name.startswith("phase0_request.support")], inside
+for phase, home in ((sys.modules[package], home) for package, home in phases.items()):
+    for name, module in home.items():
+        assert getattr(phase, name) is vars(sys.modules[module])[name]
+    assert sorted(phase.__all__) == sorted(home)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr

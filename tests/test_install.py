@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_house import PHASES, modules, of_the_lab, reachable
+from tests.test_house import engine, reachable
 
 ROOT = Path(__file__).parent.parent
 
@@ -62,8 +62,7 @@ def test_the_command_answers_outside_the_checkout(installed: Path) -> None:
 
 def test_it_holds_the_engine_and_of_the_labs_what_the_commands_import(installed: Path) -> None:
     """Nothing more: demos, studies, corpora and training run from a checkout."""
-    engine = (name for name in modules() if not of_the_lab(name) and name.startswith(tuple(PHASES)))
-    needed = reachable((name for name in engine if not is_a_demo(name)), labs=True)
+    needed = reachable((name for name in engine() if not is_a_demo(name)), labs=True)
     held = {file.relative_to(installed).with_suffix("") for file in installed.rglob("*.py")}
     assert {".".join(file.parts).removesuffix(".__init__") for file in held} == needed
     data = {file.suffix for file in installed.glob("phase*/**/*") if file.is_file() and "tiny_chat" not in file.parts}

@@ -21,7 +21,7 @@ from sphinx import addnodes, application
 from sphinx.application import Sphinx
 from sphinx.project import Project
 
-from chapters.book.pack import IN_TAB, packages
+from chapters.book.pack import CHAPTERS, packages
 from chapters.source import locate
 
 BOOK = Path(__file__).parent
@@ -61,9 +61,9 @@ def prepare(app: Sphinx, docname: str, source: list[str]) -> None:
     text = re.sub(r"(?<!`)<!-- /?measured\b(?:(?!-->).)*-->(?!`)", "", source[0])  # between ` it is shown
     text = re.sub(r"^\[[^|\n]*\| \[Map\]\(map\.md\)( \|.*)?$", "", text, flags=re.MULTILINE)
     text = re.sub(r"\[([^]\n]+)\]\(([\w./-]*/[\w-]+)/?\)", lambda link: without_folder(app, docname, link), text)
-    chapter = re.match(r"chapters/0(\d)_", docname)
-    if chapter and (here := [int(id[2:]) for id in IN_TAB if id[0] == chapter[1]]):
-        which = f"{chapter[1]}.{min(here)} to {chapter[1]}.{max(here)}"
+    chapter = re.match(r"chapters/0?(\d+)_\w+$", docname)
+    if chapter and (here := CHAPTERS.get(int(chapter[1]))):
+        which = f"{chapter[1]}.{here[0]} to {chapter[1]}.{here[-1]}"
         link = f'<p><a class="here" href="book/pages/exercises.html#{chapter[1]}">Solve {which} in the browser</a></p>'
         text = text.replace("\n## Exercises\n", f"\n## Exercises\n\n{link}\n")
     if docname == app.config.root_doc:

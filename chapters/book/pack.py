@@ -44,11 +44,8 @@ REGISTRY = os.environ.get("NPM_CONFIG_REGISTRY", "https://registry.npmjs.org")
 CACHE = ROOT / "build" / "fetched"
 LIBRARIES = ("hypothesis", "iniconfig", "packaging", "pluggy", "pygments", "pytest", "rich", "sortedcontainers")
 # The exercises whose tests need neither torch nor numpy.
-IN_TAB = {
-    f"{phase}.{n}"
-    for phase, them in enumerate(((1, 8), (1, 4), (), (1, 4), (1, 7), (1, 11)))
-    for n in range(*them or (0,))
-}
+CHAPTERS = {0: range(1, 8), 1: range(1, 4), 3: range(1, 4), 4: range(1, 7), 5: range(1, 8), 11: range(2, 5)}
+IN_TAB = {f"{chapter}.{n}" for chapter, numbers in CHAPTERS.items() for n in numbers}
 UNUSED = ("ws", "@types/emscripten")  # which Pyodide names for other uses
 LEXERS = ("__init__", "_mapping", "diff", "python")  # of the hundreds that Pygments has
 PLATFORM = ("--platform=pyemscripten_2026_0_wasm32", "--python-version=3.14", "--implementation=cp")  # of Pyodide
@@ -120,17 +117,14 @@ def described() -> dict[str, Any]:
     course = Course(ROOT)
     chapters: list[dict[str, Any]] = []
     files: dict[str, str] = {}
-    for phase in course.phases():
-        known = load(course, phase)
-        chosen = [exercise for exercise in known if exercise.id in IN_TAB]
-        if chosen:
-            files |= {file: blanked(course, file, its) for file, its in by_file(known).items()}
-            (page,) = ROOT.glob(f"chapters/{phase.package.replace('phase', '0', 1)}.md")
-            title = page.read_text("utf-8").split("\n")[0].lstrip("# ")
-            asked = [asdict(question) for question in quiz(course, phase.number)]
-            chapters.append(
-                {"number": phase.number, "title": title, "exercises": [*map(asdict, chosen)], "quiz": asked}
-            )
+    for chapter in CHAPTERS:
+        known = load(course, chapter)
+        chosen = [asdict(exercise) for exercise in known if exercise.id in IN_TAB]
+        files |= {file: blanked(course, file, its) for file, its in by_file(known).items()}
+        (page,) = ROOT.glob(f"chapters/{chapter:02d}_*.md")
+        title = page.read_text("utf-8").split("\n")[0].lstrip("# ")
+        asked = [asdict(question) for question in quiz(course, chapter)]
+        chapters.append({"number": chapter, "title": title, "exercises": chosen, "quiz": asked})
     return {"chapters": chapters, "files": files}
 
 

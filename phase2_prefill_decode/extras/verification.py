@@ -25,7 +25,7 @@ class VerificationWork(Work):
     def __init__(self, draws: Sequence[DrawRow]) -> None:
         self.draws = draws
 
-    # region exercise 2.29
+    # region exercise 11.1
     def finish(self, output: StepOutput, tokens: Sequence[int], peaks: Sequence[float]) -> None:
         """Add what was drawn after each draft that is accepted: it is the token that was drawn from the row before it,
         and that row counts too. A draw depends on the logits, the seed and the position alone, so each is what it would

@@ -36,7 +36,7 @@ class DeviceState:
     def scratch_row(self) -> int:
         return len(self.newest) - 1
 
-    # region exercise 2.15
+    # region exercise 7.2
     def reserve(self, cache: PagedCache) -> None:
         """Make room for the page tables of a cache."""
         rows = max((row + 1 for row, _, _ in cache.changes()), default=0)

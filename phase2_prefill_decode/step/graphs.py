@@ -73,7 +73,7 @@ class DecodeGraphs:
         graph.array.copy_(pinned(join(step.arrays), graph.array.device), non_blocking=True)
         return graph.run()
 
-    # region exercise 2.17
+    # region exercise 7.4
     def size_for(self, step: PackedStep) -> int:
         """The size of the smallest graph that holds a step. 0 if the step is not all decodes, or if it is too large, or
         if too many entries of its page tables have changed: it is launched kernel by kernel."""

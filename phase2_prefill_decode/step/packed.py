@@ -84,7 +84,7 @@ class PackedStep:
         arrays = self.arrays
         return [*map(torch.from_numpy, arrays)] if device.type == "cpu" else split(moved(join(arrays), device), arrays)
 
-    # region exercise 2.16
+    # region exercise 7.3
     def padded(self, size: int, scratch_row: int, scratch_entry: int, context: int) -> "PackedStep":
         """A step of decodes with slices added that read and write nothing, up to `size`. Whatever the sequences, all
         that the host knows of it is the same, as a captured step needs."""
@@ -176,7 +176,7 @@ def pack(batch: Batch, cache: PagedCache, width: int, sampling: SamplingMetadata
 # endregion
 
 
-# region exercise 2.14
+# region exercise 7.1
 def tokens_of(part: Slice, cache: PagedCache) -> list[int]:
     """The tokens of a slice. If a step in flight yields the last one, the host does not know it: it gets -1 - row."""
     request, start, length, beyond = part

@@ -105,7 +105,7 @@ def judged(root: Path, pytestconfig: pytest.Config):
 
 
 IN_TAB = (*(f"0.{n}" for n in range(1, 8)), *(f"1.{n}" for n in range(1, 4)), *(f"3.{n}" for n in range(1, 4)))
-IN_TAB += (*(f"4.{n}" for n in range(1, 7)), *(f"5.{n}" for n in range(1, 11)))
+IN_TAB += (*(f"4.{n}" for n in range(1, 7)), *(f"5.{n}" for n in range(1, 8)), "11.2", "11.3", "11.4")
 
 
 @pytest.mark.parametrize("id", [pytest.param(id, marks=() if id in QUICK else pytest.mark.slow) for id in IN_TAB])

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from chapters import bugs
-from chapters.course import Course, CourseError, Phase
-from chapters.exercises import answer_lines, blanked, load
+from chapters.course import Course, CourseError
+from chapters.exercises import answer_lines, blanked, every, load
 from chapters.source import find_regions, replace_regions
 from chapters.workspace import by_file
 
@@ -18,7 +18,7 @@ COURSE = Course.here()
 
 
 def test_a_blank_has_the_question_and_an_error_that_names_the_exercise(course: Course) -> None:
-    first = load(course, course.phase(0))[0]
+    first = load(course, 0)[0]
     text = blanked(course, first.file, [first])
     assert (
         "        # region exercise 0.1\n"
@@ -67,7 +67,7 @@ def test_whole_functions_keep_decorators_signatures_and_docstrings(course: Cours
     written = written.replace(error, size, 1).replace(f"{error}\n        yield", drain)
     (course.root / "phase0_request/limits.py").write_text(written)
     edit("chapters/00_exercises.toml", "No more than `top`.", "A stack that yields what it holds.")
-    exercise = load(course, course.phase(0))[2]
+    exercise = load(course, 0)[2]
     assert blanked(course, exercise.file, [exercise]) == SKELETON
     assert answer_lines(course.root, exercise) == 5
     assert exercise.is_blank(SKELETON)
@@ -91,7 +91,7 @@ def test_a_wrong_definition_is_an_error(
 ) -> None:
     edit(file, old, new)
     with pytest.raises(CourseError, match=r"^chapters/00_exercises\.toml") as error:
-        load(course, course.phase(0))
+        load(course, 0)
     assert message in str(error.value)
 
 
@@ -120,7 +120,7 @@ print(json.dumps(sorted(ran)))
 
 
 def test_a_server_on_a_cpu_runs_no_exercise_that_is_said_to_run_elsewhere() -> None:
-    its = [exercise for phase in COURSE.phases() for exercise in load(COURSE, phase)]
+    its = every(COURSE)
     bodies: dict[str, list[tuple[int, int, str]]] = {}
     for exercise in its:
         found = exercise.bodies((COURSE.root / exercise.file).read_text())
@@ -135,12 +135,16 @@ def test_a_server_on_a_cpu_runs_no_exercise_that_is_said_to_run_elsewhere() -> N
     assert {each.runs for each in its if "/lab/" in each.file} == {"tests"}
 
 
-@pytest.mark.parametrize("phase", COURSE.phases(), ids=lambda phase: phase.package)
-def test_blanks_of_a_phase_filled_with_the_reference_are_the_reference(phase: Phase) -> None:
+def test_exercises_carry_the_number_of_their_chapter() -> None:
+    for chapter in COURSE.chapters_with("exercises"):
+        assert [each.id for each in load(COURSE, chapter)] == [
+            f"{chapter}.{number}" for number in range(1, len(load(COURSE, chapter)) + 1)
+        ]
+
+
+def test_blanks_filled_with_the_reference_are_the_reference() -> None:
     """Which is also the proof that the exercises of a file do not overlap, and that blanks compile."""
-    its = load(COURSE, phase)
-    assert len({each.id for each in its}) == len(its)
-    assert all(each.id.startswith(f"{phase.number}.") for each in its)
+    its = every(COURSE)
     for file, here in by_file(its).items():
         text = (COURSE.root / file).read_text()
         blank = blanked(COURSE, file, here)
@@ -151,18 +155,17 @@ def test_blanks_of_a_phase_filled_with_the_reference_are_the_reference(phase: Ph
         assert replace_regions(blank, file, answers) == text
 
 
-@pytest.mark.parametrize("phase", COURSE.phases(), ids=lambda phase: phase.package)
-def test_a_phase_has_bugs_whose_edits_find_their_lines_and_compile(phase: Phase) -> None:
-    its = bugs.load(COURSE, phase)
-    assert len({bug.id for bug in its}) == len(its) >= 2
-    for bug in its:
-        assert bug.id[:-1] == str(phase.number)
+def test_the_edits_of_bugs_find_their_lines_and_compile() -> None:
+    for chapter in COURSE.chapters_with("bugs"):
+        its = bugs.load(COURSE, chapter)
+        assert [bug.id for bug in its] == [f"{chapter}{letter}" for letter in "abcdefghijklm"[: len(its)]]
+    for bug in bugs.every(COURSE):
         compile(bug.planted((COURSE.root / bug.file).read_text(encoding="utf-8")), bug.file, "exec")
         compile(bug.repro, f"bug {bug.id}", "exec")
         assert bug.title not in bug.symptom
 
 
 def test_the_tests_that_exercises_and_bugs_name_are_in_files_that_exist() -> None:
-    its = [each for phase in COURSE.phases() for each in (*load(COURSE, phase), *bugs.load(COURSE, phase))]
+    its = (*every(COURSE), *bugs.every(COURSE))
     files = {test.partition("::")[0] for each in its for test in each.tests}
     assert [file for file in files if not (COURSE.root / file).is_file()] == []

@@ -20,7 +20,7 @@ TEXTS = [
     ("text", "fault"),
     [
         ("`python -m chapters begin 0`", "invalid choice: 'begin'"),
-        ("`hint 9.1`", "there is no exercise 9.1"),
+        ("`hint 9.9`", "there is no exercise 9.9"),
         ("`break 0z`", "there is no bug 0z"),
         ("`quiz 10`", "there is no quiz 10"),
         ("`python -m chapters check --fast`", "unrecognized arguments: --fast"),

@@ -86,7 +86,7 @@ def test_figures_are_made_from_results(course: Course, marker: str, value: str) 
         ("text <!-- weave: phase0_request/queue.py#pop -->", "a malformed `weave` marker"),
         (f"    {MARK}", "a malformed `weave` marker"),
         ("<!-- answers: 0 -->", "a malformed `answers` marker"),
-        ("<!-- answers: 1 -->\nx\n<!-- /answers -->", "phase 1 has no exercises"),
+        ("<!-- answers: 1 -->\nx\n<!-- /answers -->", "chapter 1 has no exercises"),
         ("<!-- measured: host.json#steps.us.0 .2f -->1", "a malformed `measured` marker"),
         ("<!-- measured: no.json#a d -->1<!-- /measured -->", "there is no result no.json"),
         ("<!-- measured: host.json#steps.ms d -->1<!-- /measured -->", "has no number or text at 'steps.ms'"),
@@ -124,7 +124,7 @@ def test_answers_are_folded_and_stand_nowhere_else(course: Course) -> None:
     assert woven(course, text) == text
     path = course.chapters / "00_request.md"
     path.write_text(f"{MARK}\n{text}")
-    assert weave(course, path, load(course, course.phase(0))).problems == [
+    assert weave(course, path, load(course, 0)).problems == [
         "chapters/00_request.md:1: 'phase0_request/queue.py#pop' shows the answer to exercise 0.2; show its signature"
     ]
 

@@ -15,7 +15,7 @@ import pytest
 
 from chapters.commands import execute
 from chapters.course import Course, CourseError
-from chapters.exercises import load
+from chapters.exercises import find, load
 from chapters.source import find_regions, replace_regions
 from chapters.workspace import State, answered, attempt, solution, start
 from tests.phase6_integration.life import ENVIRONMENT, PATIENCE, Life
@@ -27,7 +27,7 @@ HOME = Path(__file__).resolve().parents[2]
 
 
 def stages(course: Course) -> dict[str, str]:
-    return {each.id: attempt(course, each)[0] for each in load(course, course.phase(0))}
+    return {each.id: attempt(course, each)[0] for each in load(course, 0)}
 
 
 def test_start_never_overwrites_work_and_fresh_backs_it_up(course: Course, tool: Tool, solve: Solve) -> None:
@@ -49,11 +49,39 @@ def test_start_never_overwrites_work_and_fresh_backs_it_up(course: Course, tool:
         assert file.read_text() == blank
 
 
+def test_chapters_that_share_a_file_keep_their_answers_apart(
+    course: Course, tool: Tool, solve: Solve, edit: Edit
+) -> None:
+    """Chapter 7's exercise is in the file of 0.1 and 0.2; a file of its own says that it is begun."""
+    edit("phase0_request/queue.py", "exercise 0.2", "exercise 7.1")
+    (course.root / "phase0_request/more.py").write_text(
+        "def more():\n    # region exercise 7.2\n    return 1\n    # endregion\n"
+    )
+    known = (course.chapters / "00_exercises.toml").read_text().replace('"0.2"', '"7.1"')
+    first, second, third = known.split("[[exercise]]")[1:]
+    other = third.replace('"0.3"', '"7.2"').replace("limits.py", "more.py")
+    (course.chapters / "00_exercises.toml").write_text(f"[[exercise]]{first}[[exercise]]{third}")
+    (course.chapters / "07_exercises.toml").write_text(f"[[exercise]]{second}[[exercise]]{other}")
+    tool("start", "0")
+    solve("0.1", "self.items.append(item)")
+    assert "chapter 7 is not in the workspace" in tool("check", "7").err
+    assert "workspace/phase0_request/queue.py: exercise 7.1" in tool("start", "7").out
+    solve("7.1", "return self.items.pop(0)")
+    assert tool("start", "7").code == 2
+    assert tool("start", "7", "--fresh").code == 0
+    assert {id: attempt(course, find(course, id))[0] for id in ("0.1", "0.3", "7.1", "7.2")} == {
+        "0.1": "attempted",
+        "0.3": "not begun",
+        "7.1": "not begun",
+        "7.2": "not begun",
+    }
+
+
 def test_an_answer_stands_among_the_reference_of_the_others(course: Course, solve: Solve) -> None:
-    start(course, course.phase(0))
+    start(course, 0)
     solve("0.1", "self.items = [item]")
     assert stages(course) == {"0.1": "attempted", "0.2": "not begun", "0.3": "not begun"}
-    files = answered(course, load(course, course.phase(0))[:1])
+    files = answered(course, load(course, 0)[:1])
     assert list(files) == ["phase0_request/queue.py"]
     assert "self.items = [item]" in files["phase0_request/queue.py"]
     assert "return self.items.pop(0)" in files["phase0_request/queue.py"]
@@ -61,23 +89,23 @@ def test_an_answer_stands_among_the_reference_of_the_others(course: Course, solv
 
 
 def test_a_fault_in_a_region_does_not_affect_the_others(course: Course, edit: Edit, solve: Solve) -> None:
-    start(course, course.phase(0))
+    start(course, 0)
     solve("0.1", "self.items.append(item))")
     solve("0.2", "return self.items.pop(0)")
     path = course.workspace / "phase0_request/queue.py"
     line = path.read_text().split("\n").index("        self.items.append(item))") + 1
-    first, second, _ = (attempt(course, each) for each in load(course, course.phase(0)))
+    first, second, _ = (attempt(course, each) for each in load(course, 0))
     assert (first[0], second[0]) == ("syntax error", "attempted")
     assert first[1].startswith(f"workspace/phase0_request/queue.py:{line}: unmatched ')'")
     edit("workspace/phase0_request/queue.py", "# region exercise 0.1", "# mine")
     (course.workspace / "phase0_request/limits.py").unlink()
-    first, _, third = (attempt(course, each) for each in load(course, course.phase(0)))
+    first, _, third = (attempt(course, each) for each in load(course, 0))
     assert (first[0], third) == ("region missing", ("region missing", "workspace/phase0_request/limits.py is gone"))
     assert "workspace/phase0_request/queue.py:" in first[1]
 
 
 def test_solution_is_the_difference_to_the_reference(course: Course, tool: Tool, solve: Solve) -> None:
-    exercise = load(course, course.phase(0))[1]
+    exercise = load(course, 0)[1]
     assert solution(course, exercise)[-3:] == [
         "-        # Take the item that came first.",
         '-        raise NotImplementedError("exercise 0.2: Pop")',
@@ -98,8 +126,8 @@ def test_hints_come_one_at_a_time_and_status_counts(course: Course, tool: Tool) 
     assert json.loads((course.private / "state.json").read_text())["0.1"]["hints"] == 2
     State(course).update("0.1", passed=True, result="passed")
     State(course).update("0.3", result="failed")
-    row = next(line for line in tool("status").out.split("\n") if "phase0_request" in line)
-    assert row.split() == ["0", "phase0_request", "3", "1/3", "0.3", "failed", "0/0", "3"]
+    row = next(line for line in tool("status").out.split("\n") if "failed" in line)
+    assert row.split() == ["0", "3", "1/3", "0.3", "failed", "0/0", "3"]
 
 
 @pytest.mark.parametrize("text", ["{", '{"0.1": {"unknown": 1}}'])
@@ -117,14 +145,15 @@ def test_a_corrupt_state_file_is_kept(course: Course, text: str) -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["start", "7"], "there is no phase 7; the phases are: 0, 1"),
-        (["start", "1"], "phase 1 has no exercises"),
-        (["check", "7"], "there is no phase 7"),
-        (["check", "0.x"], "a phase is a number, an exercise N.M, not '0.x'"),
+        (["start", "7"], "chapter 7 has no exercises; chapters that have some: 0"),
+        (["check", "7"], "chapter 7 has no exercises"),
+        (["check", "0.x"], "a chapter is a number, an exercise N.M, not '0.x'"),
         (["check", "--timeout", "nan"], "invalid time of 0 to 86400 seconds value: 'nan'"),
         (["hint", "0.9"], "there is no exercise 0.9; the exercises are: 0.1, 0.2, 0.3"),
-        (["exercises", "4"], "there is no phase 4"),
-        (["run", "0", "--item", "3"], "`python -m chapters start 0` creates it"),
+        (["exercises", "4"], "chapter 4 has no exercises"),
+        (["break", "4"], "chapter 4 has no bugs; chapters that have some: none"),
+        (["run", "4"], "there is no phase 4; the phases are: 0, 1"),
+        (["run", "0", "--item", "3"], "`python -m chapters start N` creates it"),
         (["quiz", "3"], "chapter 3 has no questions"),
         (["dance"], "invalid choice"),
     ],
@@ -143,7 +172,7 @@ def command(*arguments: str) -> list[str]:
 
 
 def test_run_gives_the_phase_its_arguments_and_its_exit_code(standalone: Course, solve: Solve) -> None:
-    start(standalone, standalone.phase(0))
+    start(standalone, 0)
     solve("0.1", "self.items.append(2 * item)")
     run = command("run", "0", "--item", "3")
     done = subprocess.run(run, cwd=standalone.root, capture_output=True, text=True, timeout=50)
@@ -152,7 +181,7 @@ def test_run_gives_the_phase_its_arguments_and_its_exit_code(standalone: Course,
 
 @pytest.mark.parametrize("argv", [["run", "0"], ["mine"]])
 def test_a_program_with_a_broken_answer_is_not_run(standalone: Course, solve: Solve, argv: list[str]) -> None:
-    start(standalone, standalone.phase(0))
+    start(standalone, 0)
     solve("0.3", "return min(value,, top)")
     done = subprocess.run(command(*argv), cwd=standalone.root, capture_output=True, text=True, timeout=50)
     assert (done.returncode, done.stderr) == (1, "")
@@ -164,7 +193,7 @@ def test_mine_says_what_has_not_passed_and_what_no_server_runs(
 ) -> None:
     monkeypatch.setattr("chapters.commands.execute", lambda *_: 0)
     edit("chapters/00_exercises.toml", 'title = "Clamp"', 'title = "Clamp"\nruns = "tests"')
-    start(course, course.phase(0))
+    start(course, 0)
     assert tool("mine").out == "In place of the reference: nothing yet.\n"
     solve("0.1", "self.items.append(item)")
     solve("0.2", "return self.items.pop()")
@@ -182,7 +211,7 @@ def test_mine_says_what_has_not_passed_and_what_no_server_runs(
 def test_a_request_is_answered_with_the_workspaces_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine's process asks `reason_to_finish`, here an answer that ends each request at its fourth token."""
     course = Course(HOME)
-    exercise = next(each for each in load(course, course.phase(0)) if each.file == "phase0_request/batch.py")
+    exercise = next(each for each in load(course, 0) if each.file == "phase0_request/batch.py")
     text = (HOME / exercise.file).read_text()
     (region,) = find_regions(text, exercise.file)[exercise.region]
     answer = f"{region.indent}return FinishReason.LENGTH if len(request.output_tokens) == 4 else None"
@@ -218,7 +247,7 @@ def test_a_request_is_answered_with_the_workspaces_code(tmp_path: Path, monkeypa
 
 
 def test_watch_checks_again_after_a_change_and_ends_cleanly(standalone: Course, solve: Solve) -> None:
-    start(standalone, standalone.phase(0))
+    start(standalone, 0)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     process = subprocess.Popen(command("watch", "0"), cwd=standalone.root, env=environment, **pipes)

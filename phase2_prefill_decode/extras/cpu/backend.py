@@ -39,7 +39,7 @@ def _parts(weight: Rows) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor |
     if isinstance(weight, Tensor):
         return weight, None, None, None
     assert isinstance(weight, QuantizedWeight)
-    # region exercise 2.28
+    # region exercise 9.6
     scales, middle = weight.scales.float(), MIDDLE if weight.bits == 4 else 0
     if weight.offsets is not None:
         offsets: Tensor | None = weight.offsets.float() - middle * scales

@@ -73,7 +73,7 @@ def blocks_body(size: int) -> int:
     return address_of(body)
 
 
-# region exercise 2.27
+# region exercise 9.4
 @compiled()
 def put_rows(rows, blocks, first, done):
     """Put rows [rows, units], of the outputs from `first` on, into blocks; but for the units that are `done`."""

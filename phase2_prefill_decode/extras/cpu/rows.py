@@ -78,7 +78,7 @@ def lay_out(x, weight, left_like, left):
             place += head + count * size
 
 
-# region exercise 2.32
+# region exercise 9.5
 @compiled(fastmath=False)
 def quantize(x, numbers):
     """Write a part of a row in 8 bits. Return its scale, and the sum of its integers. The largest in magnitude becomes

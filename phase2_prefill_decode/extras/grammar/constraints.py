@@ -115,7 +115,7 @@ class Constraint:
                 self._bad_words.setdefault(word[-2], []).append([*word])
         self._jumps = params.logprobs is None and self._allowed is None and not self._bad_words
 
-    # region exercise 2.20
+    # region exercise 8.3
     def take(self, index: int, token: int) -> None:
         """Follow output token `index`, which was drawn. If another one is there already, it was drawn in vain."""
         if index >= len(self.output) and self._followed[index:] != [token]:
@@ -151,7 +151,7 @@ class Constraint:
             there.matcher, there._allowed = None, NOTHING
         return there
 
-    # region exercise 2.21
+    # region exercise 8.4
     def restrict(self, mask: NDArray[np.uint32]) -> None:
         """Clear the bits of what the lists exclude."""
         if self._allowed is not None:
@@ -162,7 +162,7 @@ class Constraint:
 
     # endregion
 
-    # region exercise 2.20
+    # region exercise 8.3
     def forced(self, index: int) -> Forced | None:
         """What follows output token `index`, just drawn, in any case. None if there is a choice.
 
@@ -198,7 +198,7 @@ class Constraint:
         self.matcher.consume_tokens([*self._followed])
         return not self.matcher.is_error()
 
-    # region exercise 2.20
+    # region exercise 8.3
     def _follow(self, tokens: Sequence[int]) -> None:
         self._followed += tokens
         if self.matcher is not None and tokens:
@@ -214,7 +214,7 @@ class Constraint:
     # endregion
 
 
-# region exercise 2.21
+# region exercise 8.4
 def fill_masks(rows: Sequence[tuple[Constraint, int]], vocab_size: int) -> NDArray[np.uint32]:
     """The bits of the tokens that each constraint allows at a place of its output: [masks, words]. Of a grammar that
     fails all are 0, so that the row does too."""
@@ -239,7 +239,7 @@ Rows = Sequence[tuple[int, Follower, int, Sequence[int]]]
 draft that the rows behind it verify."""
 
 
-# region exercise 2.21
+# region exercise 8.4
 def in_flight(rows: Rows) -> bool:
     """Whether the step before must end first: it draws a token that one of the masks depends on."""
     return any(index > len(constraint.output) for _, constraint, index, _ in rows)

@@ -16,7 +16,7 @@ from phase1_kv_pool.kernels import interpret
 ApplyMask = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-# region exercise 2.18
+# region exercise 8.1
 def reference(logits: Tensor, bits: Tensor, numbers: Tensor) -> Tensor:
     """Apply to each row its mask, as `ApplyMask` says: as upper bounds of the logits, without a branch for each."""
     octets = bits.view(torch.uint8)

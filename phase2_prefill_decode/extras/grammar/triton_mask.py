@@ -9,7 +9,7 @@ from torch import Tensor
 TILE = 1024  # tokens of a program
 
 
-# region exercise 2.19
+# region exercise 8.2
 @triton.jit
 def apply_mask_kernel(
     logits,  # [rows, stride]

@@ -43,7 +43,7 @@ class ParallelDecoder(Decoder):
     # endregion
 
 
-# region exercise 2.31
+# region exercise 12.2
 def row_parallel(linear: Linear, group: Group) -> Linear:
     """A linear layer of which each rank has some columns: the results are summed."""
 

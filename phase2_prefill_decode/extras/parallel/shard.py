@@ -46,7 +46,7 @@ class Shard:
     def tokens(self) -> range:
         return self.tokens_of_each[self.rank]
 
-    # region exercise 2.30
+    # region exercise 12.1
     def places(self, name: str, shape: tuple[int, ...]) -> tuple[slice, slice]:
         """The rows and the columns of a checkpoint's tensor that this rank holds."""
         *_, module, kind = name.split(".")

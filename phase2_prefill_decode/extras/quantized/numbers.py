@@ -24,7 +24,7 @@ def whole_numbers(words: Tensor, bits: int) -> Tensor:
     return unpacked(values) if bits == 4 else values
 
 
-# region exercise 2.26
+# region exercise 9.3
 def order_of(group_of: Tensor, size: int) -> Tensor | None:
     """The order of the inputs that brings each group together; None if they are. With act-order, GPTQ puts inputs that
     are of like importance into one group, wherever they are."""

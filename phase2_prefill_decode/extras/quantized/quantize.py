@@ -23,7 +23,7 @@ def quantize(weight: Tensor, scheme: str) -> QuantizedWeight:
     return QuantizedWeight(values=values, scales=scales, dtype=weight.dtype)
 
 
-# region exercise 2.24
+# region exercise 9.1
 def _int8(rows: Tensor) -> tuple[Tensor, Tensor]:
     scales = _nonzero(rows.abs().amax(1, keepdim=True) / 127)
     return (rows / scales).round().to(torch.int8), scales
@@ -38,7 +38,7 @@ def _fp8(rows: Tensor) -> tuple[Tensor, Tensor]:
     return (rows / scales).clamp(-largest, largest).to(torch.float8_e4m3fn), scales
 
 
-# region exercise 2.24
+# region exercise 9.1
 def _int4(rows: Tensor) -> tuple[Tensor, Tensor]:
     """The number that is largest in magnitude is about -8 times the scale. Of several scales, a group gets the one with
     the smallest squared error."""

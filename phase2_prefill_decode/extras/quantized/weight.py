@@ -57,7 +57,7 @@ class QuantizedWeight:
         moved = self._of_each(lambda tensor: tensor.to(device).contiguous())
         return moved if self.order is None else replace(moved, order=self.order.to(device))
 
-    # region exercise 2.25
+    # region exercise 9.2
     def dequantize(self) -> Tensor:
         """The weight in the dtype of its scales: each number is computed in it, as the format's own library does."""
         values = self.values if self.bits == 8 else unpacked(self.values)

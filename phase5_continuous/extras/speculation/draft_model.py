@@ -46,7 +46,7 @@ class DraftModel:
         for request in [*self.computed]:
             self._release(request)
 
-    # region exercise 5.10
+    # region exercise 11.4
     def draft(self, wanted: Mapping[Request, int]) -> None:
         """Draft so many tokens for each request, one a step. The steps are those of all requests together."""
         for request in [request for request in self.computed if request.state is not RequestState.RUNNING]:

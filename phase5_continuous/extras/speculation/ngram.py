@@ -30,7 +30,7 @@ class NgramIndex:
         self._latest: dict[tuple[int, ...], int] = {}  # of each n-gram of the shortest length, where it ends
         self._previous: list[int] = []  # for each end, the one before it of the same n-gram; 0: there is none
 
-    # region exercise 5.8
+    # region exercise 11.2
     def extend(self, tokens: Sequence[int]) -> None:
         """Append tokens to the text."""
         for token in tokens:

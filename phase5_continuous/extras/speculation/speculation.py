@@ -50,7 +50,7 @@ class Chance:
     judged: int = 0
     least: float = LEARNED
 
-    # region exercise 5.9
+    # region exercise 11.3
     def learn(self, right: bool) -> None:
         self.judged += 1
         self.value += max(self.least, 1 / (2 + self.judged)) * (right - self.value)
@@ -159,7 +159,7 @@ class Speculation:
                 self.shared.value = 0
         return bool(decodes)
 
-    # region exercise 5.9
+    # region exercise 11.3
     def _worthwhile(self, chance: float, rows: float, expected: float, price: float = 1) -> int:
         """How many tokens of a draft pay in a step of so many rows, if each takes the time of `price` rows. One is
         accepted only if those before it are."""
