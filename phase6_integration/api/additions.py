@@ -53,7 +53,7 @@ class Asked:
     client: str
     prompts: Sequence[tuple[int, ...]]
     lengths: Sequence[int]  # max_tokens of each prompt
-    texts: Sequence[str | None] = ()  # of each prompt; None: given as token ids, or truncated
+    texts: Mapping[int, str] = field(default_factory=dict)  # of the prompts that were given as text, and not truncated
     own_fields: Mapping[str, str] = field(default_factory=dict)  # of the API: its names of fields, by those of the body
     params: Json = field(default_factory=dict)  # of SamplingParams
     additions: list[Addition] = field(default_factory=list)

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request, Response
 from phase6_integration.api.additions import Asked, Json
 from phase6_integration.api.conversation import conversation, text_of
 from phase6_integration.api.formatter import Formatter
-from phase6_integration.api.parsing import check_body, check_lengths, output_lengths, requested_length, truncate
+from phase6_integration.api.parsing import check_body, check_characters, output_length, requested_length, truncate
 from phase6_integration.api.schemas import ChatRequest
 from phase6_integration.api.state import Server, ServerState, json_body
 from phase6_integration.api.streaming import GenerationResponse, generate
@@ -31,17 +31,13 @@ async def continue_chat(
 ) -> GenerationResponse:
     """The answer to a conversation, for every API that has them. `make` is called as ChatFormatter is."""
     prepare = check_body(server, body, 1)
-    context, pool, clip = server.engine.max_model_len, server.tokenizers, server.settings.clip_max_tokens
-    length = requested_length(body, context, clip)
+    pool, client, length = server.tokenizers, request.state.client, requested_length(server, body)
     if whole := body.truncate_prompt_tokens is None:
-        text = "".join(text_of(message.content) for message in body.messages)
-        check_lengths([text], pool.tokenizer.longest, context, "messages")
-    client = request.state.client
+        check_characters(server, ["".join(text_of(message.content) for message in body.messages)], "messages")
     prompt = await pool.chat(conversation(body), client, body.add_special_tokens is True, fits=whole)
-    prompt = truncate(prompt, body, length or 1, context)
+    prompt = truncate(server, prompt, body, length or 1)
     default = server.settings.sampling_defaults.get("max_tokens")
-    lengths = output_lengths([prompt], length, default, context, clip, "messages")
-    asked = Asked(body, client, [prompt], lengths)
+    asked = Asked(body, client, [prompt], [output_length(server, prompt, length, default, "messages")])
     return await generate(server, asked, prepare, make(server, asked, request.state.request_id))
 
 

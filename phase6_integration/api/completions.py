@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request, Response
 from phase6_integration.api.additions import Asked, Json
 from phase6_integration.api.field_types import Prompt
 from phase6_integration.api.formatter import Formatter
-from phase6_integration.api.parsing import check_body, check_lengths, output_lengths, requested_length, truncate
+from phase6_integration.api.parsing import check_body, check_characters, output_length, requested_length, truncate
 from phase6_integration.api.schemas import CompletionRequest
 from phase6_integration.api.state import Server, ServerState, json_body
 from phase6_integration.api.streaming import GenerationResponse, generate
@@ -39,22 +39,24 @@ async def complete(
 ) -> GenerationResponse:
     """The response to prompts, for every API that has them. `make` is called as CompletionFormatter is, `most` is of
     `check_body`, and `params` are more fields of SamplingParams."""
-    given, context, pool = _split(body.prompt), server.engine.max_model_len, server.tokenizers
+    given = _split(body.prompt)
     prepare = check_body(server, body, len(given), most)
-    client, clip = request.state.client, server.settings.clip_max_tokens
-    length = requested_length(body, context, clip)
-    keep = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens  # what a truncated prompt leaves room for
-    texts = [prompt for prompt in given if isinstance(prompt, str)]
-    if texts and body.truncate_prompt_tokens is None:
-        check_lengths(texts, pool.tokenizer.longest, context)
-    tokens: Sequence[Sequence[int]] = cast(list[list[int]], given)
+    pool, client, length = server.tokenizers, request.state.client, requested_length(server, body)
+    tokens, texts = cast(Sequence[Sequence[int]], given), [prompt for prompt in given if isinstance(prompt, str)]
     if texts:
+        if body.truncate_prompt_tokens is None:
+            check_characters(server, texts)
         tokens = await pool.encode(texts, client, body.add_special_tokens is not False)
-    prompts = [truncate(prompt, body, keep, context) for prompt in tokens]
-    lengths = output_lengths(prompts, length, DEFAULT_MAX_TOKENS, context, clip)
-    kept = [len(prompt) == len(whole) for prompt, whole in zip(prompts, tokens, strict=True)]
-    shown = [text if whole else None for text, whole in zip(texts, kept, strict=True)] if texts else [None] * len(given)
-    asked = Asked(body, client, prompts, lengths, shown, params={**params})
+    keep_room = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    prompts = [truncate(server, prompt, body, keep_room) for prompt in tokens]
+    asked = Asked(
+        body,
+        client,
+        prompts,
+        lengths=[output_length(server, prompt, length, DEFAULT_MAX_TOKENS) for prompt in prompts],
+        texts={number: text for number, text in enumerate(texts) if len(prompts[number]) == len(tokens[number])},
+        params={**params},
+    )
     return await generate(server, asked, prepare, make(server, asked, request.state.request_id))
 
 

@@ -40,12 +40,12 @@ def check_body(server: ServerState, body: SamplingFields, prompts: int, most: in
     return [prepare for feature in server.features if (prepare := feature(body)) is not None]
 
 
-def requested_length(body: CompletionRequest | ChatRequest, context: int, clip: bool) -> int | None:
-    """The output length that the client has set, if any. With `clip` it may be more than there is room for."""
+def requested_length(server: ServerState, body: CompletionRequest | ChatRequest) -> int | None:
+    """The output length that the client has set, if any. A server that clips takes more than there is room for."""
     given = {name: getattr(body, name, None) for name in ("max_completion_tokens", "max_tokens")}
-    asked = {name: length for name, length in given.items() if length is not None}
+    asked, context = {name: length for name, length in given.items() if length is not None}, server.engine.max_model_len
     for name, length in asked.items():
-        if length > context and not clip:
+        if length > context and not server.settings.clip_max_tokens:
             message = f"{name} may be at most {context}, the context of this model, got {length}"
             raise unservable(name, message, "context_length_exceeded")
     if len({*asked.values()}) > 1:
@@ -53,48 +53,42 @@ def requested_length(body: CompletionRequest | ChatRequest, context: int, clip: 
     return next(iter(asked.values()), None)
 
 
-def check_lengths(texts: Iterable[str], longest: int, context: int, param: str = "prompt") -> None:
+def check_characters(server: ServerState, texts: Iterable[str], param: str = "prompt") -> None:
     """Refuse a text that is too long even if every token were the longest of the vocabulary. Tokenizing millions of
     characters would take seconds."""
-    most = context * longest
+    context = server.engine.max_model_len
+    most = context * server.tokenizers.tokenizer.longest
     for text in texts:
         if len(text) > most:
             message = f"this model's maximum context length is {context} tokens, {most} characters at the very most, "
             raise unservable(param, f"{message}got {len(text)}", "context_length_exceeded")
 
 
-def truncate(prompt: Sequence[int], body: SamplingFields, length: int, context: int) -> tuple[int, ...]:
+def truncate(server: ServerState, prompt: Sequence[int], body: SamplingFields, length: int) -> tuple[int, ...]:
     """The tokens at the end of a prompt that the request keeps; -1: as many as fit beside `length` tokens of output."""
-    keep, most = body.truncate_prompt_tokens, max(context - max(length, 1), 1)
+    keep, most = body.truncate_prompt_tokens, max(server.engine.max_model_len - max(length, 1), 1)
     if keep is not None and keep > most:
         message = f"truncate_prompt_tokens: with {length} for the answer, a prompt may keep {most}, got {keep}"
         raise unservable("truncate_prompt_tokens", message, "context_length_exceeded")
     return tuple(prompt if keep is None else prompt[max(len(prompt) - (most if keep < 0 else keep), 0) :])
 
 
-def output_lengths(
-    prompts: Sequence[Sequence[int]],
-    requested: int | None,
-    default: int | None,
-    context: int,
-    clip: bool,
-    param: str = "prompt",
-) -> list[int]:
-    """max_tokens of each prompt. A requested length must fit into the context, or with `clip` is cut to fit, as the
-    default is; None means the rest of the context."""
-    lengths = []
-    for prompt in prompts:
-        if not prompt:
-            raise unservable(param, f"the {param} came to no tokens; at least one is needed", "empty_prompt")
-        limit, left = f"this model's maximum context length is {context} tokens", context - len(prompt)
-        if left < 1:
-            message = f"{limit} and the prompt has {len(prompt)}; leave room for at least one more"
-            raise unservable(param, message, "context_length_exceeded")
-        if requested is not None and requested > left and not clip:
-            message = f"{limit}; {len(prompt)} in the prompt and {requested} for the answer are too many"
-            raise unservable(param, message, "context_length_exceeded")
-        lengths.append(min(left, default or left) if requested is None else min(left, requested))
-    return lengths
+def output_length(
+    server: ServerState, prompt: Sequence[int], requested: int | None, default: int | None, param: str = "prompt"
+) -> int:
+    """max_tokens of a prompt. A requested length must fit into the context, or on a server that clips is cut to fit, as
+    the default is; None means the rest of the context."""
+    if not prompt:
+        raise unservable(param, f"the {param} came to no tokens; at least one is needed", "empty_prompt")
+    context = server.engine.max_model_len
+    limit, left = f"this model's maximum context length is {context} tokens", context - len(prompt)
+    if left < 1:
+        message = f"{limit} and the prompt has {len(prompt)}; leave room for at least one more"
+        raise unservable(param, message, "context_length_exceeded")
+    if requested is not None and requested > left and not server.settings.clip_max_tokens:
+        message = f"{limit}; {len(prompt)} in the prompt and {requested} for the answer are too many"
+        raise unservable(param, message, "context_length_exceeded")
+    return min(left, default or left) if requested is None else min(left, requested)
 
 
 def engine_request(server: ServerState, asked: Asked, id: str) -> EngineRequest:

@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 import torch
 
 from phase0_request.tokenizer import BUNDLED, Tokenizer
-from phase6_integration.extras.fields.logprobs import TokenNames
 from tests.phase2_prefill_decode.models import saved, tiny_model
 from tests.phase2_prefill_decode.test_identity import theirs
 from tests.phase6_integration.life import PATIENCE, Life, life
@@ -64,6 +63,8 @@ class Oracle:
 
     def answers(self, prompts: Sequence[list[int]], output: int) -> list[Answer]:
         """What it generates greedily, as a client with logprobs gets it."""
+        from phase6_integration.extras.fields.logprobs import TokenNames
+
         names, threads = TokenNames(self.tokenizer), torch.get_num_threads()
         torch.set_num_threads(1)  # it is small: what threads say to each other takes longer than what they compute
         try:

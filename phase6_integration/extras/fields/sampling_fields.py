@@ -8,7 +8,7 @@ from phase0_request.params import MAX_BAD_WORD
 from phase6_integration.api.additions import Addition, Asked, Json, Prepare
 from phase6_integration.api.conversation import text_of
 from phase6_integration.api.errors import unservable
-from phase6_integration.api.parsing import check_lengths
+from phase6_integration.api.parsing import check_characters
 from phase6_integration.api.schemas import SamplingFields as CoreFields
 from phase6_integration.api.state import ServerState
 from phase6_integration.extras.fields.request_fields import ChatRequest, SamplingFields
@@ -48,11 +48,11 @@ class DrawnFields:
         if body.prediction is None:
             return
         asked.additions.append(Predicted())
-        context, text = self._server.engine.max_model_len, text_of(body.prediction.content)
+        text = text_of(body.prediction.content)
         if text:
-            check_lengths([text], self._pool.tokenizer.longest, context, "prediction")
+            check_characters(self._server, [text], "prediction")
             (tokens,) = await self._pool.encode([text], asked.client, add_special_tokens=False)
-            asked.params["prediction"] = tokens[:context]
+            asked.params["prediction"] = tokens[: self._server.engine.max_model_len]
 
     async def _bad_words(self, body: SamplingFields, client: str) -> list[tuple[int, ...]]:
         """The tokens of each word in two forms: at the start of a text, and after a space."""

@@ -67,7 +67,7 @@ class ToldFields:
         asked.additions.append(CompletionTokens(self._names, asked, body, body.logprobs, echoes))
 
     async def _echo(self, asked: Asked, number: int) -> Echo:
-        pool, tokens, text = self._server.tokenizers, asked.prompts[number], asked.texts[number]
+        pool, tokens, text = self._server.tokenizers, asked.prompts[number], asked.texts.get(number)
         if text is None:
             text = await pool.decode(tokens, asked.body.skip_special_tokens is not False)
         tokenizer: Tokenizer = pool.tokenizer

@@ -116,7 +116,7 @@ class Steps(Observer):
         made.submit = self.submit  # type: ignore[method-assign]
 
     def submit(self, request: EngineRequest) -> OutputStream:
-        self.last[request.tenant] = self.count
+        self.last[request.client] = self.count
         return self._submit(request)
 
     def stepped(self, update: Update, prompt_tokens: int, cached_tokens: int) -> None:

@@ -131,7 +131,6 @@ LENGTHS: list[tuple[dict[str, Any], int | None]] = [
     ({"prompt": [5] * 10, "max_tokens": 54}, 54),
     ({"prompt": [5] * 10, "max_tokens": 55}, None),
     ({"prompt": [5] * 64}, None),
-    ({"prompt": [5] * 64, "max_tokens": 0, "echo": True}, None),
     ({"prompt": [[5], [5] * 64]}, None),
 ]
 

@@ -294,6 +294,12 @@ def test_prompts_are_scored(on_the_engine: OnTheEngine, grammar: str | None) -> 
     on_the_engine(test)
 
 
+def test_a_prompt_that_is_only_echoed_leaves_room_for_a_token_too() -> None:
+    engine = FakeEngine(max_model_len=64)
+    error = post(engine, COMPLETE, prompt=[5] * 64, max_tokens=0, echo=True).json()["error"]
+    assert (error["code"], error["param"], engine.submitted) == ("context_length_exceeded", "prompt", [])
+
+
 def test_details_are_kept_until_their_tokens_are_written() -> None:
     details = TokenDetails()
     for number in range(5):
