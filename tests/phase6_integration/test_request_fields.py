@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from phase6_integration.extras.fields.request_fields import ChatRequest, CompletionRequest
+from tests.phase6_integration.application import create_app
 from tests.phase6_integration.fake_engine import FakeEngine, client
 from tests.phase6_integration.posting import BODIES, CHAT, COMPLETE, HELLO, SETTINGS, error_of
 
@@ -156,6 +157,7 @@ CHATS: dict[str, Values] = {
     **dict.fromkeys(("add_generation_prompt", "include_reasoning", "parallel_tool_calls"), FLAG),
     "continue_final_message": ([1, "true"], []),
 }
+IDLE = ("No effect.", "Not supported; these values change nothing.")  # fields, as /openapi.json describes them
 TABLES = {COMPLETE: (CompletionRequest, COMPLETIONS), CHAT: (ChatRequest, CHATS)}
 
 
@@ -211,6 +213,10 @@ def answers(path: str, bodies: list[dict[str, Any]], engine: FakeEngine | None =
 def test_no_field_is_left_out_of_the_tables(path: str) -> None:
     model, table = TABLES[path]
     assert {*table, *LIMITED[path], *NO_EFFECT[path]} == set(model.model_fields)
+    schema = create_app(FakeEngine(), SETTINGS).openapi()["components"]["schemas"][model.__name__]
+    described = {name: about.get("description") for name, about in schema["properties"].items()}
+    assert {name for name, about in described.items() if about not in IDLE} == set(table)
+    assert schema["additionalProperties"] is False
 
 
 @pytest.mark.parametrize("path", TABLES)
