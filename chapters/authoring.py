@@ -88,7 +88,7 @@ def notebooks(course: Course, args: argparse.Namespace, out: Console) -> int:
 def doctor(course: Course, args: argparse.Namespace, out: Console) -> int:
     """What `nanoserve doctor` finds on this machine, then the tests that show that the reference works on it."""
     from phase0_request.support.machine import describe
-    from phase6_integration.engine.machine_checks import findings
+    from phase6_integration.support.machine_checks import findings
 
     for finding in findings(describe()):
         out.print(f"{finding.state.value:<9}{finding.name:<11}{finding.words}", soft_wrap=True)

@@ -109,10 +109,11 @@ def create_app(engine: AsyncEngine, settings: ServerSettings) -> "FastAPI":
     from starlette.middleware import Middleware
     from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-    from phase6_integration.api.application import application
+    from phase6_integration.api.application import BodyLimit, application
 
     hosts = [Middleware(TrustedHostMiddleware, allowed_hosts=[*settings.allowed_hosts, "127.0.0.1", "[::1]"])]
-    app = application(engine, settings, hosts if settings.allowed_hosts else ())
+    limit = Middleware(BodyLimit, most=settings.max_body_bytes)
+    app = application(engine, settings, hosts if settings.allowed_hosts else (), [limit])
     app.state.server.advice = lambda name: f"; {PACKAGE}/extras, which has more of them, is not here"
     return app
 

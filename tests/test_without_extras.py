@@ -187,6 +187,8 @@ def test_the_server_streams_a_chat_and_aborts_one(core: Path) -> None:
             assert (error["param"], error["code"]) == (next(iter(field)), "unknown_field")
             assert "phase6_integration/extras, which has more of them, is not here" in error["message"]
         assert http.get("/v1/models", headers={"host": "evil.example"}).status_code == 400
+        large = http.post("/v1/chat/completions", content=b" " * (4 << 20) + b" ")
+        assert (large.status_code, large.json()["error"]["code"]) == (413, "body_too_large")
 
 
 def test_a_setting_that_needs_an_extra_is_refused(core: Path) -> None:

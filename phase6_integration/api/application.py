@@ -67,6 +67,28 @@ class HttpMiddleware:
         raise NotImplementedError
 
 
+class BodyLimit(HttpMiddleware):
+    """Refuses bodies of more than so many bytes, where no extra limits their memory and their time too."""
+
+    def __init__(self, app: ASGIApp, most: int) -> None:
+        super().__init__(app)
+        self.most = most
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        size = 0
+
+        async def counted() -> Message:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            if size > self.most:
+                large = f"the body is too large: at most {self.most} bytes are read"
+                raise RequestError(413, large, code="body_too_large")
+            return message
+
+        await self.app(scope, counted, send)
+
+
 class Exchanges(HttpMiddleware):
     """Gives each request an id, which every response repeats in its headers, and an account for the log. They are in
     `request.state`, with `client`, the name of the client: without an extra that knows clients, all are one.

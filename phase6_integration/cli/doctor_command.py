@@ -6,7 +6,7 @@ import socket
 from phase0_request.support.flags import Parser
 from phase0_request.support.machine import describe
 from phase6_integration.cli.local_model import loading
-from phase6_integration.engine.machine_checks import Problem, State, findings
+from phase6_integration.support.machine_checks import Problem, State, findings
 
 PORT = 8000
 STYLES = {State.OK: "green", State.WARNING: "yellow", State.FAULT: "bold red"}

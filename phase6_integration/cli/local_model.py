@@ -11,8 +11,8 @@ from phase0_request.support.flags import add_fields
 from phase0_request.tokenizer import Tokenizer
 from phase6_integration.engine.connect_engine import extra_options
 from phase6_integration.engine.options import EngineOptions
-from phase6_integration.engine.progress import reported
 from phase6_integration.serve_flags import options_from
+from phase6_integration.support.progress import reported
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -48,7 +48,7 @@ def local_options(given: Mapping[str, Any]) -> EngineOptions | None:
 
 def open_engine(options: EngineOptions) -> "NanoServingEngine":
     """A local engine on as many threads as suit the model. ValueError if the model has no tokenizer."""
-    from phase6_integration.engine.hub import located
+    from phase6_integration.engine.located import located
 
     options, _ = located(options)
     if options.tokenizer is None and not Tokenizer.is_in(options.model):

@@ -22,7 +22,7 @@ from ray.exceptions import ActorUnavailableError, RayActorError
 
 from phase0_request.request import FinishReason
 from phase6_integration.cluster.digest import Digest
-from phase6_integration.engine.hub import located
+from phase6_integration.engine.located import located
 from phase6_integration.engine.options import EngineOptions
 from phase6_integration.engine.stats import Gauges
 from phase6_integration.extras.kv_events.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch

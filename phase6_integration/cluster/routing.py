@@ -155,5 +155,5 @@ class RoutingTable:
 def total(gauges: Iterable[Gauges]) -> Gauges:
     each = [*gauges]
     columns: dict[str, Any] = {field.name: [getattr(one, field.name) for one in each] for field in fields(Gauges)}
-    accepted = tuple(map(sum, zip_longest(*columns.pop("accepted_tokens"), fillvalue=0)))
-    return Gauges(accepted_tokens=accepted, **{name: sum(column) for name, column in columns.items()})
+    kept = tuple(map(sum, zip_longest(*columns.pop("kept"), fillvalue=0)))
+    return Gauges(kept=kept, **{name: sum(column) for name, column in columns.items()})

@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # a server reads options without torch
     from phase2_prefill_decode.step.runner import ModelRunner
     from phase5_continuous.scheduler import Extender, Scheduler
     from phase6_integration.engine.loop_hooks import Extra
+    from phase6_integration.engine.stats import Gauges
 
 TWO, FIVE, SIX = "phase2_prefill_decode", "phase5_continuous", "phase6_integration"
 SPARE_ROWS, SPARE_ROWS_ON_GPU = 3, 64  # of a step; a few on a CPU, where a small model's weights are in its cache
@@ -192,7 +193,17 @@ def sampling_kinds() -> Sequence[SamplingParams]:
     )
 
 
+def default_names() -> Sequence[str]:
+    """Fields of a generation_config.json that extras take into account."""
+    return ("repetition_penalty",) if has_extras(TWO) else ()
+
+
 # Beside the steps.
+
+
+def extra_totals(gauges: Gauges) -> dict[str, int]:
+    """What an engine in this process says of extras in its statistics."""
+    return {"draft_tokens": gauges.beyond, "accepted_tokens": sum(gauges.kept)}
 
 
 def observers(scheduler: Scheduler, options: EngineOptions, resources: ExitStack) -> Iterator[CoreObserver]:

@@ -19,8 +19,8 @@ from phase2_prefill_decode.loading.weights import Weights
 from phase2_prefill_decode.model import Model
 from phase5_continuous.scheduler import Scheduler
 from phase6_integration.engine.assemble import Assembled, assemble
-from phase6_integration.engine.connect_engine import engine_options, processes_for
-from phase6_integration.engine.hub import located
+from phase6_integration.engine.connect_engine import engine_options, extra_totals, processes_for
+from phase6_integration.engine.located import located
 from phase6_integration.engine.options import EngineOptions
 from phase6_integration.engine.stats import Gauges
 from phase6_integration.engine.totals import Totals
@@ -106,7 +106,8 @@ class NanoServingEngine:
 
     def get_stats(self) -> dict[str, Any]:
         """Statistics since the engine was made, and its current state."""
-        return self._totals.report(Gauges.read(self.parts.scheduler))
+        gauges = Gauges.read(self.parts.scheduler)
+        return self._totals.report(gauges) | extra_totals(gauges)
 
     def close(self) -> None:
         """Abort all requests and release the model and all memory. May be called again."""

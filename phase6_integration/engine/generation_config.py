@@ -7,11 +7,12 @@ from typing import Any
 from phase0_request.params import SamplingParams
 from phase0_request.support.checks import ConfigError
 from phase0_request.support.model_files import read_object
+from phase6_integration.engine.connect_engine import default_names
 
 FILE = "generation_config.json"
-NAMES = {name: name for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")} | {
-    "max_new_tokens": "max_tokens"  # of chats; a completion has the default of OpenAI's API
-}
+# The file's names of fields of SamplingParams. `max_tokens` is for chats: completions have the default of OpenAI's API.
+NAMES = {name: name for name in ("temperature", "top_p", "top_k", "min_p", *default_names())}
+NAMES |= {"max_new_tokens": "max_tokens"}
 
 
 def sampling_defaults(source: str, directory: Path, override: Mapping[str, Any] | None = None) -> dict[str, Any]:

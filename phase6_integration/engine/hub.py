@@ -2,18 +2,12 @@
 
 import logging
 import os
-from dataclasses import replace
 from errno import ENOSPC
 from pathlib import Path
 from typing import Any
 
 from phase0_request.connect import is_single_file
 from phase0_request.support.checks import ConfigError
-from phase0_request.support.machine import cores
-from phase2_prefill_decode.connect import config_of
-from phase2_prefill_decode.loading.config import ModelConfig
-from phase6_integration.engine.connect_engine import processes_for
-from phase6_integration.engine.options import EngineOptions
 
 log = logging.getLogger(__name__)
 HUB_SAYS = {  # by status
@@ -23,7 +17,6 @@ HUB_SAYS = {  # by status
     404: "there is none of this name and revision",
     429: "it was asked too often; try again later",
 }
-SMALL = 32 << 20  # bytes of weights: such a model gains little from a second thread
 PATTERNS = ["*.json", "*.safetensors", "*.jinja"]  # no code, no pickles
 
 
@@ -63,19 +56,3 @@ def download(model: str, revision: str | None, download_dir: str | None, pattern
         status = None if response is None else response.status_code
         why = "the disk is full" if error.errno == ENOSPC else HUB_SAYS.get(status, f"HTTP {status}")
         raise ConfigError(f"{model} is no directory here, and the hub did not give {named}: {why}") from error
-
-
-def located(options: EngineOptions) -> tuple[EngineOptions, ModelConfig]:
-    """The options with directories in place of names, and as many threads as suit the model; and its config."""
-    directory = directory_of(options.model, options.revision, options.download_dir)
-    config, tokenizer = config_of(directory), options.tokenizer
-    if tokenizer is not None:
-        tokenizer = str(directory_of(tokenizer, None, options.download_dir, "tokenizer"))
-    processes = processes_for(config, options)
-    threads = options.threads or max(threads_for(config) // processes, 1)
-    return replace(options, model=str(directory), revision=None, tokenizer=tokenizer, threads=threads), config
-
-
-def threads_for(config: ModelConfig) -> int:
-    """The number of CPU threads for a model."""
-    return 1 if config.bytes <= SMALL else cores()

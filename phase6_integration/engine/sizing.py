@@ -109,7 +109,7 @@ def pages_that_fit(
     max_tokens: int,
 ) -> int:
     """The number of KV pages that fit beside the weights and the activations: a pool of each layout has so many.
-    `free` is what is free beside the weights, of all ranks the least. `share` is of the device's whole memory. On a
+    `free` is what is free beside the weights, of all processes the least. `share` is of the device's whole memory. On a
     CPU, with memory that other programs use too, it is of the free memory, and no more than `max_tokens` need."""
     page_bytes = sum(layout.bytes_per_page for layout in layouts)
     if free is None:

@@ -24,9 +24,9 @@ class Gauges:
     preemptions: int = 0
     query_tokens: int = 0  # prompt tokens looked up in the prefix cache
     hit_tokens: int = 0  # of these, found
-    drafts: int = 0
-    draft_tokens: int = 0
-    accepted_tokens: tuple[int, ...] = ()  # of these, accepted, by their place in the draft
+    extended: int = 0  # slices that an extender has made longer
+    beyond: int = 0  # tokens of these beyond those of their requests
+    kept: tuple[int, ...] = ()  # of the first of them, the second, ...
 
     @classmethod
     def read(cls, scheduler: "Scheduler") -> "Gauges":

@@ -53,8 +53,6 @@ class Totals(CoreObserver):
             "running": gauges.running,
             "waiting": gauges.waiting,
             "preemptions": gauges.preemptions,
-            "draft_tokens": gauges.draft_tokens,
-            "accepted_tokens": sum(gauges.accepted_tokens),
             "pages": {
                 "total": gauges.pages_total,
                 "free": gauges.pages_free,

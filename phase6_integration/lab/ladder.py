@@ -31,8 +31,8 @@ from phase0_request.support import entry
 from phase2_prefill_decode.lab.random_weights import save_random
 from phase2_prefill_decode.lab.shapes import SHAPES
 from phase2_prefill_decode.model import default_device
-from phase6_integration.engine.progress import reported
 from phase6_integration.lab.peers.rungs import PAGE_SIZE, Answers, Build, Rung, rungs
+from phase6_integration.support.progress import reported
 
 NAMES = ("transformers", "phase2", "phase3", "phase4", "phase5", "phase6")
 COLUMNS = {

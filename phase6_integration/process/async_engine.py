@@ -18,7 +18,7 @@ from phase0_request.request import FinishReason
 from phase0_request.support.checks import check_number
 from phase0_request.tokenizer import Tokenizer
 from phase2_prefill_decode.connect import check_params
-from phase6_integration.engine.hub import located
+from phase6_integration.engine.located import located
 from phase6_integration.engine.options import EngineOptions
 from phase6_integration.engine.stats import Gauges
 from phase6_integration.process.engine_client import BUNDLED_ENGINE, STOP_TIMEOUT, EngineClient

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-PAUSE = 1.0  # seconds a timer may be late before this process counts as paused
+PAUSE = 1.0  # seconds a timer may be overdue before this process counts as paused
 
 
 class Watchdog:

@@ -19,7 +19,7 @@ from chapters.exercises import load
 from chapters.testing import copy_checkout, run_tests
 from chapters.workspace import State as Progress
 from chapters.workspace import start
-from phase6_integration.engine.machine_checks import Finding, State
+from phase6_integration.support.machine_checks import Finding, State
 
 Tool = Callable[..., Any]
 Solve = Callable[[str, str], None]
@@ -293,7 +293,7 @@ def test_the_proof_runs_the_marked_tests_only(
     course: Course, tool: Tool, edit: Edit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = Finding(State.OK, "processor", "a fast one")
-    monkeypatch.setattr("phase6_integration.engine.machine_checks.findings", lambda machine: [found])
+    monkeypatch.setattr("phase6_integration.support.machine_checks.findings", lambda machine: [found])
     said = tool("doctor")
     assert (said.code, "The reference works here: 1 tests marked `proof` passed" in said.out) == (0, True)
     edit("phase0_request/queue.py", "pop(0)", "pop()")

@@ -36,7 +36,7 @@ from phase2_prefill_decode.step.runner import ModelRunner
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.engine import continuous
-from phase6_integration.engine.machine_checks import ANSWER, QUESTION
+from phase6_integration.support.machine_checks import ANSWER, QUESTION
 from tests.phase2_prefill_decode.models import FAMILIES, VARIANTS, saved, variant
 from tests.phase2_prefill_decode.ranks_in_threads import split
 from tests.phase2_prefill_decode.test_identity import follows, prompts

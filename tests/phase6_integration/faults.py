@@ -141,7 +141,7 @@ def _light(options: EngineOptions, fault: Callable[[Batch], None]) -> LoadedEngi
     scheduler = Scheduler(PagedCache(pages, options.page_size), max_running=options.running(on_gpu=False))
     runner = IsolatingRunner(_NoModel(fault), LoadShedding(scheduler))
     core = IsolatingCore(scheduler, runner, time.monotonic)
-    core.observers += [Checks(scheduler)] if options.check_invariants else []
+    core.observers += [Checks(scheduler)] if options.more.get("check_invariants") else []
     return LoadedEngine(core, Ready(min(2048, pages * options.page_size), pages, options.page_size, "", ""))
 
 

@@ -68,9 +68,9 @@ ENGINE: tuple[tuple[type[Any], str, str, Callable[[AsyncEngine], float]], ...] =
     (COUNTER, "vllm:num_preemptions", "Times that a request lost its pages.", lambda e: e.gauges.preemptions),
     (COUNTER, "vllm:prefix_cache_queries", "Prompt tokens looked up.", lambda e: e.gauges.query_tokens),
     (COUNTER, "vllm:prefix_cache_hits", "Prompt tokens found.", lambda e: e.gauges.hit_tokens),
-    (COUNTER, "vllm:spec_decode_num_drafts", "Drafts verified.", lambda e: e.gauges.drafts),
-    (COUNTER, "vllm:spec_decode_num_draft_tokens", "Tokens of drafts.", lambda e: e.gauges.draft_tokens),
-    (COUNTER, ACCEPTED, "Of these, accepted.", lambda e: sum(e.gauges.accepted_tokens)),
+    (COUNTER, "vllm:spec_decode_num_drafts", "Drafts verified.", lambda e: e.gauges.extended),
+    (COUNTER, "vllm:spec_decode_num_draft_tokens", "Tokens of drafts.", lambda e: e.gauges.beyond),
+    (COUNTER, ACCEPTED, "Of these, accepted.", lambda e: sum(e.gauges.kept)),
     (GAUGE, "nanoserve:engine_up", "1 while the engine runs, else 0.", lambda e: e.health in UP),
     (COUNTER, "nanoserve:engine_restarts", "Engine processes started after a failure.", lambda e: e.restarts),
     (COUNTER, "nanoserve:log_lines_dropped", "Lines of the log that were dropped.", lambda e: DroppingHandler.dropped),
@@ -158,7 +158,7 @@ class Metrics(Observer):
             waiting.add_metric((*self._labels, why), count)
         yield waiting
         places = COUNTER(f"{ACCEPTED}_per_pos", "The same by their place in the draft.", labels=(*LABELS, "position"))
-        for place, count in enumerate(self._engine.gauges.accepted_tokens):
+        for place, count in enumerate(self._engine.gauges.kept):
             places.add_metric((*self._labels, str(place)), count)
         yield places
         options = ("enable_prefix_caching", "gpu_memory_utilization")
@@ -185,7 +185,7 @@ class Metrics(Observer):
             "tokens": {"prompt": _total(counted["prompt_tokens"]), "generated": _total(counted["generation_tokens"])},
             "pages": {**pages, "usage": round(now.usage, 6)},
             "prefix_cache": {**prefixes, "hit_rate": round(now.hit_rate, 6)},
-            "speculation": {"drafts": now.drafts, "draft_tokens": now.draft_tokens, "accepted": [*now.accepted_tokens]},
+            "speculation": {"drafts": now.extended, "draft_tokens": now.beyond, "accepted": [*now.kept]},
         }
 
 

@@ -24,7 +24,7 @@ LINES = 12  # of a tool's output that a row keeps
 
 def smoke(day: Day) -> None:
     """One token of the bundled model, and the doctor's findings."""
-    from phase6_integration.engine.machine_checks import findings
+    from phase6_integration.support.machine_checks import findings
 
     day.add(lambda: {"token": one_token(day)}, what="one token")
     for finding in findings(describe()):

@@ -14,8 +14,8 @@ from phase0_request.support import machine
 from phase0_request.support.machine import Machine
 from phase6_integration.cli import doctor_command as doctor
 from phase6_integration.cli.main import main
-from phase6_integration.engine import machine_checks
-from phase6_integration.engine.machine_checks import Problem, State
+from phase6_integration.support import machine_checks
+from phase6_integration.support.machine_checks import Problem, State
 
 VERSIONS = {"torch": "2.11.0", "transformers": "5.17.0", "tokenizers": "0.23.2", "triton": "3.6.0"}
 HERE = Machine(

@@ -16,7 +16,7 @@ import pytest
 from phase0_request import FinishReason, SamplingParams
 from phase0_request.support.checks import ConfigError
 from phase2_prefill_decode.lab.shapes import SHAPES
-from phase6_integration.engine.hub import threads_for
+from phase6_integration.engine.located import threads_for
 from phase6_integration.engine.options import EngineOptions
 from phase6_integration.process.async_engine import AsyncEngine
 from phase6_integration.process.health import Health, UnavailableError
@@ -135,7 +135,7 @@ def test_an_engine_whose_parent_has_died_does_not_start() -> None:
 
 
 def test_a_small_model_has_one_thread_and_a_large_one_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("phase6_integration.engine.hub.cores", lambda: 4)
+    monkeypatch.setattr("phase6_integration.engine.located.cores", lambda: 4)
     assert threads_for(SHAPES["17m"]) == 4
     assert AsyncEngine(EngineOptions()).options.threads == 1
     assert AsyncEngine(EngineOptions(threads=3)).options.threads == 3

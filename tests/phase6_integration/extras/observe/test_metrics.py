@@ -122,7 +122,7 @@ def test_gauges_are_those_of_the_latest_update() -> None:
 
 def test_accepted_drafts_are_counted_by_their_place() -> None:
     observed = Observed()
-    observed.engine.gauges = Gauges(drafts=5, draft_tokens=12, accepted_tokens=(4, 2))
+    observed.engine.gauges = Gauges(extended=5, beyond=12, kept=(4, 2))
     names = ("num_drafts_total", "num_draft_tokens_total", "num_accepted_tokens_total")
     assert observed.values(*(f"spec_decode_{name}" for name in names)) == [5, 12, 6]
     per_place = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
