@@ -4,7 +4,7 @@ unknown or exclude each other. `test_request_fields.py` has every field, a value
 import asyncio
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from phase6_integration import connect
@@ -201,7 +201,7 @@ def test_messages_come_back_as_clients_got_them() -> None:
 def test_prompt_logprobs_are_limited_before_anything_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(told_fields, "MAX_SCORES", 24)
 
-    async def send(**asked: Any) -> httpx.Response:
+    async def send(**asked: Any) -> httpx2.Response:
         async with client(engine, ServerSettings()) as http:
             return await http.post(COMPLETE, json={"echo": True, "max_tokens": 1, "logprobs": 1, **asked})
 
