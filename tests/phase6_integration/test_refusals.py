@@ -191,6 +191,7 @@ def test_messages_come_back_as_clients_got_them() -> None:
     more = {"type": "message", "annotations": [], "provider_specific_fields": {"a": 1}, "whatever": [1]}
     answer: dict[str, Any] = {"role": "assistant", "content": "Hi", "name": "me", **nulls, **more}
     last = content({"type": "text", "text": "More", "cache_control": {"type": "ephemeral"}})["messages"]
+    last = [{**one, "whatever": [1]} for one in last]
     for again in (answer, {**answer, "tool_calls": []}):
         assert post(CHAT, {"messages": [*HELLO["messages"], again, *last], "max_tokens": 2}).status_code == 200
     call = {"name": "f", "arguments": "{}"}
