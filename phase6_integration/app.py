@@ -11,13 +11,11 @@ from phase6_integration.extras.edge.edge_settings import EdgeSettings
 from phase6_integration.extras.embeddings import embeddings
 from phase6_integration.extras.fields import all_fields, sampling_fields
 from phase6_integration.extras.fields.request_fields import ChatRequest, CompletionRequest
-from phase6_integration.extras.messages import messages_api
-from phase6_integration.extras.messages.messages_request import CountTokensRequest, MessagesRequest
 from phase6_integration.extras.observe import access_log, health_routes, metrics, openapi, spans
-from phase6_integration.extras.ollama import ollama_api, ollama_models
+from phase6_integration.extras.other_apis import messages_api, ollama_api, ollama_models, responses_api
+from phase6_integration.extras.other_apis.messages_request import CountTokensRequest, MessagesRequest
+from phase6_integration.extras.other_apis.responses_request import ResponsesRequest
 from phase6_integration.extras.page import playground
-from phase6_integration.extras.responses import responses_api
-from phase6_integration.extras.responses.responses_request import ResponsesRequest
 from phase6_integration.extras.structured import output_grammar
 from phase6_integration.extras.tools import tools
 from phase6_integration.process.async_engine import AsyncEngine

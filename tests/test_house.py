@@ -196,7 +196,7 @@ def test_no_extra_of_the_server_knows_another() -> None:
         return name.removeprefix(f"{SIX}.extras").lstrip(".").partition(".")[0]
 
     extras = [name for name in MODULES if name.startswith(f"{SIX}.extras.")]
-    assert {"edge", "observe", "responses", "structured", "tools"} <= {extra(name) for name in extras}
+    assert {"edge", "observe", "other_apis", "structured", "tools"} <= {extra(name) for name in extras}
     others = [(name, other) for name in extras for other in needs(name) if other.startswith(f"{SIX}.extras.")]
     assert [f"{name} knows {other}" for name, other in others if extra(other) not in (extra(name), "fields")] == []
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -174,7 +174,7 @@ def served(core: Path) -> Iterator[str]:
 
 def test_the_server_streams_a_chat_and_aborts_one(core: Path) -> None:
     body = {"messages": [{"role": "user", "content": "What is a page?"}], "stream": True, "max_tokens": 16}
-    with served(core) as url, httpx.Client(base_url=url, timeout=60) as http:
+    with served(core) as url, httpx2.Client(base_url=url, timeout=60) as http:
         with http.stream("POST", "/v1/chat/completions", json=body) as response:
             *chunks, last = [line.removeprefix("data: ") for line in response.iter_lines() if line]
         assert last == "[DONE]"

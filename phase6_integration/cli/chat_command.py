@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
-import httpx
+import httpx2
 from rich.console import Console
 from rich.text import Text
 
@@ -144,7 +144,7 @@ def run(given: argparse.Namespace, parser: Parser) -> int:
                     model = RemoteModel(settings, options.get("model"))
         with closing(model):
             return _converse(Chat(model, sampling, options.get("system"), console), terminal)
-    except httpx.RequestError as error:
+    except httpx2.RequestError as error:
         print(f"{parser.prog}: {http_error(error, options['url'])}", file=sys.stderr)
     except (ValueError, OSError) as error:  # also input that is not text
         print(printable(f"{parser.prog}: {error}"), file=sys.stderr)

@@ -7,7 +7,7 @@ from collections.abc import Generator
 from contextlib import closing
 from typing import Any, NamedTuple, Protocol
 
-import httpx
+import httpx2
 
 from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason
@@ -93,13 +93,13 @@ class RemoteModel:
     """A model of an OpenAI-compatible server."""
 
     def __init__(self, settings: dict[str, Any], model: str | None) -> None:
-        self.client = httpx.Client(**settings)
+        self.client = httpx2.Client(**settings)
         self.name = model or self._first_model()
 
     def _first_model(self) -> str:
         with self.client.stream("GET", "/v1/models") as response:
             return first_model(
-                httpx.Response(response.status_code, content=body_of(response), request=response.request)
+                httpx2.Response(response.status_code, content=body_of(response), request=response.request)
             )
 
     def answer(self, messages: Messages, sampling: Sampling) -> Generator[str | ChatUsage]:
@@ -124,7 +124,7 @@ class RemoteModel:
                         reason = choice.get("finish_reason") or reason
                         if content := choice["delta"].get("content"):
                             yield str(content)
-        except httpx.RequestError as error:
+        except httpx2.RequestError as error:
             raise AnswerError(http_error(error, str(self.client.base_url))) from None
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             raise AnswerError("the server sent an event that is no chat completion chunk") from None

@@ -12,7 +12,7 @@ from phase0_request.support.flags import whole_number
 from phase6_integration.api.settings import API_KEYS
 
 if TYPE_CHECKING:
-    import httpx
+    import httpx2
 
 
 SAMPLING = {
@@ -72,24 +72,24 @@ def api_key(given: Mapping[str, Any]) -> str | None:
 
 
 def http_settings(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Keyword arguments for an httpx client of the server. An answer may take any time; a connection may not."""
-    import httpx
+    """Keyword arguments for an httpx2 client of the server. An answer may take any time; a connection may not."""
+    import httpx2
 
     key = api_key(given)
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-    return {"base_url": server_url(given["url"]), "headers": headers, "timeout": httpx.Timeout(None, connect=30)}
+    return {"base_url": server_url(given["url"]), "headers": headers, "timeout": httpx2.Timeout(None, connect=30)}
 
 
-def http_error(error: "httpx.RequestError", url: str) -> str:
+def http_error(error: "httpx2.RequestError", url: str) -> str:
     """What to tell a user."""
-    import httpx
+    import httpx2
 
-    if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+    if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
         return f"no server answers at {server_url(url)} ({error}); is it running?"
     return f"the connection was lost: {error}"
 
 
-def lines_of(response: "httpx.Response", most: int = MAX_BODY) -> Iterator[str]:
+def lines_of(response: "httpx2.Response", most: int = MAX_BODY) -> Iterator[str]:
     """The lines of a stream, as they come. ValueError if one is longer than so many bytes."""
     rest = bytearray()
     for part in response.iter_bytes():
@@ -103,7 +103,7 @@ def lines_of(response: "httpx.Response", most: int = MAX_BODY) -> Iterator[str]:
         yield rest.decode("utf-8", "replace")
 
 
-def body_of(response: "httpx.Response", most: int = MAX_BODY) -> bytes:
+def body_of(response: "httpx2.Response", most: int = MAX_BODY) -> bytes:
     """The body of an answer that is streamed. ValueError if it is longer than so many bytes."""
     body = bytearray()
     for part in response.iter_bytes():

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-import httpx
+import httpx2
 
 from phase0_request.support.checks import check_number
 from phase0_request.support.flags import Parser
@@ -44,7 +44,7 @@ def run(given: argparse.Namespace, parser: Parser) -> int:
     except ValueError as error:
         parser.error(str(error))
     try:
-        with httpx.Client(**settings) as client, client.stream("GET", "/record") as response:
+        with httpx2.Client(**settings) as client, client.stream("GET", "/record") as response:
             if response.status_code != 200:
                 raise ValueError(f"the server answers {response.status_code}: {error_message(body_of(response))}")
             with open_record(given.file) as file, suppress(KeyboardInterrupt):
@@ -53,7 +53,7 @@ def run(given: argparse.Namespace, parser: Parser) -> int:
                     write(file, line)
                     if sys.stderr.isatty():
                         print(f"\r{count} lines; Ctrl-C ends the record ", end="", file=sys.stderr, flush=True)
-    except httpx.RequestError as error:
+    except httpx2.RequestError as error:
         print(f"{parser.prog}: {http_error(error, given.url)}", file=sys.stderr)
         return 1
     except (ValueError, OSError) as error:
@@ -76,7 +76,7 @@ def write(file: Lines, line: str) -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, INTERRUPTS)
 
 
-def lines(response: httpx.Response, seconds: float | None) -> Iterator[str]:
+def lines(response: httpx2.Response, seconds: float | None) -> Iterator[str]:
     """The lines of a server's record, as they come, and an empty one for a comment, which it sends in a silence. The
     time is up by a signal, as if by Ctrl-C: a server that does nothing sends nothing. SIGTERM is a Ctrl-C too."""
     for number in (signal.SIGALRM, signal.SIGTERM):

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import yaml
 from rich.console import Console
 
@@ -130,7 +130,7 @@ async def run(url: str, clients: Sequence[Turns]) -> dict[str, float]:
     """Run the turns of each client one after the other, CLIENTS clients at a time."""
     todo, ttfts, generated = iter(clients), list[float](), 0
     prompts = cached = 0
-    async with httpx.AsyncClient(base_url=url, timeout=START) as http:
+    async with httpx2.AsyncClient(base_url=url, timeout=START) as http:
         while not (await http.get("/health")).is_success:  # until the front knows of the first replica
             await asyncio.sleep(0.1)
         model = (await http.get("/v1/models")).json()["data"][0]["id"]
@@ -162,7 +162,7 @@ async def run(url: str, clients: Sequence[Turns]) -> dict[str, float]:
     }
 
 
-async def ask(http: httpx.AsyncClient, model: str, prompt: list[int]) -> tuple[float, list[int], dict[str, Any]]:
+async def ask(http: httpx2.AsyncClient, model: str, prompt: list[int]) -> tuple[float, list[int], dict[str, Any]]:
     """The seconds to the first token, the tokens of the answer, and the usage."""
     body: dict[str, Any] = {"model": model, "prompt": prompt, "max_tokens": ANSWER, "temperature": 0}
     body |= {"ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
-import httpx
+import httpx2
 import msgspec
 
 from phase0_request.support.checks import check_bool, check_choice, check_number
@@ -182,7 +182,7 @@ async def send(pool: Pool, written: bytes, load: LoadTest, clock: Callable[[], f
     return response.outcome(clock())
 
 
-def first_model(response: httpx.Response) -> str:
+def first_model(response: httpx2.Response) -> str:
     """The first model in the response of GET /v1/models. ValueError if there is none."""
     try:
         content = response.json()
@@ -196,8 +196,8 @@ def first_model(response: httpx.Response) -> str:
 
 async def _first_model(load: LoadTest) -> str:
     headers = {} if load.api_key is None else {"Authorization": f"Bearer {load.api_key}"}
-    async with httpx.AsyncClient(base_url=load.url, headers=headers) as client:
+    async with httpx2.AsyncClient(base_url=load.url, headers=headers) as client:
         try:
             return first_model(await client.get("/v1/models"))
-        except httpx.TransportError as error:
+        except httpx2.TransportError as error:
             raise UnreachableError(f"no server answers at {load.url} ({error}); is it running?") from None

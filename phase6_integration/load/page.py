@@ -7,7 +7,7 @@ from html import escape
 from itertools import accumulate
 from pathlib import Path
 
-from phase6_integration.load.report import LATENCIES, LATENESS, STATISTICS, Report
+from phase6_integration.load.report import SHOWN, Report
 from phase6_integration.load.response import Outcome
 
 BINS, ROWS = 60, 400  # bars over the time of a run; requests that are drawn, at most
@@ -33,12 +33,8 @@ def page(report: Report, url: str) -> str:
         "failed": float(report.failed),
     }
     tiles = "".join(f"<div><b>{_short(v)}</b><small>{k}</small></div>" for k, v in figures.items() if v is not None)
-    shown = [statistic for statistic in STATISTICS if statistic != "median"]
-    rows = ["".join(f"<th>{name}</th>" for name in ("milliseconds", *shown))]
-    for short, name in (LATENCIES | LATENESS).items():
-        values = [report.latencies[f"{statistic}_{short}_ms"] for statistic in shown]
-        if values[0] is not None:
-            rows.append(f"<td>{name} ({short})</td>" + "".join(f"<td>{value:,.2f}</td>" for value in values))
+    rows = ["".join(f"<th>{name}</th>" for name in ("milliseconds", *SHOWN))]
+    rows += ["".join(f"<td>{cell}</td>" for cell in row) for row in report.measured]
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         f"<title>{title}</title><style>{style}</style><header><h1>{title}</h1><p>{about}; seed {report.seed}.</p>"

@@ -4,14 +4,13 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from typing import Any
 
+import numpy as np
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from phase0_request.lab.metrics import percentile
 from phase6_integration.load.response import Outcome
 from phase6_integration.load.workload import Workload
 
@@ -23,6 +22,7 @@ LATENCIES = {
 }
 LATENESS = {"lateness": "sent after the plan"}
 STATISTICS = ("mean", "median", "std", "p50", "p90", "p99")
+SHOWN = ("mean", "std", "p50", "p90", "p99")  # the median is p50
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,17 +124,24 @@ class Report:
         for name, value in rows.items():
             if value:
                 counts.add_row(name, value, style="red" if name == "requests failed" and self.failed else None)
-        shown = [statistic for statistic in STATISTICS if statistic != "median"]  # which is p50
         times.add_column("milliseconds")
-        for statistic in shown:
+        for statistic in SHOWN:
             times.add_column(statistic, justify="right")
-        for short, name in (LATENCIES | LATENESS).items():
-            values = [self.latencies[f"{statistic}_{short}_ms"] for statistic in shown]
-            if values[0] is not None:
-                times.add_row(f"{name} ({short})", *(f"{value:,.2f}" for value in values))
+        for row in self.measured:
+            times.add_row(*row)
         failures = [Text(f"{count} x {why}", "red") for why, count in Counter(self.errors).most_common(5)]
         late = [Text(self.late, "yellow")] if self.late else []
         return Group(counts, "", times, *late, *failures)
+
+    @property
+    def measured(self) -> list[list[str]]:
+        """Rows of a table: the name of each latency that was measured, and its statistics."""
+        rows = []
+        for short, name in (LATENCIES | LATENESS).items():
+            values = [self.latencies[f"{statistic}_{short}_ms"] for statistic in SHOWN]
+            if values[0] is not None:
+                rows.append([f"{name} ({short})", *(f"{value:,.2f}" for value in values)])
+        return rows
 
     @property
     def late(self) -> str:
@@ -195,8 +202,7 @@ def statistics(name: str, seconds: Sequence[float]) -> dict[str, float | None]:
     """mean_<name>_ms and so on. The standard deviation is the population's."""
     if not seconds:
         return {f"{statistic}_{name}_ms": None for statistic in STATISTICS}
-    values = sorted(value * 1e3 for value in seconds)
-    mean = fmean(values)
-    deviation = math.sqrt(fmean((value - mean) ** 2 for value in values))
-    p50, p90, p99 = (percentile(values, q) for q in (50, 90, 99))
-    return {f"{s}_{name}_ms": v for s, v in zip(STATISTICS, (mean, p50, deviation, p50, p90, p99), strict=True)}
+    values = np.asarray(seconds) * 1e3
+    p50, p90, p99 = np.percentile(values, (50, 90, 99)).tolist()
+    found = float(values.mean()), p50, float(values.std()), p50, p90, p99
+    return {f"{statistic}_{name}_ms": value for statistic, value in zip(STATISTICS, found, strict=True)}

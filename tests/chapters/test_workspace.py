@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from chapters.commands import execute
@@ -235,7 +235,7 @@ def test_a_request_is_answered_with_the_workspaces_code(tmp_path: Path, monkeypa
         url = server.listening()
         server.until("ready")
         body = {"model": "tiny_chat", "prompt": "What is a page?", "max_tokens": 8, "temperature": 0}
-        reply = httpx.post(f"{url}/v1/completions", json=body, timeout=PATIENCE).json()
+        reply = httpx2.post(f"{url}/v1/completions", json=body, timeout=PATIENCE).json()
         said = reply["choices"][0]["text"]
         assert reply["usage"]["completion_tokens"] == 4
         assert said == said.upper() != said.lower()

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import openai
 import pytest
 import yaml
@@ -31,7 +31,7 @@ class Deployed:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", timeout=PATIENCE, max_retries=0)
 
     def stats(self) -> dict[str, Any]:
-        stats: dict[str, Any] = httpx.get(f"{self.url}/stats", timeout=PATIENCE).json()
+        stats: dict[str, Any] = httpx2.get(f"{self.url}/stats", timeout=PATIENCE).json()
         return stats
 
     def change(self, **args: Any) -> None:
@@ -100,7 +100,7 @@ def deployed(directory: Path, replicas: int, **args: Any) -> Iterator[Deployed]:
         try:
             until(lambda: any("is running" in line for line in cluster.log) or process.poll() is not None)
             assert process.poll() is None
-            until(lambda: httpx.get(f"{cluster.url}/health").is_success)
+            until(lambda: httpx2.get(f"{cluster.url}/health").is_success)
             until(lambda: len(cluster.replicas()) == replicas)
             yield cluster
         finally:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from phase6_integration.lab.scale.upgrade import DEPLOY, free_port
@@ -31,7 +31,7 @@ TEXT = "A page of the cache holds the keys and values of a few tokens. " * 3
 
 
 class Prometheus:
-    def __init__(self, http: httpx.Client) -> None:
+    def __init__(self, http: httpx2.Client) -> None:
         self.http = http
 
     def ask(self, path: str, **parameters: str) -> Any:
@@ -80,7 +80,7 @@ def prometheus(server: tuple[Life, str], tmp_path_factory: pytest.TempPathFactor
     (directory / "alerts.yml").write_text(rules)
     flags = [f"--config.file={directory}/prometheus.yml", f"--storage.tsdb.path={directory}/data"]
     command = ["prometheus", *flags, f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn"]
-    with subprocess.Popen(command) as process, httpx.Client(base_url=f"http://127.0.0.1:{port}/api/v1") as http:
+    with subprocess.Popen(command) as process, httpx2.Client(base_url=f"http://127.0.0.1:{port}/api/v1") as http:
         try:
             one = Prometheus(http)
             until(lambda: process.poll() is None and _answers(one))
@@ -92,7 +92,7 @@ def prometheus(server: tuple[Life, str], tmp_path_factory: pytest.TempPathFactor
 def _answers(one: Prometheus) -> bool:
     try:
         return one.values("up") == [1.0]
-    except httpx.ConnectError:
+    except httpx2.ConnectError:
         return False
 
 
@@ -103,7 +103,7 @@ def load(url: str) -> Iterator[None]:
 
     def client() -> None:
         body = {"model": "tiny_chat", "prompt": TEXT, "max_tokens": 96, "temperature": 0, "ignore_eos": True}
-        with httpx.Client(base_url=url, timeout=PATIENCE) as http:
+        with httpx2.Client(base_url=url, timeout=PATIENCE) as http:
             while not stop.is_set():
                 assert http.post("/v1/completions", json=body).status_code == 200
 

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, contextmanager
 from itertools import cycle, islice
 from typing import Any
 
-import httpx
+import httpx2
 import uvicorn
 import uvloop
 
@@ -182,8 +182,8 @@ def says(text: str, engine: AsyncEngine | None = None, end: bool = True) -> Scri
 async def client(engine: AsyncEngine, settings: ServerSettings | None = None) -> Any:
     """An HTTP client of the app itself, with no socket between."""
     app = create_app(engine, settings or ServerSettings())
-    transport = httpx.ASGITransport(app, raise_app_exceptions=True)
-    async with httpx.AsyncClient(transport=transport, base_url="http://front") as http:
+    transport = httpx2.ASGITransport(app, raise_app_exceptions=True)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://front") as http:
         yield http
 
 

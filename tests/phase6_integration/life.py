@@ -12,7 +12,7 @@ from pathlib import Path
 from queue import Queue
 from typing import Any
 
-import httpx
+import httpx2
 import psutil
 
 ROOT = Path(__file__).parents[2]
@@ -179,7 +179,7 @@ def gone(pid: int) -> bool:
         return True
 
 
-def stream(http: httpx.Client, url: str, **body: Any) -> Iterator[str]:
+def stream(http: httpx2.Client, url: str, **body: Any) -> Iterator[str]:
     """The data of the events of a completion."""
     body = {"prompt": [5, 6, 7], "stream": True, **body}
     with http.stream("POST", f"{url}/v1/completions", json=body) as response:

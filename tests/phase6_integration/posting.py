@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-import httpx
+import httpx2
 
 from phase6_integration.api.settings import ServerSettings
 from tests.phase6_integration import running
@@ -26,10 +26,10 @@ def send(
     engine: FakeEngine | None = None,
     settings: ServerSettings = SETTINGS,
     headers: Mapping[str, str] | None = None,
-) -> httpx.Response:
+) -> httpx2.Response:
     """Send a request to a server with an engine that echoes. Bytes are sent as they are, other bodies as JSON."""
 
-    async def main() -> httpx.Response:
+    async def main() -> httpx2.Response:
         content = body if isinstance(body, bytes | None) else json.dumps(body).encode()
         kind = {} if body is None else {"content-type": "application/json"}
         async with client(engine or FakeEngine(), settings) as http:
@@ -38,11 +38,11 @@ def send(
     return asyncio.run(main())
 
 
-def post(path: str, body: Any, engine: FakeEngine | None = None, **more: Any) -> httpx.Response:
+def post(path: str, body: Any, engine: FakeEngine | None = None, **more: Any) -> httpx2.Response:
     return send("POST", path, body, engine, **more)
 
 
-def error_of(response: httpx.Response) -> dict[str, Any]:
+def error_of(response: httpx2.Response) -> dict[str, Any]:
     """The error, which has the one shape, and a message."""
     error = running.error_of(response.json())
     assert isinstance(error["message"], str)

@@ -5,7 +5,7 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import httpx
+import httpx2
 
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.process.async_engine import AsyncEngine
@@ -30,17 +30,17 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(asyncio.wait_for(test(), 60))  # a stream that never ends is a failure, not a hang
 
 
-def post(engine: AsyncEngine, path: str, settings: ServerSettings | None = None, **body: Any) -> httpx.Response:
-    async def send() -> httpx.Response:
+def post(engine: AsyncEngine, path: str, settings: ServerSettings | None = None, **body: Any) -> httpx2.Response:
+    async def send() -> httpx2.Response:
         async with client(engine, settings) as http:
             response = await http.post(path, json=body)
-            assert isinstance(response, httpx.Response)
+            assert isinstance(response, httpx2.Response)
             return response
 
     return asyncio.run(send())
 
 
-def chunks_of(response: httpx.Response) -> list[Any]:
+def chunks_of(response: httpx2.Response) -> list[Any]:
     """The chunks of a stream, which ends with [DONE]."""
     *chunks, done = events(response.content)
     assert done == "[DONE]"

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from phase0_request.request import FinishReason
@@ -31,7 +31,7 @@ def get(path: str) -> Request:
     return "GET", path, None
 
 
-def ask(request: Request, engine: FakeEngine | None = None, **settings: Any) -> httpx.Response:
+def ask(request: Request, engine: FakeEngine | None = None, **settings: Any) -> httpx2.Response:
     headers = {"authorization": f"Bearer {KEY}", "x-request-id": "mine"}
     return send(*request, engine, connect.settings(**settings), headers)
 

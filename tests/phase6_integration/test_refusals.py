@@ -4,7 +4,7 @@ unknown or exclude each other. `test_request_fields.py` has every field, a value
 import asyncio
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from phase6_integration import connect
@@ -191,6 +191,7 @@ def test_messages_come_back_as_clients_got_them() -> None:
     more = {"type": "message", "annotations": [], "provider_specific_fields": {"a": 1}, "whatever": [1]}
     answer: dict[str, Any] = {"role": "assistant", "content": "Hi", "name": "me", **nulls, **more}
     last = content({"type": "text", "text": "More", "cache_control": {"type": "ephemeral"}})["messages"]
+    last = [{**one, "whatever": [1]} for one in last]
     for again in (answer, {**answer, "tool_calls": []}):
         assert post(CHAT, {"messages": [*HELLO["messages"], again, *last], "max_tokens": 2}).status_code == 200
     call = {"name": "f", "arguments": "{}"}
@@ -201,7 +202,7 @@ def test_messages_come_back_as_clients_got_them() -> None:
 def test_prompt_logprobs_are_limited_before_anything_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(told_fields, "MAX_SCORES", 24)
 
-    async def send(**asked: Any) -> httpx.Response:
+    async def send(**asked: Any) -> httpx2.Response:
         async with client(engine, ServerSettings()) as http:
             return await http.post(COMPLETE, json={"echo": True, "max_tokens": 1, "logprobs": 1, **asked})
 

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from phase6_integration import serve
@@ -65,16 +65,16 @@ def test_ctrl_c_is_one_line_and_exit_code_130(
 def test_while_it_loads_it_answers_503() -> None:
     with life(scripted=True) as server:
         url = server.listening()
-        asked = [httpx.get(f"{url}{path}") for path in ("/health", "/health/ready")]
-        for response in (*asked, httpx.post(f"{url}/v1/completions", json={"prompt": "a"})):
+        asked = [httpx2.get(f"{url}{path}") for path in ("/health", "/health/ready")]
+        for response in (*asked, httpx2.post(f"{url}/v1/completions", json={"prompt": "a"})):
             assert response.status_code == 503
             assert int(response.headers["retry-after"]) > 0
             assert response.json()["error"]["code"] == "loading"
-        assert httpx.get(f"{url}/health/live").json() == {"status": "live"}, "no reason to restart it"
-        assert httpx.get(f"{url}/version").status_code == 200
+        assert httpx2.get(f"{url}/health/live").json() == {"status": "live"}, "no reason to restart it"
+        assert httpx2.get(f"{url}/version").status_code == 200
         server.signal(signal.SIGUSR1)
         server.until("ready")
-        ready = httpx.get(f"{url}/health")
+        ready = httpx2.get(f"{url}/health")
         assert ready.json() == {"status": "ready"}
         assert "server" not in ready.headers, "it does not say what it is made with"
 
@@ -100,7 +100,7 @@ def test_a_signal_while_the_real_engine_loads_ends_both() -> None:
 
 
 def test_while_draining_health_is_503_and_running_requests_are_completed() -> None:
-    with scripted() as (server, url), httpx.Client(timeout=PATIENCE) as http:
+    with scripted() as (server, url), httpx2.Client(timeout=PATIENCE) as http:
         with http.stream("POST", f"{url}/v1/completions", json=STREAM) as asked:
             lines = asked.iter_lines()
             server.signal(signal.SIGTERM)
@@ -114,7 +114,7 @@ def test_while_draining_health_is_503_and_running_requests_are_completed() -> No
         assert told[-1] == "[DONE]"
         assert [c["finish_reason"] for c in choices(told)][-1] == "length"
         assert server.ended() == 0
-        with pytest.raises(httpx.ConnectError):
+        with pytest.raises(httpx2.ConnectError):
             http.get(f"{url}/health")
 
 
@@ -128,7 +128,7 @@ def choices(events: list[str]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
 def test_answers_that_outlast_the_timeout_end_in_an_error_and_the_server_in_order(number: int, code: int) -> None:
     """Of a stream the last event is an error; an answer in one piece is a 503."""
-    with scripted("--shutdown-timeout", "0.2") as (server, url), httpx.Client(timeout=PATIENCE) as http:
+    with scripted("--shutdown-timeout", "0.2") as (server, url), httpx2.Client(timeout=PATIENCE) as http:
         with (
             socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=PATIENCE) as asking,
             http.stream("POST", f"{url}/v1/completions", json=STREAM) as asked,
@@ -139,7 +139,7 @@ def test_answers_that_outlast_the_timeout_end_in_an_error_and_the_server_in_orde
                 b"content-type: application/json\r\ncontent-length: 15\r\n"
             )
             asking.sendall(head + b'\r\n{"prompt": [5]}')
-            assert httpx.get(f"{url}/health").status_code == 200  # by now that request has been read
+            assert httpx2.get(f"{url}/health").status_code == 200  # by now that request has been read
             server.signal(number)
             told = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
             assert asking.recv(65536).startswith(b"HTTP/1.1 503 ")
@@ -152,7 +152,7 @@ def test_answers_that_outlast_the_timeout_end_in_an_error_and_the_server_in_orde
 def test_a_second_signal_ends_it_at_once() -> None:
     with (
         scripted("--shutdown-timeout", "1000") as (server, url),
-        httpx.stream("POST", f"{url}/v1/completions", json=STREAM, timeout=PATIENCE),
+        httpx2.stream("POST", f"{url}/v1/completions", json=STREAM, timeout=PATIENCE),
     ):
         server.signal(signal.SIGTERM)
         server.until("draining")
@@ -166,8 +166,8 @@ def test_a_second_signal_ends_it_at_once() -> None:
 def test_json_logs_are_json_to_the_last_line_and_a_key_of_the_environment_is_in_none() -> None:
     with scripted("--log-format", "json", NANOSERVE_API_KEY="sk-hidden") as (server, url):
         keys = ({}, {"authorization": "Bearer sk-wrong"}, {"authorization": "Bearer sk-hidden"})
-        asked = [httpx.get(f"{url}/v1/models", headers={**key, "x-request-id": "mine"}) for key in keys]
-        assert httpx.get(f"{url}/stats", headers=keys[2]).status_code == 200
+        asked = [httpx2.get(f"{url}/v1/models", headers={**key, "x-request-id": "mine"}) for key in keys]
+        assert httpx2.get(f"{url}/stats", headers=keys[2]).status_code == 200
         assert [response.status_code for response in asked] == [401, 401, 200]
         with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as bad:
             bad.sendall(b"GARBAGE\r\n\r\n")

@@ -4,7 +4,7 @@ import json
 import signal
 from pathlib import Path
 
-import httpx
+import httpx2
 import torch
 from transformers import AutoModelForCausalLM
 
@@ -26,11 +26,11 @@ def test_a_gguf_file_answers_as_the_directory_that_it_was_made_of(tmp_path: Path
         ready = json.loads(server.until(r'.*"message": "ready".*')[0])
         assert ready["dtype"] == "bfloat16"
         assert ready["linear"] == packed_linear(torch.ones(16, 16, dtype=torch.bfloat16)).kernel
-        assert [served["id"] for served in httpx.get(f"{url}/v1/models").json()["data"]] == ["chat"]
+        assert [served["id"] for served in httpx2.get(f"{url}/v1/models").json()["data"]] == ["chat"]
         body = {"messages": CHAT, "temperature": 0, "max_tokens": 24}
-        answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=PATIENCE).json()
+        answer = httpx2.post(f"{url}/v1/chat/completions", json=body, timeout=PATIENCE).json()
         (engine,) = server.engines()
-        with httpx.Client(timeout=PATIENCE) as http:
+        with httpx2.Client(timeout=PATIENCE) as http:
             events = stream(http, url, max_tokens=1900, ignore_eos=True)
             next(events)
             server.signal(signal.SIGTERM)

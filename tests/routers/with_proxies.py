@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from phase0_request.request import FinishReason
@@ -52,15 +52,15 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextlib.contextmanager
-def proxy(name: str, port: int, directory: Path, certificate: Path, timeout: str = TIMEOUT) -> Iterator[httpx.Client]:
+def proxy(name: str, port: int, directory: Path, certificate: Path, timeout: str = TIMEOUT) -> Iterator[httpx2.Client]:
     """The proxy with its file of `deploy`. Nothing listens in the place of a second server."""
     one = Proxy(name, directory, certificate, timeout)
     one.configure(port, free_port())
-    with one.run(), httpx.Client(base_url=one.url, verify=False, timeout=20) as client:
+    with one.run(), httpx2.Client(base_url=one.url, verify=False, timeout=20) as client:
         yield client
 
 
-Through = tuple[httpx.Client, Upstream]
+Through = tuple[httpx2.Client, Upstream]
 
 
 @contextlib.contextmanager
@@ -166,7 +166,7 @@ def test_a_request_is_sent_to_the_server_once(name: str, tmp_path: Path, certifi
         with proxy(name, listener.getsockname()[1], tmp_path, certificate) as client:
             until(lambda: client.get("/health/ready").status_code == 200)
             with contextlib.suppress(
-                httpx.RemoteProtocolError
+                httpx2.RemoteProtocolError
             ):  # HAProxy closes too: it had used that connection before
                 assert client.post("/v1/completions", json=BODY).status_code == 502
     assert len(posts) == 1

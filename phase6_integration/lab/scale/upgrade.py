@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-import httpx
+import httpx2
 from rich.console import Console
 
 from phase0_request.lab.metrics import percentile
@@ -184,10 +184,10 @@ class Clients:
 
 async def ready(url: str, version: str, tls: ssl.SSLContext) -> None:
     """Wait until the server that answers there is of this version, and ready."""
-    none = httpx.Limits(max_keepalive_connections=0)
-    async with asyncio.timeout(PATIENCE), httpx.AsyncClient(base_url=url, verify=tls, limits=none) as http:
+    none = httpx2.Limits(max_keepalive_connections=0)
+    async with asyncio.timeout(PATIENCE), httpx2.AsyncClient(base_url=url, verify=tls, limits=none) as http:
         while True:
-            with suppress(httpx.HTTPError, ValueError, LookupError):
+            with suppress(httpx2.HTTPError, ValueError, LookupError):
                 models = (await http.get("/v1/models")).json()["data"]
                 if version in {model["id"] for model in models} and (await http.get("/health/ready")).is_success:
                     return

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import httpx
+import httpx2
 import pytest
 import uvloop
 
@@ -77,7 +77,7 @@ def test_what_follows_the_last_request_does_not_cut_off_its_answer(stream: bool,
         end.sendall(last)
         assert until(lambda: held.engine.live > 0)
         end.sendall(b"\r\n")
-        httpx.get(f"{url}/health")  # by now the server has read it
+        httpx2.get(f"{url}/health")  # by now the server has read it
         held.release()
         answer = heard(end)
     assert answer.startswith(b"HTTP/1.1 200 OK")
@@ -99,7 +99,7 @@ def test_a_client_that_reads_slowly_is_served_to_its_end(loop: Loop) -> None:
     settings = connect.settings(send_timeout=0.5)
     with listening(FakeEngine, settings, loop=loop, buffer=4096) as url, reading_little(url) as end:
         end.sendall(b"GET /openapi.json HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
-        whole = httpx.get(f"{url}/openapi.json").content
+        whole = httpx2.get(f"{url}/openapi.json").content
         begun, answer = time.monotonic(), b""
         while part := end.recv(1 + len(whole) // 100):
             answer += part
@@ -113,7 +113,7 @@ def test_a_client_that_reads_nothing_is_cut_off(hurried: str) -> None:
     with reading_little(hurried) as end:
         end.sendall(b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n" * 1000)
         assert is_cut_off(end)
-    assert httpx.get(f"{hurried}/health").status_code == 200
+    assert httpx2.get(f"{hurried}/health").status_code == 200
 
 
 class Endless(FakeEngine):
@@ -134,7 +134,7 @@ def test_the_requests_of_a_client_that_does_not_read_its_stream_are_aborted(loop
         assert is_cut_off(end)
         assert until(lambda: not engine.live)
         assert len(engine.dropped) == 2
-        assert httpx.get(f"{url}/stats").json()["requests"]["finished"]["abort"] == 2
+        assert httpx2.get(f"{url}/stats").json()["requests"]["finished"]["abort"] == 2
 
 
 def test_a_client_that_reads_next_to_nothing_is_cut_off() -> None:
@@ -165,10 +165,10 @@ def test_a_client_that_sends_a_second_request_and_leaves_takes_its_first_answer_
 
 @pytest.mark.parametrize("path", ["/", "/health", "/version", "/v1/models", "/metrics", "/openapi.json"])
 def test_head_is_get_without_the_body(plain: str, path: str) -> None:
-    got, asked = httpx.get(plain + path), httpx.head(plain + path)
+    got, asked = httpx2.get(plain + path), httpx2.head(plain + path)
     assert asked.status_code == got.status_code == 200
     assert (asked.content, asked.headers["content-length"]) == (b"", got.headers["content-length"])
-    assert httpx.head(f"{plain}/v1/completions").status_code == 405
+    assert httpx2.head(f"{plain}/v1/completions").status_code == 405
 
 
 @on_both_loops
@@ -221,7 +221,7 @@ def test_nothing_of_a_closed_connection_waits_for_a_collection(loop: Loop) -> No
                 end.sendall(GET + b"\r\n")
                 assert end.recv(1 << 16)
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
-            assert httpx.post(f"{url}/v1/completions", json={"prompt": [5], "logprobs": 3, "n": 2}).status_code == 200
+            assert httpx2.post(f"{url}/v1/completions", json={"prompt": [5], "logprobs": 3, "n": 2}).status_code == 200
             left = lambda: sum(getattr(type(one), "settings", None) is settings for one in gc.get_objects())  # noqa: E731
             assert until(lambda: not left())
         finally:

@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from phase0_request import FinishReason, SamplingParams
@@ -192,7 +192,7 @@ def test_a_server_whose_engine_fails_for_good_completes_its_responses_and_exits_
     """Fault: it stayed up, answered 503 for ever, and ended with 0 when it was stopped."""
     with (
         ready("--max-engine-restarts", "0") as (one, url),
-        httpx.Client(timeout=PATIENCE) as http,
+        httpx2.Client(timeout=PATIENCE) as http,
     ):
         events = stream(http, url, prompt=[3], max_tokens=1900, ignore_eos=True)
         next(events)
@@ -208,7 +208,7 @@ def test_a_server_whose_engine_fails_for_good_completes_its_responses_and_exits_
 
 def test_a_restart_is_seen_from_outside() -> None:
     """Meanwhile the server is alive and not ready; the metrics count it."""
-    with ready() as (one, url), httpx.Client(base_url=url) as http:
+    with ready() as (one, url), httpx2.Client(base_url=url) as http:
         os.kill(engine_of(one), signal.SIGKILL)
         one.until("the engine is dead")
         assert http.get("/health/live").status_code == 200
@@ -244,7 +244,7 @@ def test_when_descriptors_run_out_clients_and_the_log_hear_of_it_and_the_server_
                 answers.append(client.recv(4096))
         assert [answer[:12] for answer in answers] == [b"HTTP/1.1 200"] * 20 + [b"HTTP/1.1 503"] * 30
         assert all(b'"code": "overloaded"' in answer and b"retry-after" in answer for answer in answers[20:])
-        with httpx.Client(base_url=url) as http:
+        with httpx2.Client(base_url=url) as http:
             while http.get("/version").status_code != 200:
                 pass
         server.signal(signal.SIGTERM)
@@ -261,7 +261,7 @@ def test_after_a_shortage_of_memory_prompts_are_answered_again() -> None:
         engines.append(AsyncEngine(EngineOptions(kv_cache_pages=512)))
         return engines[0]
 
-    with served(make) as url, httpx.Client(timeout=PATIENCE) as http:
+    with served(make) as url, httpx2.Client(timeout=PATIENCE) as http:
 
         def ask(words: int) -> int:
             body = {"prompt": "word " * words, "max_tokens": 2, "ignore_eos": True}

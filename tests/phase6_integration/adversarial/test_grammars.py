@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from phase6_integration import connect
@@ -61,9 +61,9 @@ def url() -> Iterator[str]:
         yield url
 
 
-def ask(url: str, key: str, **fields: Any) -> httpx.Response:
+def ask(url: str, key: str, **fields: Any) -> httpx2.Response:
     headers = {"authorization": f"Bearer {key}"}
-    return httpx.post(url + COMPLETE, json={**PROMPT, **fields}, headers=headers, timeout=120)
+    return httpx2.post(url + COMPLETE, json={**PROMPT, **fields}, headers=headers, timeout=120)
 
 
 @pytest.mark.parametrize("name", HOSTILE)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from phase6_integration import connect
@@ -13,7 +13,7 @@ PAGE = "https://chat.example.com"
 PREFLIGHT = {"access-control-request-method": "POST", "access-control-request-headers": "authorization,content-type"}
 
 
-def ask(method: str, path: str, headers: dict[str, str], **settings: Any) -> httpx.Response:
+def ask(method: str, path: str, headers: dict[str, str], **settings: Any) -> httpx2.Response:
     return send(method, path, settings=connect.settings(**settings), headers=headers)
 
 

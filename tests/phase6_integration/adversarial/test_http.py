@@ -12,7 +12,7 @@ import logging
 import time
 
 import h11
-import httpx
+import httpx2
 import pytest
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -154,7 +154,7 @@ def test_a_fault_of_the_server_while_it_reads_a_request_is_not_the_clients(
     assert (b"\r\nretry-after: " in answer) == (status == 503)
     assert b"secret" not in answer
     monkeypatch.undo()
-    assert httpx.get(f"{plain}/health").status_code == 200
+    assert httpx2.get(f"{plain}/health").status_code == 200
 
 
 def test_the_request_id_of_a_body_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 from huggingface_hub.utils import filter_repo_objects
 
@@ -64,7 +64,7 @@ def check_an_answer(server: Life) -> None:
     server.until("ready")
     messages = [{"role": "user", "content": "What is a page?"}]
     body = {"messages": messages, "max_tokens": 2}
-    assert httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60).status_code == 200
+    assert httpx2.post(f"{url}/v1/chat/completions", json=body, timeout=60).status_code == 200
 
 
 def test_serve_runs_no_code_from_the_working_directory_or_from_the_model(folders: tuple[Path, Path]) -> None:

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 
-import httpx
+import httpx2
 
 from tests.phase6_integration.life import ENVIRONMENT, PATIENCE, ROOT
 
@@ -31,7 +31,7 @@ def test_a_log_that_nothing_reads_stops_neither_requests_nor_the_shutdown() -> N
             assert server.stderr is not None
             lines = (json.loads(line) for line in server.stderr)
             url = next(line["url"] for line in lines if line["message"] == "listening")
-            with httpx.Client(base_url=url, timeout=PATIENCE) as http:
+            with httpx2.Client(base_url=url, timeout=PATIENCE) as http:
                 for number in range(REQUESTS):
                     assert http.get(f"/v1/models/{'x' * 180}-{number}").status_code == 404
             server.send_signal(signal.SIGTERM)

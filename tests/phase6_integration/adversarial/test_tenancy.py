@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from phase0_request.request import FinishReason
@@ -40,21 +40,21 @@ def on_an_engine() -> Iterator[OnTheEngine]:
         yield run_on
 
 
-def client(made: AsyncEngine, key: str, settings: ServerSettings = KEYS, **more: Any) -> httpx.AsyncClient:
-    transport = httpx.ASGITransport(create_app(made, settings), **more)
-    return httpx.AsyncClient(
+def client(made: AsyncEngine, key: str, settings: ServerSettings = KEYS, **more: Any) -> httpx2.AsyncClient:
+    transport = httpx2.ASGITransport(create_app(made, settings), **more)
+    return httpx2.AsyncClient(
         transport=transport, base_url="http://front", headers={"authorization": f"Bearer {key}"}, timeout=None
     )
 
 
-async def ask(http: httpx.AsyncClient, **body: Any) -> httpx.Response:
+async def ask(http: httpx2.AsyncClient, **body: Any) -> httpx2.Response:
     return await http.post(COMPLETIONS, json={"prompt": "Hello", "max_tokens": 1, "ignore_eos": True, **body})
 
 
 # What one learns of another.
 
 
-async def cached(http: httpx.AsyncClient, **body: Any) -> int:
+async def cached(http: httpx2.AsyncClient, **body: Any) -> int:
     response = await ask(http, prompt=SECRET, **body)
     return int(response.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
 

@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from phase0_request.params import SamplingParams
@@ -17,7 +17,7 @@ TOKENIZER = Tokenizer.from_pretrained()
 EMOJI = "caf\u00e9 \U0001f600 ok"
 
 
-def complete(engine: FakeEngine, **body: Any) -> httpx.Response:
+def complete(engine: FakeEngine, **body: Any) -> httpx2.Response:
     return post(
         engine, "/v1/completions", ServerSettings(served_model_names=("first", "second"), max_choices=6), **body
     )

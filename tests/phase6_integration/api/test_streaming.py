@@ -145,7 +145,7 @@ def test_usage_in_every_chunk_grows() -> None:
 
 @pytest.mark.parametrize("path", PATHS)
 def test_a_line_break_of_unicode_is_escaped(path: str) -> None:
-    """Clients split a stream by `str.splitlines`, as httpx' `iter_lines` does."""
+    """Clients split a stream by `str.splitlines`, as `iter_lines` of httpx2 does."""
 
     async def test() -> None:
         app = create_app(FakeEngine(says(LINE_BREAKS)), ServerSettings())

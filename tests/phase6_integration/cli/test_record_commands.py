@@ -18,7 +18,7 @@ from itertools import pairwise
 from pathlib import Path
 from subprocess import DEVNULL
 
-import httpx
+import httpx2
 import pytest
 
 from phase5_continuous.extras.record import record_file
@@ -130,8 +130,8 @@ def test_a_line_is_in_the_file_a_second_later_while_more_come(tmp_path: Path, mo
 
 def test_a_comment_of_the_server_is_an_empty_line() -> None:
     """It says that nothing has happened: what has come is flushed."""
-    sent = httpx.MockTransport(lambda _: httpx.Response(200, content=b"data: {}\n\n: \n\ndata: []\n\n"))
-    with httpx.Client(transport=sent).stream("GET", "http://server/record") as response:
+    sent = httpx2.MockTransport(lambda _: httpx2.Response(200, content=b"data: {}\n\n: \n\ndata: []\n\n"))
+    with httpx2.Client(transport=sent).stream("GET", "http://server/record") as response:
         assert [*lines(response, None)] == ["{}", "", "[]"]
 
 
@@ -245,8 +245,8 @@ def test_a_line_without_end_is_not_read_into_memory(
 @pytest.mark.parametrize("status", [200, 500])
 def test_a_server_that_never_ends_a_line_is_left(status: int) -> None:
     """After 99 kB of an answer that has no end."""
-    endless = httpx.Client(
-        transport=httpx.MockTransport(lambda _: httpx.Response(status, content=itertools.repeat(b"x" * 33_000)))
+    endless = httpx2.Client(
+        transport=httpx2.MockTransport(lambda _: httpx2.Response(status, content=itertools.repeat(b"x" * 33_000)))
     )
     with (
         endless.stream("GET", "http://server/") as response,

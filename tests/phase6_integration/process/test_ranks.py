@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
+import httpx2
 import psutil
 import pytest
 
@@ -33,7 +33,7 @@ def until(what: Any) -> Any:
     """Wait until something is there."""
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
-        with contextlib.suppress(psutil.NoSuchProcess, httpx.TransportError):
+        with contextlib.suppress(psutil.NoSuchProcess, httpx2.TransportError):
             if found := what():
                 return found
         time.sleep(0.01)
@@ -75,7 +75,7 @@ class Served:
 
     def ask(self) -> str:
         body = {"prompt": [5, 6, 7], "max_tokens": 16, "temperature": 0}
-        text: str = httpx.post(f"{self.url}/v1/completions", json=body, timeout=PATIENCE).json()["choices"][0]["text"]
+        text: str = httpx2.post(f"{self.url}/v1/completions", json=body, timeout=PATIENCE).json()["choices"][0]["text"]
         return text
 
     def pids(self) -> tuple[int, int]:
@@ -91,7 +91,7 @@ class Served:
         os.kill(worker, number)
         self.server.until(f"the engine is dead: {said}")
         assert until(lambda: gone(engine) and gone(worker))
-        until(lambda: httpx.get(f"{self.url}/health").status_code == 200)
+        until(lambda: httpx2.get(f"{self.url}/health").status_code == 200)
         assert self.ask() == self.answer
 
 
@@ -103,19 +103,19 @@ def test_a_rank_that_dies_or_hangs_at_any_stage_of_a_request_is_replaced_with_it
         with served.fault(signal.SIGKILL, KILLED):
             pass  # idle
         for number, said in ((signal.SIGKILL, KILLED), (signal.SIGSTOP, "rank 1 of 2 did not take part in a step")):
-            with httpx.Client(timeout=PATIENCE) as http:
+            with httpx2.Client(timeout=PATIENCE) as http:
                 with served.fault(number, said):  # decode
                     events = stream(http, served.url, **long)
                     next(events)
                 *_, last, _ = events
                 assert '"code":"dead"' in last.replace(" ", "")
-        with httpx.Client(timeout=PATIENCE) as http:
+        with httpx2.Client(timeout=PATIENCE) as http:
             with served.fault(signal.SIGKILL, KILLED):  # prefill, or soon after
                 request = http.build_request(
                     "POST", f"{served.url}/v1/completions", json={"prompt": [5] * 1500, "max_tokens": 9, "stream": True}
                 )
                 response = http.send(request, stream=True)
-                until(lambda: httpx.get(f"{served.url}/stats").json()["pages"]["used"])
+                until(lambda: httpx2.get(f"{served.url}/stats").json()["pages"]["used"])
             assert "dead" in response.read().decode()
         _, worker = served.pids()
         server.signal(signal.SIGTERM)

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-import httpx
+import httpx2
 import pytest
 
 from phase6_integration import connect
@@ -63,7 +63,7 @@ def test_a_unix_socket_serves_and_is_gone_at_the_end(tmp_path: Path) -> None:
         assert server.until(r"listening url=(\S+)")[1] == f"unix:{path}"
         server.signal(signal.SIGUSR1)
         server.until("ready")
-        with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), timeout=PATIENCE) as http:
+        with httpx2.Client(transport=httpx2.HTTPTransport(uds=str(path)), timeout=PATIENCE) as http:
             assert http.get("http://any.name/v1/models").status_code == 200
             server.signal(signal.SIGUSR1)
             assert http.post("http://localhost/v1/completions", json=BODY).text.endswith("data: [DONE]\n\n")
@@ -107,11 +107,11 @@ def test_tls_serves_and_streams(pair: Pair) -> None:
         server.until("ready")
         server.signal(signal.SIGUSR1)
         trusted = ssl.create_default_context(cafile=str(pair.certificate))
-        with httpx.Client(verify=trusted, timeout=PATIENCE) as http:
+        with httpx2.Client(verify=trusted, timeout=PATIENCE) as http:
             assert "<html" in http.get(f"{url}/").text
             assert http.post(f"{url}/v1/completions", json=BODY).text.endswith("data: [DONE]\n\n")
-        with pytest.raises(httpx.TransportError):
-            httpx.get(url.replace("https", "http"), timeout=PATIENCE)
+        with pytest.raises(httpx2.TransportError):
+            httpx2.get(url.replace("https", "http"), timeout=PATIENCE)
         server.signal(signal.SIGTERM)
         assert server.ended() == 0
 

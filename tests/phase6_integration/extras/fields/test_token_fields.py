@@ -8,7 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from phase0_request.params import SamplingParams
@@ -27,7 +27,7 @@ END, START = 2, 1  # <|im_end|>, which ends an answer, and <|im_start|>
 SAID = TOKENIZER.encode("one two three")
 
 
-def post(path: str, body: dict[str, Any], engine: FakeEngine | None = None) -> httpx.Response:
+def post(path: str, body: dict[str, Any], engine: FakeEngine | None = None) -> httpx2.Response:
     return streams.post(engine or FakeEngine(), path, **{**BODIES[path], "max_tokens": 40, **body})
 
 

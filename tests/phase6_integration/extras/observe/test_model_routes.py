@@ -4,7 +4,7 @@ import asyncio
 import threading
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from phase0_request.tokenizer import Tokenizer
@@ -58,7 +58,7 @@ def test_when_too_many_texts_wait_for_the_tokenizer_one_more_is_a_503(monkeypatc
         assert refused.wait(60.0)
         return encode(*text)
 
-    async def send() -> tuple[httpx.Response, httpx.Response]:
+    async def send() -> tuple[httpx2.Response, httpx2.Response]:
         async with client(FakeEngine(max_num_queued_reqs=1)) as http:
             both = [asyncio.create_task(http.post("/tokenize", json={"prompt": "Hello"})) for _ in range(2)]
             (first,), (second,) = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)

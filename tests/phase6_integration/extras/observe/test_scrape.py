@@ -1,6 +1,6 @@
 """/metrics of a server with the bundled model, after requests that are known."""
 
-import httpx
+import httpx2
 from prometheus_client.parser import text_string_to_metric_families as read_text
 
 from phase6_integration.api.settings import ServerSettings
@@ -18,7 +18,7 @@ REQUESTS = [  # one after the other
 
 def test_a_scrape_has_the_numbers_of_the_requests_before_it() -> None:
     options = EngineOptions(kv_cache_pages=128, threads=1, page_size=8)
-    with served(lambda: AsyncEngine(options), ServerSettings()) as url, httpx.Client(base_url=url) as http:
+    with served(lambda: AsyncEngine(options), ServerSettings()) as url, httpx2.Client(base_url=url) as http:
         for body in REQUESTS:
             assert http.post("/v1/completions", json={"ignore_eos": True, **body}).status_code == 200
         text = http.get("/metrics").text

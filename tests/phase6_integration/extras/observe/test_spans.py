@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from phase6_integration import connect
@@ -73,7 +73,7 @@ def test_a_span_has_the_tokens_and_latencies_of_its_request_and_the_parent_that_
 ) -> None:
     body = {"prompt": "A page", "max_tokens": 3, "n": 2, "stream": True}
     settings = connect.settings(otlp_traces_endpoint=collector.endpoint)
-    with served(FakeEngine, settings) as url, httpx.Client(base_url=url) as http:
+    with served(FakeEngine, settings) as url, httpx2.Client(base_url=url) as http:
         headers = {"traceparent": f"00-{TRACE}-{PARENT}-01", "x-request-id": "it"}
         assert http.post("/v1/completions", json=body, headers=headers).status_code == 200
         assert http.post("/v1/completions", json=body | {"max_tokens": -7}).status_code == 400

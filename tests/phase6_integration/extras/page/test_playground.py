@@ -5,7 +5,7 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-from httpx import Response
+from httpx2 import Response
 
 from phase6_integration import connect
 from phase6_integration.api.settings import ServerSettings

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar
 from uuid import UUID
 
-import httpx
+import httpx2
 import pytest
 from llguidance import LLMatcher
 from pydantic import (
@@ -199,7 +199,7 @@ def test_answers_validate_and_what_is_not_enforced_is_noted(group: int, on_the_e
     models = {name: create_model("Model", value=(KINDS[name], ...)) for name in [*KINDS][group::6]}
     judged: list[str] = []
 
-    async def check(http: httpx.AsyncClient, name: str, model: type[BaseModel]) -> None:
+    async def check(http: httpx2.AsyncClient, name: str, model: type[BaseModel]) -> None:
         response = await http.post(CHAT, json=body(model))
         assert response.status_code == 200, (name, response.text)
         noted = f'299 - "not enforced: {NOTED[name][1]}"' if name in NOTED else None

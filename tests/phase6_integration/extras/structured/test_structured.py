@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import jsonschema
 import numpy as np
 import pytest
@@ -182,10 +182,10 @@ def test_a_model_without_a_tokenizer_has_no_structured_output() -> None:
     engine = FakeEngine()
     engine.tokenizer = None
 
-    async def ask() -> httpx.Response:
+    async def ask() -> httpx2.Response:
         async with client(engine) as http:
             answer = await http.post(COMPLETE, json={"prompt": [5], "guided_regex": "a"})
-            assert isinstance(answer, httpx.Response)
+            assert isinstance(answer, httpx2.Response)
             return answer
 
     error = asyncio.run(ask()).json()["error"]

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import openai
 import pytest
 from llguidance import LLMatcher, LLTokenizer
@@ -125,7 +125,7 @@ def test_a_number_beyond_all_floats_in_a_tool_is_refused_by_its_field(bundled: S
     tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"const": 5}}}}}
     body = json.dumps({"messages": HELLO, "tools": [tool], "tool_choice": "required"}).replace("5}", "1e999}")
     headers = {"content-type": "application/json"}
-    answer = httpx.post(f"{bundled.url}/v1/chat/completions", content=body, headers=headers)
+    answer = httpx2.post(f"{bundled.url}/v1/chat/completions", content=body, headers=headers)
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["param"] == "tools"
 

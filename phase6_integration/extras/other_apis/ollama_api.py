@@ -3,20 +3,20 @@
 import json
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
-from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import FastAPI, Request, Response
 from pydantic import Field, Tag
 
-from phase6_integration.api.chat import ChatFormatter, continue_chat
-from phase6_integration.api.errors import RequestError, own_names
-from phase6_integration.api.field_types import FromClient, FunctionName, Hint, Name, RequestModel, Unsupported, by_kind
+from phase6_integration.api.chat import ChatFormatter
+from phase6_integration.api.errors import RequestError
+from phase6_integration.api.field_types import FromClient, FunctionName, Name, RequestModel, Unsupported, by_kind
 from phase6_integration.api.formatter import encode, object_of
 from phase6_integration.api.schemas import MAX_CALLS, MAX_MESSAGES
 from phase6_integration.api.state import Server, ServerState, json_body
-from phase6_integration.extras.fields import request_fields
-from phase6_integration.extras.ollama.ollama_models import OPTIONS, Json, router, served
+from phase6_integration.extras.fields.request_fields import MAX_TOOLS, Tool
+from phase6_integration.extras.other_apis.ollama_models import OPTIONS, router, served
+from phase6_integration.extras.other_apis.translation import Json, also_takes, answer_as
 
 CHAT, GENERATE = "/api/chat", "/api/generate"
 OPENED = {"role": "assistant", "content": ""}
@@ -39,8 +39,9 @@ class OllamaMessage(FromClient):
     images: Annotated[Any, Unsupported([])] = None
 
 
+@also_takes("num_ctx num_batch num_gpu main_gpu num_thread num_keep numa use_mmap use_mlock")
 class Options(RequestModel):
-    """Those of `OPTIONS`, which the chat request checks, and those that say how a model is loaded."""
+    """Those of `OPTIONS`, which the chat request checks. Those that say how a model is loaded have no effect."""
 
     num_predict: Any = None
     repeat_penalty: Any = None
@@ -52,17 +53,9 @@ class Options(RequestModel):
     stop: Any = None
     presence_penalty: Any = None
     frequency_penalty: Any = None
-    num_ctx: Hint = None
-    num_batch: Hint = None
-    num_gpu: Hint = None
-    main_gpu: Hint = None
-    num_thread: Hint = None
-    num_keep: Hint = None
-    numa: Hint = None
-    use_mmap: Hint = None
-    use_mlock: Hint = None
 
 
+@also_takes("keep_alive", (False, "logprobs"), (0, "top_logprobs"))  # the model stays
 class Fields(RequestModel):
     stream_type: ClassVar[str] = "application/x-ndjson"
 
@@ -77,31 +70,23 @@ class Fields(RequestModel):
     ) = None
     stream: bool | None = None  # default: true
     think: bool | Literal["low", "medium", "high"] | None = None
-    keep_alive: Hint = None  # the model stays
-    logprobs: Annotated[Any, Unsupported(False)] = None
-    top_logprobs: Annotated[Any, Unsupported(0)] = None
 
 
 class OllamaChat(Fields):
     messages: Annotated[list[OllamaMessage], Field(max_length=MAX_MESSAGES, fail_fast=True)] | None = None
-    tools: Annotated[list[request_fields.Tool], Field(max_length=request_fields.MAX_TOOLS)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
 
 
+@also_takes("", ([], "images context"), (False, "raw"), ("", "suffix template"))
 class Generate(Fields):
     prompt: str | None = None
     system: str | None = None
-    images: Annotated[Any, Unsupported([])] = None
-    context: Annotated[Any, Unsupported([])] = None
-    raw: Annotated[Any, Unsupported(False)] = None
-    suffix: Annotated[Any, Unsupported("")] = None
-    template: Annotated[Any, Unsupported("")] = None
 
 
 @router.post(CHAT)
 async def chat(body: Annotated[OllamaChat, json_body(OllamaChat)], request: Request, server: Server) -> Response:
     """A conversation, continued by the assistant."""
-    tools = [tool.model_dump(exclude_unset=True) for tool in body.tools or ()] or None
-    return await _answer(body, [*map(_message, body.messages or ())], request, server, "message", tools=tools)
+    return await _answer(body, [*map(_message, body.messages or ())], request, server, "message")
 
 
 @router.post(GENERATE)
@@ -112,30 +97,23 @@ async def generate(body: Annotated[Generate, json_body(Generate)], request: Requ
     return await _answer(body, messages, request, server, "response")
 
 
-async def _answer(
-    body: Fields, messages: list[Json], request: Request, server: ServerState, field: str, **more: Any
-) -> Response:
+async def _answer(body: Fields, messages: list[Json], request: Request, server: ServerState, field: str) -> Response:
     name = served(server, body.model)
     if not messages:  # a client has the model loaded
         return Response(_line(name, field, {}, done=True, done_reason="load"), media_type="application/json")
-    given: Json = {} if body.options is None else body.options.model_dump(include={*OPTIONS})
+    length = body.options and body.options.num_predict
     schema = {"type": "json_schema", "json_schema": {"schema": body.format}}
-    format = {"type": "json_object"} if body.format == "json" else schema if body.format else None
-    fields = {
-        **{own: given.get(name) for name, own in OPTIONS.items()},
-        "max_tokens": None if given.get("num_predict") in (-2, 0) else given.get("num_predict"),  # as -1: what fits
+    own = {
+        "max_tokens": None if length in (-2, 0) else length,  # as -1: what fits
         "model": name,
         "messages": messages,
         "stream": body.stream is not False,
-        "response_format": format,
+        "response_format": {"type": "json_object"} if body.format == "json" else schema if body.format else None,
         "chat_template_kwargs": None if body.think is None else {"enable_thinking": bool(body.think)},
         "include_reasoning": body.think is not False,
         "reasoning_effort": body.think if isinstance(body.think, str) else None,
-        **more,
     }
-    with own_names(OllamaFormatter.own_fields):
-        asked = request_fields.ChatRequest.model_validate(fields)
-        return await continue_chat(asked, request, server, partial(OllamaFormatter, field=field))
+    return await answer_as(OllamaFormatter, body, own, request, server, field=field)
 
 
 def _message(message: OllamaMessage) -> Json:
@@ -157,7 +135,7 @@ def error_body(error: RequestError, request_id: str) -> bytes:
 
 
 class OllamaFormatter(ChatFormatter):
-    """The deltas of a chat answer become lines, or one line. Calls come with the last."""
+    """A delta of the answer is a line, and a whole answer one line. Calls come with the last."""
 
     prefix, done, stream_type = "", b"", Fields.stream_type.encode()
     own_fields: Mapping[str, str] = {

@@ -204,8 +204,9 @@ def test_the_last_message_is_continued_if_it_is_the_assistants() -> None:
     answer(chat, engine)
     continued = {**chat, "continue_final_message": True, "add_generation_prompt": False}
     ask(continued, engine, "/v1/chat/completions")
-    ours, theirs = engine.submitted
-    assert ours.prompt_tokens == theirs.prompt_tokens
+    ask(chat, engine, "/v1/chat/completions")
+    ours, theirs, answered = engine.submitted
+    assert ours.prompt_tokens == theirs.prompt_tokens != answered.prompt_tokens
 
 
 @pytest.mark.parametrize(

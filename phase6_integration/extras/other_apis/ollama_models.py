@@ -2,14 +2,15 @@
 
 from datetime import UTC, datetime
 from importlib.metadata import version
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Request
 from pydantic import create_model
 
-from phase6_integration.api.field_types import Hint, Name, RequestModel
+from phase6_integration.api.field_types import Name, RequestModel
 from phase6_integration.api.model_routes import STARTED
 from phase6_integration.api.state import Server, ServerState, json_body
+from phase6_integration.extras.other_apis.translation import Json, also_takes
 from phase6_integration.process.health import Health
 
 SHOW = "/api/show"
@@ -18,13 +19,12 @@ OPTIONS = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty", 
 NEVER = "9999-12-31T23:59:59Z"  # when the model is unloaded
 Failure = create_model("OllamaError", error=(str, ...), param=(str | None, ...), code=(str | None, ...))
 router = APIRouter(tags=["model"], responses={statuses: {"model": Failure} for statuses in ("4XX", "5XX")})
-Json = dict[str, Any]
 
 
+@also_takes("verbose")
 class ShowRequest(RequestModel):
     model: Name | None = None
     name: Name | None = None  # what `model` was called before
-    verbose: Hint = None
 
 
 def served(server: ServerState, model: str) -> str:

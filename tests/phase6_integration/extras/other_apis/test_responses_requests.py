@@ -6,8 +6,7 @@ import pytest
 
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.app import create_app
-from phase6_integration.extras.responses.responses_api import chat_body
-from phase6_integration.extras.responses.responses_request import ResponsesRequest
+from phase6_integration.extras.other_apis.responses_request import ResponsesRequest, chat_fields
 from tests.phase6_integration.asgi import Call, awaited
 from tests.phase6_integration.fake_engine import FakeEngine
 from tests.phase6_integration.responses import PATH, TOOL, Json, ask, error_of, events_of
@@ -147,7 +146,8 @@ def test_the_type_that_is_refused_and_those_that_are_allowed_are_named() -> None
 
 
 def chat(body: Json) -> Json:
-    return chat_body(ResponsesRequest.model_validate_json(json.dumps({"input": "Hello", **body})))
+    fields = chat_fields(ResponsesRequest.model_validate_json(json.dumps({"input": "Hello", **body})))
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def test_the_items_of_a_turn_are_one_message_of_the_assistant() -> None:

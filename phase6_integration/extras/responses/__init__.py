@@ -1,1 +1,0 @@
-"""POST /v1/responses, OpenAI's Responses API, over the chat of the core."""
