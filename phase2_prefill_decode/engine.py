@@ -18,9 +18,8 @@ from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason, Request
 from phase0_request.scheduler import BaseScheduler
 from phase1_kv_pool.cache import PagedCache
-from phase2_prefill_decode.connect import sampler_for
 from phase2_prefill_decode.generation import Completion, Delta, Prompt, make_requests
-from phase2_prefill_decode.model import Model
+from phase2_prefill_decode.model import Model, sampler_for
 from phase2_prefill_decode.scheduler import StaticScheduler
 from phase2_prefill_decode.step.runner import ModelRunner
 

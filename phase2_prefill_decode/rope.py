@@ -14,7 +14,7 @@ import math
 import torch
 from torch import Tensor
 
-from phase2_prefill_decode.loading.rope_parameters import RopeParameters
+from phase2_prefill_decode.loading.config import RopeParameters
 
 
 # region exercise 2.3

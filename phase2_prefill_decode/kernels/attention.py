@@ -37,7 +37,7 @@ class AttentionMetadata:
     max_seqlen_k: int  # the most tokens of a sequence
     sizes: tuple[tuple[int, int], ...] = ()  # (new tokens, all tokens) of each sequence; (): known to the device only
     out: Tensor | None = None  # where kernels of a GPU write the result; None: to a new tensor
-    plans: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)  # of kernels
+    plans: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)  # what kernels keep
 
 
 Attend = Callable[[Tensor, KVLayer, AttentionMetadata, float, int | None], Tensor]

@@ -16,11 +16,11 @@ from transformers import PreTrainedModel
 from phase0_request.support.checks import ConfigError
 from phase2_prefill_decode.loading.checkpoint import INDEX, SINGLE, Checkpoint
 from phase2_prefill_decode.loading.config import ModelConfig
-from phase2_prefill_decode.loading.loader import load_weights
 from phase2_prefill_decode.loading.weights import (
     EMBEDDING,
     Weights,
     empty_weights,
+    load_weights,
     places,
     random_weights,
 )
