@@ -77,14 +77,14 @@ class Engine(Generic[S]):
             for request in requests:
                 core.submit(request)
             for step in core.run():
-                for request, token, reason, logprobs in step.events:
+                for request, token, reason, more in step.events:
                     transcript = transcripts.get(request.id)
                     if transcript is None or transcript.finish_reason is not None:
                         continue  # another caller's request, or a stop string in its text has ended it
                     text = transcript.add(token, reason)
                     if transcript.finish_reason is FinishReason.STOP:
                         core.stop(request)
-                    yield Delta(request, token, text, transcript.finish_reason, logprobs)
+                    yield Delta(request, token, text, transcript.finish_reason, more)
         finally:
             for request in requests:
                 core.abort(request)

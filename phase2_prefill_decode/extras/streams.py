@@ -16,7 +16,7 @@ from tqdm import tqdm
 from phase2_prefill_decode.loading.checkpoint import ENCODED, Source
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.weights import (
-    EMBEDDING,
+    EMBED_TOKENS,
     HEAD,
     NORM,
     LayerWeights,
@@ -105,7 +105,7 @@ def by_layers(
     loader = _Loader(source, config, device, streamed)
     tied = config.tie_word_embeddings
     table = replace(loader, streamed=streamed and tied)  # what is looked up only is not packed
-    embed_tokens = table.matrix(EMBEDDING)
+    embed_tokens = table.matrix(EMBED_TOKENS)
     lm_head = embed_tokens if tied else loader.matrix(HEAD)
     hidden = None if progress else True  # None: unless the error stream is a terminal
     numbers = tqdm(range(config.num_hidden_layers), "Loading weights", unit="layer", leave=False, disable=hidden)

@@ -5,7 +5,7 @@ kv         KVLayer                     one layer of the pool, with the new token
 metadata   AttentionMetadata           where each sequence's queries, keys and values are
 result     [tokens, heads, head_dim]
 
-Keys and values of 8 bits are not dequantized in memory. A score is a product with the numbers of a key, times its
+Keys and values of 8 bits are not widened in memory. A score is a product with the numbers of a key, times its
 scale, and a weight is multiplied by the scale of its value before the values are added up.
 
 Query head h reads KV head h // (heads // kv_heads). A query sees the keys at its own position and before; with a

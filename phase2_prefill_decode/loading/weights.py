@@ -22,7 +22,7 @@ from phase2_prefill_decode.loading.config import ModelConfig
 READABLE = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")  # plain numbers; other formats need a scale
 HARMLESS = ("rotary_emb.inv_freq",)  # saved by earlier versions of transformers, and not needed
 MAX_FAULTS = 20  # that one error lists
-EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+EMBED_TOKENS, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 Matrix = Any  # a tensor, or another form for which a backend has a linear layer
 
 
@@ -109,7 +109,7 @@ def empty_weights(config: ModelConfig, device: str | torch.device) -> Weights:
 def places(weights: Weights, config: ModelConfig) -> dict[str, Tensor]:
     """The tensors of a checkpoint, by their names there, in weights that are plain numbers: a tensor, or rows of a
     fused one."""
-    tensors: dict[str, Any] = {EMBEDDING: weights.embed_tokens}
+    tensors: dict[str, Any] = {EMBED_TOKENS: weights.embed_tokens}
     for number, layer in enumerate(weights.layers):
         for field, (modules, _, _) in config.layer.items():
             for kind, tensor in (("weight", getattr(layer, field)), ("bias", getattr(layer, f"{field}_bias", None))):
@@ -147,12 +147,12 @@ def _faults(wanted: dict[str, Tensor], source: Source, config: ModelConfig) -> l
         if name not in wanted and not tied_head and not name.endswith(HARMLESS):
             faults.append(f"{name} is unexpected: found {list(tensor.shape)}")
     if config.tie_word_embeddings and HEAD in stored and not faults:
-        pairs = zip(source.chunks(HEAD), source.chunks(EMBEDDING), strict=False)
-        same = stored[HEAD].shape == stored[EMBEDDING].shape and all(
+        pairs = zip(source.chunks(HEAD), source.chunks(EMBED_TOKENS), strict=False)
+        same = stored[HEAD].shape == stored[EMBED_TOKENS].shape and all(
             isinstance(head, Tensor) and isinstance(rows, Tensor) and torch.equal(head, rows) for head, rows in pairs
         )
         if not same:
-            faults.append(f"{HEAD} differs from {EMBEDDING}, and the configuration says tie_word_embeddings")
+            faults.append(f"{HEAD} differs from {EMBED_TOKENS}, and the configuration says tie_word_embeddings")
     return faults
 
 

@@ -132,7 +132,7 @@ def test_all_that_an_engine_does_it_does_with_two_ranks(tmp_path: Path) -> None:
         together = answers(model)
     for one, other in zip(alone, together, strict=True):
         assert one.output_tokens == other.output_tokens
-        for ours, theirs in zip(one.logprobs, other.logprobs, strict=True):
+        for ours, theirs in zip(one.more, other.more, strict=True):
             assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-4)
         scores = [[token.logprob for token in extras_of(made.request).prompt_logprobs] for made in (one, other)]
         assert scores[0] == pytest.approx(scores[1], abs=1e-4)

@@ -11,7 +11,7 @@ from phase2_prefill_decode.extras.quantized.quantize import quantize
 from phase2_prefill_decode.extras.streams import Rows
 from phase2_prefill_decode.loading.checkpoint import ENCODED, Source
 from phase2_prefill_decode.loading.config import ModelConfig
-from phase2_prefill_decode.loading.weights import EMBEDDING, HEAD
+from phase2_prefill_decode.loading.weights import EMBED_TOKENS, HEAD
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class QuantizingSource:
     def __init__(self, source: Source, how: Quantization, dtype: torch.dtype, device: torch.device) -> None:
         self.directory, self.faults = source.directory, source.faults
         self._source, self._scheme = source, how.scheme
-        plain = () if how.embeddings else (EMBEDDING, HEAD)
+        plain = () if how.embeddings else (EMBED_TOKENS, HEAD)
         self.stored = {
             name: replace(stored, dtype=ENCODED) if len(stored.shape) > 1 and name not in plain else stored
             for name, stored in source.stored.items()

@@ -274,4 +274,4 @@ def test_tensors_that_do_not_fit_are_named(
     tensors: dict[str, Any] = load_file(tmp_path / "model.safetensors") | change
     save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, tmp_path / "model.safetensors")
     with pytest.raises(ConfigError, match=message):
-        weights_for_gpu(source_of(tmp_path), config_of(tmp_path), CPU)
+        [*weights_for_gpu(source_of(tmp_path), config_of(tmp_path), CPU).layers]
