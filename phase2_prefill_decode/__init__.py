@@ -2,7 +2,7 @@
 
 The names that need no torch are exported here. Of the others, `Engine` is in `engine`, `Model` in `model`,
 `Decoder` in `decoder`, `ModelRunner` in `step.runner`, `Sampler` in `sampling.sampler`, `load_weights` in
-`loading.loader`.
+`loading.weights`.
 """
 
 from phase0_request.support.lazy import lazy_names

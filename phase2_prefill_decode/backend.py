@@ -13,7 +13,6 @@ from torch import Tensor
 
 from phase0_request.support.memory import free_bytes
 from phase1_kv_pool.kernels import interpret
-from phase1_kv_pool.layer import KVLayer
 from phase1_kv_pool.layout import KVLayout
 from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.kernels import attention, draw, pointwise
@@ -21,20 +20,9 @@ from phase2_prefill_decode.kernels.attention import Attend
 from phase2_prefill_decode.kernels.draw import Draw
 from phase2_prefill_decode.kernels.pointwise import AddNorm, RotateStore, Swiglu
 from phase2_prefill_decode.linear import Linear, TorchLinear
-from phase2_prefill_decode.loading.matrix import Matrix
-from phase2_prefill_decode.step.packed import StepTensors
+from phase2_prefill_decode.loading.weights import Weights, load_weights
 
 Record = Callable[[Callable[[], Any]], Callable[[], Any]]  # records a computation; returns its replay
-
-
-class WholeStep(Protocol):
-    """All layers of a model and its lm_head as one operation, for the steps that it takes."""
-
-    def takes(self, step: StepTensors, /) -> bool: ...
-
-    def __call__(
-        self, x: Tensor, rope: tuple[Tensor, Tensor], step: StepTensors, pool: Sequence[KVLayer], /
-    ) -> Tensor: ...
 
 
 class Processes(Protocol):
@@ -57,8 +45,9 @@ class Backend:
     rotate_store: RotateStore
     swiglu: Swiglu
     draw: Draw
-    linear: Callable[[Matrix, Tensor | None], Linear] = TorchLinear
-    whole_step: Callable[[Any], WholeStep | None] = lambda decoder: None
+    load_weights: Callable[..., Weights] = load_weights
+    linear: Callable[[Any, Tensor | None], Linear] = TorchLinear  # made of what that has loaded
+    whole_step: Callable[[Any], Any] = lambda decoder: None  # see `decoder.WholeStep`
     # Compile what a decoder needs, for keys and values in a dtype (None: its own), with or without a bar.
     compile: Callable[[Any, str | None, bool], None] = lambda decoder, kv_dtype, progress: None
     kv_pool: Callable[[KVLayout, int, torch.device], KVPool] = KVPool

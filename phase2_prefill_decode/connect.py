@@ -1,7 +1,10 @@
-"""Connects the extras of this phase to the core, if they are installed. `backends` does it for those of a device."""
+"""Connects the extras of this phase to the core, if they are installed."""
 
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from phase0_request.connect import is_single_file
 from phase0_request.support.checks import check_choice, check_extras, has_extras
@@ -9,13 +12,16 @@ from phase0_request.support.model_files import naming, read_object
 from phase2_prefill_decode.loading.config import ModelConfig
 
 if TYPE_CHECKING:  # a server reads the config without torch
+    import torch
+    from torch import Tensor
+
     from phase0_request.params import SamplingParams
     from phase0_request.tokenizer import Tokenizer
-    from phase2_prefill_decode.decoder import Decoder
+    from phase2_prefill_decode.backend import Backend
     from phase2_prefill_decode.extras.quantized.at_load import Quantization
     from phase2_prefill_decode.extras.quantized.layout import Format
     from phase2_prefill_decode.loading.checkpoint import Source
-    from phase2_prefill_decode.sampling.sampler import Sampler
+    from phase2_prefill_decode.sampling.processors import Processor
 
 PACKAGE = "phase2_prefill_decode"
 
@@ -110,37 +116,48 @@ def check_params(params: "SamplingParams") -> None:
         check_extras(PACKAGE, asked[0])
 
 
-class LoadedModel(Protocol):
-    """What a sampler must know of a model."""
-
-    @property
-    def config(self) -> ModelConfig: ...
-
-    @property
-    def decoder(self) -> "Decoder": ...
-
-    @property
-    def tokenizer(self) -> "Tokenizer | None": ...
-
-    @property
-    def num_tokens(self) -> int: ...
-
-    @property
-    def eos_ids(self) -> frozenset[int]: ...
-
-
-def sampler_for(model: LoadedModel, seed: int | None = None) -> "Sampler":
-    """The sampler of a model, on the model's device, with all that requests may ask for beside a draw."""
-    from phase2_prefill_decode.sampling.sampler import Sampler
-
-    decoder, size, tokenizer = model.decoder, model.config.vocab_size, model.tokenizer
-    draw = decoder.backend.draw
+def processors(
+    vocab_size: int,
+    eos_ids: Collection[int],
+    device: "torch.device",
+    tokenizer: "Tokenizer | None",
+    lm_head: "Callable[[Tensor], Tensor]",
+) -> "Sequence[Processor]":
+    """All that requests may ask for beside a draw."""
     if not has_extras(PACKAGE):
-        return Sampler(size, decoder.device, seed, num_tokens=model.num_tokens, draw=draw)
+        return ()
     from phase2_prefill_decode.extras.processors import processors_for
 
-    processors = processors_for(size, model.eos_ids, decoder.device, tokenizer, decoder.lm_head)
-    return Sampler(size, decoder.device, seed, num_tokens=model.num_tokens, processors=processors, draw=draw)
+    return processors_for(vocab_size, eos_ids, device, tokenizer, lm_head)
+
+
+def backend_for(device: "torch.device") -> "Backend":
+    """The fastest backend for a device. numba and Triton are imported only where they are used."""
+    return _gpu() if device.type == "cuda" else _cpu()
+
+
+@cache
+def _cpu() -> "Backend":
+    if not has_extras(PACKAGE):
+        from phase2_prefill_decode.backend import TORCH
+
+        return TORCH
+    from phase2_prefill_decode.extras.cpu.backend import CPU
+
+    return CPU
+
+
+@cache
+def _gpu() -> "Backend":
+    from phase2_prefill_decode.backend import triton_backend
+
+    backend = triton_backend()
+    if not has_extras(PACKAGE):
+        return backend
+    from phase2_prefill_decode.extras.quantized.triton_product import compile_products, linear
+    from phase2_prefill_decode.extras.streams import weights_for_gpu
+
+    return replace(backend, load_weights=weights_for_gpu, linear=linear, compile=compile_products)
 
 
 class KernelCache(NamedTuple):

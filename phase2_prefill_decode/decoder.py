@@ -5,6 +5,8 @@ they are given, and each token attends to the tokens of its own sequence in the 
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -13,11 +15,34 @@ from torch.nn.functional import embedding
 from phase1_kv_pool.layer import KVLayer
 from phase2_prefill_decode.backend import Backend, Processes
 from phase2_prefill_decode.kernels.attention import AttentionMetadata
+from phase2_prefill_decode.kernels.draw import SamplingInputs
 from phase2_prefill_decode.linear import Table
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.weights import LayerWeights, Weights
 from phase2_prefill_decode.rope import tables
-from phase2_prefill_decode.step.packed import StepTensors
+
+
+@dataclass(frozen=True, slots=True)
+class StepTensors:
+    """The input of the model for one step. There is no padding: T tokens are T rows."""
+
+    tokens: Tensor  # [tokens] int64
+    positions: Tensor  # [tokens] int64, of each token in its sequence
+    slots: Tensor  # [tokens] int64, where its key and value are stored
+    metadata: AttentionMetadata
+    last: Tensor | None  # [rows] int64, the rows that need logits, see `pack`; None: all of them, in order
+    newest_rows: Tensor  # [draws] int64, the rows of the device state that get the drawn tokens
+    sampling: SamplingInputs  # the parameters of the draws, which are from the first of these rows
+
+
+class WholeStep(Protocol):
+    """All layers of a model and its lm_head as one operation, for the steps that it takes."""
+
+    def takes(self, step: StepTensors, /) -> bool: ...
+
+    def __call__(
+        self, x: Tensor, rope: tuple[Tensor, Tensor], step: StepTensors, pool: Sequence[KVLayer], /
+    ) -> Tensor: ...
 
 
 class RMSNorm:
@@ -46,23 +71,16 @@ class Attention:
         self.eps = config.rms_norm_eps
         self.scale = config.head_dim**-0.5
         self.window = window
-        self._rotate_store = backend.rotate_store
-        self._attend = backend.attend
-
-    def store(self, x: Tensor, rope: tuple[Tensor, Tensor], step: StepTensors, kv: KVLayer) -> Tensor:
-        """Store the keys and values of these rows. Return their queries: [tokens, heads, head_dim]."""
-        qkv = self.qkv_proj(x)
-        return self._rotate_store(qkv, *rope, step.positions, step.slots, kv, self.qk_norm, self.eps)
-
-    def attend(self, q: Tensor, kv: KVLayer, metadata: AttentionMetadata) -> Tensor:
-        """Attend to what is stored: [tokens, heads, head_dim]."""
-        return self._attend(q, kv, metadata, self.scale, self.window)
+        self.rotate_store = backend.rotate_store
+        self.attend = backend.attend
 
     def __call__(
         self, x: Tensor, rope: tuple[Tensor, Tensor], step: StepTensors, kv: KVLayer, rows: Tensor | None
     ) -> Tensor:
         """Store and attend with all rows of x. Return the results of some `rows`; None: of all."""
-        attended = self.attend(self.store(x, rope, step, kv), kv, step.metadata).flatten(1)
+        qkv = self.qkv_proj(x)
+        q = self.rotate_store(qkv, *rope, step.positions, step.slots, kv, self.qk_norm, self.eps)
+        attended = self.attend(q, kv, step.metadata, self.scale, self.window).flatten(1)
         return self.o_proj(attended if rows is None else attended[rows])
 
     # endregion
@@ -145,11 +163,16 @@ class Decoder:
         return self._rope
 
     @torch.inference_mode()
-    def __call__(self, step: StepTensors, pool: Sequence[KVLayer]) -> Tensor:
-        """Compute one step: store the keys and values of its tokens, return the logits [rows, vocab_size]."""
-        if self.whole_step is None or not self.whole_step.takes(step):
-            return self.lm_head(self.hidden(step, pool))
-        return self.whole_step(*self.inputs(step), step, pool)
+    def __call__(self, step: StepTensors, pool: Sequence[KVLayer], out: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Compute one step: store the keys and values of its tokens. Returns the logits of the draws, in `out` if that
+        is given, and the final hidden states of the rows behind those."""
+        draws = len(step.newest_rows)
+        is_sampled = step.last is None or len(step.last) == draws
+        if self.whole_step is not None and out is None and is_sampled and self.whole_step.takes(step):
+            x, rope = self.inputs(step)
+            return self.whole_step(x, rope, step, pool), x[draws:]
+        hidden = self.hidden(step, pool)
+        return self.lm_head(hidden[:draws], out), hidden[draws:]
 
     @torch.inference_mode()
     def hidden(self, step: StepTensors, pool: Sequence[KVLayer]) -> Tensor:

@@ -18,9 +18,8 @@ from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason, Request
 from phase0_request.scheduler import BaseScheduler
 from phase1_kv_pool.cache import PagedCache
-from phase2_prefill_decode.connect import sampler_for
 from phase2_prefill_decode.generation import Completion, Delta, Prompt, make_requests
-from phase2_prefill_decode.model import Model
+from phase2_prefill_decode.model import Model, sampler_for
 from phase2_prefill_decode.scheduler import StaticScheduler
 from phase2_prefill_decode.step.runner import ModelRunner
 
@@ -78,14 +77,14 @@ class Engine(Generic[S]):
             for request in requests:
                 core.submit(request)
             for step in core.run():
-                for request, token, reason, logprobs in step.events:
+                for request, token, reason, more in step.events:
                     transcript = transcripts.get(request.id)
                     if transcript is None or transcript.finish_reason is not None:
                         continue  # another caller's request, or a stop string in its text has ended it
                     text = transcript.add(token, reason)
                     if transcript.finish_reason is FinishReason.STOP:
                         core.stop(request)
-                    yield Delta(request, token, text, transcript.finish_reason, logprobs)
+                    yield Delta(request, token, text, transcript.finish_reason, more)
         finally:
             for request in requests:
                 core.abort(request)

@@ -20,24 +20,24 @@ class Delta(NamedTuple):
     token: int | None
     text: str
     finish_reason: FinishReason | None = None
-    logprobs: Any = None  # TokenLogprobs, if requested
+    more: Any = None  # what else was asked for of it
 
 
 @dataclass(slots=True)
 class Completion:
-    """One finished output: the request with its times, the tokens up to the one that ended it, text and logprobs."""
+    """One finished output: the request with its times, the tokens up to the one that ended it, and the text."""
 
     request: Request
     output_tokens: list[int] = field(default_factory=list)
     text: str = ""
-    logprobs: list[Any] = field(default_factory=list)  # one per output token, if requested
+    more: list[Any] = field(default_factory=list)  # what else was asked for of each token
 
     def add(self, delta: Delta) -> None:
         self.text += delta.text
         if delta.token is not None:
             self.output_tokens.append(delta.token)
-        if delta.logprobs is not None:
-            self.logprobs.append(delta.logprobs)
+        if delta.more is not None:
+            self.more.append(delta.more)
 
     @property
     def finish_reason(self) -> FinishReason | None:

@@ -6,8 +6,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding, linear
 
-from phase2_prefill_decode.loading.matrix import Matrix, Stream
-
 
 class Linear(Protocol):
     """rows @ weight.T + bias. rows: [tokens, in]; weight: [out, in]; result: [tokens, out]."""
@@ -32,10 +30,7 @@ class TorchLinear:
 
     kernel = "torch"
 
-    def __init__(self, weight: Matrix, bias: Tensor | None = None) -> None:
-        if isinstance(weight, Stream):
-            weight = weight.whole("cpu")  # it was to be read while it is packed
-        assert isinstance(weight, Tensor)  # other forms come with a product of their own
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.weight = weight
         self.bias = bias
 

@@ -1,5 +1,6 @@
 """Model: a directory of weights ready to run: the config, the decoder, and the tokenizer if there is one."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,11 +11,13 @@ from phase0_request.tokenizer import BUNDLED, Tokenizer
 from phase1_kv_pool.layout import DTYPE_BYTES
 from phase2_prefill_decode import connect
 from phase2_prefill_decode.backend import Backend
-from phase2_prefill_decode.backends import backend_for
 from phase2_prefill_decode.decoder import Decoder
+from phase2_prefill_decode.loading.checkpoint import Source
 from phase2_prefill_decode.loading.config import ModelConfig
-from phase2_prefill_decode.loading.loader import Transform, check_memory, load_weights, weight_bytes
-from phase2_prefill_decode.loading.weights import random_weights
+from phase2_prefill_decode.loading.weights import check_memory, random_weights
+from phase2_prefill_decode.sampling.sampler import Sampler
+
+Transform = Callable[[Source, ModelConfig, torch.device], Source]  # puts weights into another form while they are read
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +47,11 @@ class Model:
         place = usable(device)
         config, tokenizer = read(directory, dtype)
         source = connect.source_of(directory)
-        size = weight_bytes(source, config, transform)
-        check_memory(size, place, connect.sizes_in_fewer_bits(config))
-        weights = load_weights(source, config, place, transform=transform, progress=progress, layer_by_layer=True)
-        backend = backend or backend_for(place)
-        decoder = Decoder(config, weights, backend)
+        if transform is not None:
+            source = transform(source, config, place)
+        check_memory(source.nbytes(config), place, connect.sizes_in_fewer_bits(config))
+        backend = backend or connect.backend_for(place)
+        decoder = Decoder(config, backend.load_weights(source, config, place, progress=progress), backend)
         backend.compile(decoder, kv_cache_dtype, progress)
         return cls(config, decoder, tokenizer)
 
@@ -65,7 +68,9 @@ class Model:
         """A model of random weights, as fast as a trained one: for benchmarks."""
         config = config if dtype is None else replace(config, dtype=dtype)
         place = usable(device)
-        return cls(config, Decoder(config, random_weights(config, place, seed=seed), backend or backend_for(place)))
+        return cls(
+            config, Decoder(config, random_weights(config, place, seed=seed), backend or connect.backend_for(place))
+        )
 
     @property
     def num_tokens(self) -> int:
@@ -76,6 +81,13 @@ class Model:
     def eos_ids(self) -> frozenset[int]:
         """All end-of-sequence tokens, of the model's files and of the tokenizer's."""
         return frozenset(self.config.eos_token_id) | (self.tokenizer.eos_ids if self.tokenizer else frozenset())
+
+
+def sampler_for(model: Model, seed: int | None = None) -> Sampler:
+    """The sampler of a model, with all that requests may ask for beside a draw."""
+    decoder, size, tokenizer = model.decoder, model.config.vocab_size, model.tokenizer
+    processors = connect.processors(size, model.eos_ids, decoder.device, tokenizer, decoder.lm_head)
+    return Sampler(size, seed, num_tokens=model.num_tokens, processors=processors, draw=decoder.backend.draw)
 
 
 def read(directory: str | Path, dtype: str | None = None) -> tuple[ModelConfig, Tokenizer | None]:

@@ -1,4 +1,4 @@
-"""Rotary position embedding: the tables of cos and sin that rotate each pair of a head by its position.
+"""Rotary position embedding (RoPE): the tables of cos and sin that rotate each pair of a head by its position.
 
 Each pair rotates at its own frequency, the first one fastest. To extend a trained context, frequencies are lowered so
 that no angle exceeds those seen in training. The types of RopeParameters differ in the pairs that are slowed:
@@ -14,7 +14,7 @@ import math
 import torch
 from torch import Tensor
 
-from phase2_prefill_decode.loading.rope_parameters import RopeParameters
+from phase2_prefill_decode.loading.config import RopeParameters
 
 
 # region exercise 2.3

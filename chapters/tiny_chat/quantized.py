@@ -31,11 +31,11 @@ from phase2_prefill_decode.decoder import Decoder
 from phase2_prefill_decode.extras.quantized.quantize import quantize
 from phase2_prefill_decode.extras.quantized.weight import QuantizedWeight
 from phase2_prefill_decode.loading.checkpoint import Checkpoint
-from phase2_prefill_decode.loading.loader import load_weights
+from phase2_prefill_decode.loading.weights import load_weights
 from phase2_prefill_decode.model import Model
 from phase2_prefill_decode.sampling.processors import Work
 from phase2_prefill_decode.step.device_state import DeviceState
-from phase2_prefill_decode.step.packed import NO_SAMPLING, pack
+from phase2_prefill_decode.step.packed import pack
 
 PAGE_SIZE, PAGES = 16, 32
 SHOWN = ("bits", "weights", "logits", "millinats", "same", "right", "asked")
@@ -123,7 +123,7 @@ def logits_of(model: Model, texts: Sequence[tuple[list[int], list[int]]], kv: st
         wanted = Work()
         wanted.rows = range(request.total - 1)
         batch = Batch((Slice(request, 0, request.total),))
-        step = pack(batch, cache, state.width, replace(NO_SAMPLING, works=[wanted]))
+        step = pack(batch, cache, state.width, works=[wanted])
         tensors = state.load(step, step.to(pool.device), PAGE_SIZE)
         hidden = model.decoder.hidden(tensors, pool.layers)  # of the last token, then of all before it
         rows.append(model.decoder.lm_head(hidden[len(prompt) :]))

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from phase2_prefill_decode.decoder import Decoder
+from phase2_prefill_decode.extras.streams import Matrix
 from phase2_prefill_decode.linear import Linear
-from phase2_prefill_decode.loading.matrix import Matrix
 
 
 class Product(Protocol):

@@ -24,7 +24,7 @@ BLOCK = 64  # prompt rows at a time: each row of a large vocabulary takes megaby
 class Logprobs:
     """The log-probabilities of some rows."""
 
-    alternatives: tuple[int, ...]  # of each row, the number asked for
+    alternatives: tuple[int, ...]  # how many each row asks for
     own: Tensor  # [rows] float32, of the token drawn or of the prompt
     top: Tensor  # [rows, most] float32, likeliest first, where `most` is the largest number of alternatives
     tokens: Tensor  # [rows, most] int64
@@ -81,7 +81,7 @@ class DrawnLogprobsWork(Work):
     def __init__(self, asked: Sequence[DrawRow]) -> None:
         self.asked = asked
 
-    def collect(self, logits: Tensor, tokens: Tensor, hidden: Tensor | None, more: Tensor | None) -> None:
+    def collect(self, logits: Tensor, tokens: Tensor, hidden: Tensor) -> None:
         alternatives = tuple(draw.part.request.params.logprobs or 0 for draw in self.asked)
         rows = to_device([draw.row for draw in self.asked], torch.int64, logits.device)
         self._logprobs = logprobs_of(logits[rows], tokens[rows], alternatives).to_host()
@@ -129,13 +129,12 @@ class PromptLogprobsWork(Work):
             alternatives += [request.params.prompt_logprobs or 0] * count
         self.rows, self.alternatives = rows, tuple(alternatives)
 
-    def collect(self, logits: Tensor, tokens: Tensor, hidden: Tensor | None, more: Tensor | None) -> None:
+    def collect(self, logits: Tensor, tokens: Tensor, hidden: Tensor) -> None:
         """Logits are computed for a block of rows at a time."""
-        assert more is not None
-        targets = to_device(self.targets, torch.int64, more.device)
+        targets = to_device(self.targets, torch.int64, hidden.device)
         blocks = (slice(start, start + BLOCK) for start in range(0, len(self.targets), BLOCK))
         self._blocks = [
-            logprobs_of(self.lm_head(more[rows]), targets[rows], self.alternatives[rows]).to_host() for rows in blocks
+            logprobs_of(self.lm_head(hidden[rows]), targets[rows], self.alternatives[rows]).to_host() for rows in blocks
         ]
 
     def finish(self, output: StepOutput, tokens: Sequence[int], peaks: Sequence[float]) -> None:

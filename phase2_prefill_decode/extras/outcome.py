@@ -33,7 +33,7 @@ class RequestExtras:
 
     accepted_drafts: int = 0  # tokens of drafts so far
     rejected_drafts: int = 0
-    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # of prompt tokens 1, 2, ...
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # for prompt tokens 1, 2, ...
     embedding: bytes | None = None  # float32, if `params.embed` asks for it
 
 
@@ -54,7 +54,7 @@ class SliceOutcome:
     verified: list[Verified] = field(default_factory=list)  # after the token
     forced: Forced | None = None  # after those
     late: WaitHandle | None = None  # there is no token yet: the last one before it is computed again
-    prompt_logprobs: Sequence[TokenLogprobs] = ()  # of tokens start + 1 onwards
+    prompt_logprobs: Sequence[TokenLogprobs] = ()  # for tokens start + 1 onwards
     embedding: bytes | None = None
 
     def apply(self, commit: Commit, part: Slice, now: float) -> None:

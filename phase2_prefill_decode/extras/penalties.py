@@ -49,7 +49,7 @@ class RequestEdits:
         self._params = params
         self._counted = 0  # tokens of the output
         self._drawn: tuple[int, int] | None = None  # the latest token and its index; it may not be committed yet
-        self._columns: dict[int, int] = {}  # of each token
+        self._columns: dict[int, int] = {}  # where each token has its edits
         self._edits = np.zeros((4, 16))  # token, bias, scale, minus
         self._times = np.zeros(16, np.int64)  # in the output
         for token in (*bias, *stops, *seen):

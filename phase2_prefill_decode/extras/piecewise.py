@@ -9,6 +9,7 @@ tensors that they do not share.
 """
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 from functools import partial
 
@@ -17,12 +18,10 @@ from torch import Tensor
 from tqdm import tqdm
 
 from phase1_kv_pool.layer import KVLayer
-from phase2_prefill_decode.backend import Record
-from phase2_prefill_decode.decoder import Decoder, DecoderLayer
+from phase2_prefill_decode.decoder import Decoder, DecoderLayer, StepTensors
 from phase2_prefill_decode.kernels.attention import AttentionMetadata
-from phase2_prefill_decode.sampling.inputs import SamplingInputs
-from phase2_prefill_decode.step.graphs import Replay
-from phase2_prefill_decode.step.packed import StepTensors
+from phase2_prefill_decode.kernels.draw import SamplingInputs
+from phase2_prefill_decode.step.graphs import Record, Replay
 from phase2_prefill_decode.step.runner import ModelRunner
 
 MOST = 4096  # tokens of a recorded step: a larger one takes even a fast device longer than the host
@@ -59,18 +58,26 @@ class PiecewiseGraphs:
         else:
             x, residual = behind_attention(layers[number - 1], self._attended[:count], self._residual[:count])
         x, residual = layers[number].input_layernorm(x, residual)
-        q = layers[number].self_attn.store(x, rope, step, self.pool[number])
+        attention = layers[number].self_attn
+        q = attention.rotate_store(
+            attention.qkv_proj(x),
+            *rope,
+            step.positions,
+            step.slots,
+            self.pool[number],
+            attention.qk_norm,
+            attention.eps,
+        )
         self._query[:count].copy_(q)
         self._residual[:count].copy_(residual)
 
-    def takes(self, step: StepTensors) -> bool:
-        return bool(self.count_for(len(step.tokens)))
-
     @torch.inference_mode()
-    def __call__(self, step: StepTensors) -> Tensor:
+    def __call__(self, step: StepTensors, pool: Sequence[KVLayer]) -> Tensor:
         """Compute what `Decoder.hidden` does."""
         tokens = len(step.tokens)
-        count = self.count_for(tokens)
+        count = self.count_for(tokens) if step.metadata.sizes else 0  # without, the step is recorded as a whole
+        if not count:
+            return self.decoder.hidden(step, pool)
         self._tokens[:tokens].copy_(step.tokens)
         self._positions[:tokens].copy_(step.positions)
         self._slots[:tokens].copy_(step.slots)
@@ -79,7 +86,9 @@ class PiecewiseGraphs:
         metadata = replace(step.metadata, out=attended)
         for layer, kv, run in zip(self.decoder.layers, self.pool, self._graphs[count], strict=True):
             run()
-            attended.copy_(layer.self_attn.attend(query, kv, metadata))  # copies nothing if it was written there
+            attention = layer.self_attn
+            found = attention.attend(query, kv, metadata, attention.scale, attention.window)
+            attended.copy_(found)  # copies nothing if it was written there
         if step.last is not None:
             attended, residual = attended[step.last], residual[step.last]
         x, _ = self.decoder.norm(*behind_attention(layer, attended, residual))
@@ -110,7 +119,8 @@ def record_pieces(runner: ModelRunner, counts: Sequence[int], context: int, reco
     graphs share it, record the pieces first."""
     pieces = PiecewiseGraphs(runner.decoder, runner.pool.layers, context, max(counts))
     pieces.record(counts, record)
-    runner.pieces = pieces
+    runner.decoder = copy(runner.decoder)
+    runner.decoder.hidden = pieces  # type: ignore[method-assign]
 
 
 def token_counts(most: int) -> list[int]:

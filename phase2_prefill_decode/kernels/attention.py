@@ -5,7 +5,7 @@ kv         KVLayer                     one layer of the pool, with the new token
 metadata   AttentionMetadata           where each sequence's queries, keys and values are
 result     [tokens, heads, head_dim]
 
-Keys and values of 8 bits are not dequantized in memory. A score is a product with the numbers of a key, times its
+Keys and values of 8 bits are not widened in memory. A score is a product with the numbers of a key, times its
 scale, and a weight is multiplied by the scale of its value before the values are added up.
 
 Query head h reads KV head h // (heads // kv_heads). A query sees the keys at its own position and before; with a
@@ -37,7 +37,7 @@ class AttentionMetadata:
     max_seqlen_k: int  # the most tokens of a sequence
     sizes: tuple[tuple[int, int], ...] = ()  # (new tokens, all tokens) of each sequence; (): known to the device only
     out: Tensor | None = None  # where kernels of a GPU write the result; None: to a new tensor
-    plans: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)  # of kernels
+    plans: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)  # what kernels keep
 
 
 Attend = Callable[[Tensor, KVLayer, AttentionMetadata, float, int | None], Tensor]

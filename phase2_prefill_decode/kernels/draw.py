@@ -16,11 +16,23 @@ rounded one by one, in the order written here. Only a compiler that fuses or reo
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from phase2_prefill_decode.sampling.inputs import SamplingInputs, signed
+
+@dataclass(frozen=True, slots=True)
+class SamplingInputs:
+    """The sampling parameters of each row."""
+
+    keys: Tensor  # [rows] int64; the seed of the row's request
+    positions: Tensor  # [rows] int64; where the drawn token will be in its request
+    top_k: Tensor  # [rows] int32; 0: off
+    temperatures: Tensor  # [rows] float32; 0: greedy, the lowest id of the largest logits
+    top_p: Tensor  # [rows] float32; 1: off
+    min_p: Tensor  # [rows] float32; 0: off
+
 
 # logits [rows, vocab], parameters, num_tokens -> tokens [rows] int64, peaks [rows] float32. Ids from num_tokens on are
 # never drawn. A peak is the largest logit, or NaN if any is; a row whose peak is not finite has token 0.
@@ -52,7 +64,7 @@ def keep(logits: Tensor, weights: Tensor, params: SamplingInputs) -> Tensor:
     ranked, order = logits.sort(-1, descending=True)
     k = torch.where(params.top_k > 0, params.top_k, logits.shape[1]).clamp(max=logits.shape[1])
     weights = torch.where(logits >= ranked.gather(-1, k.long()[:, None] - 1), weights, 0)
-    sums = (weights * WHOLE).floor().double().gather(-1, order).cumsum(-1)  # of each token with the likelier ones
+    sums = (weights * WHOLE).floor().double().gather(-1, order).cumsum(-1)  # each token with the likelier ones
     enough = sums[:, -1:] * params.top_p.double()[:, None]
     last = (sums < enough).sum(-1, keepdim=True)  # the first token that reaches it
     in_nucleus = (logits >= ranked.gather(-1, last)) | (params.top_p >= 1)[:, None]
@@ -92,6 +104,11 @@ def arrivals(numbers: Tensor) -> Tensor:
     halvings = (126 - (bits >> 23)).clamp(min=0)
     f = torch.where(halvings == 0, v, 1 - (bits + (halvings << 23)).view(torch.float32))
     return halvings.float() * LN_2 + horner(LOG, f) * f
+
+
+def signed(number: int) -> int:
+    """The 64 bits of a number as torch's int64."""
+    return (number + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 STRIDE = signed(0x9E3779B97F4A7C15)  # 2^64 divided by the golden ratio: multiples of it spread evenly

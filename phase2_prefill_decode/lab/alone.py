@@ -13,7 +13,7 @@ from rich.console import Console
 
 from phase0_request.lab.report import finish, parser, table
 from phase0_request.params import SamplingParams
-from phase2_prefill_decode.backends import backend_for
+from phase2_prefill_decode.connect import backend_for
 from phase2_prefill_decode.engine import static
 from phase2_prefill_decode.model import Model
 

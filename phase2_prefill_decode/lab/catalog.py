@@ -17,11 +17,11 @@ from phase2_prefill_decode.extras.grammar import triton_mask
 from phase2_prefill_decode.extras.quantized import triton_product as products
 from phase2_prefill_decode.extras.quantized.weight import QuantizedWeight
 from phase2_prefill_decode.kernels.attention import AttentionMetadata
+from phase2_prefill_decode.kernels.draw import SamplingInputs
 from phase2_prefill_decode.kernels.triton import attention, decode, draw, pointwise
 from phase2_prefill_decode.kernels.triton.plan import FEW, ROWS
 from phase2_prefill_decode.kernels.triton.tuning import Tuning
 from phase2_prefill_decode.lab import tune
-from phase2_prefill_decode.sampling.inputs import SamplingInputs
 
 GROUPS = (1, 2, 4, 8)
 PAGE_SIZES = (16, 64)

@@ -24,7 +24,7 @@ from phase0_request.lab.report import finish, parser, table
 from phase0_request.support.machine import cores
 from phase1_kv_pool.lab.timing import Calls, clock_seconds, replay_seconds
 from phase1_kv_pool.layer import KVLayer
-from phase2_prefill_decode.backends import backend_for
+from phase2_prefill_decode.connect import backend_for
 from phase2_prefill_decode.extras.cpu.microkernel import SET
 from phase2_prefill_decode.kernels.attention import AttentionMetadata
 from phase2_prefill_decode.lab import rows

@@ -19,12 +19,11 @@ from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.pool import KVPool
-from phase2_prefill_decode.connect import sampler_for
 from phase2_prefill_decode.lab import ceilings
 from phase2_prefill_decode.lab.cost import CostModel
 from phase2_prefill_decode.lab.roofline import Device, measured, predict
 from phase2_prefill_decode.lab.shapes import SHAPES
-from phase2_prefill_decode.model import Model, default_device
+from phase2_prefill_decode.model import Model, default_device, sampler_for
 from phase2_prefill_decode.step.runner import ModelRunner
 
 PROMPTS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048)

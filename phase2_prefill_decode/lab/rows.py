@@ -17,7 +17,7 @@ from torch import Tensor
 from phase0_request.lab.report import finish, parser, table
 from phase1_kv_pool.lab.timing import clock_seconds
 from phase1_kv_pool.memory import allocate
-from phase2_prefill_decode.backends import backend_for
+from phase2_prefill_decode.connect import backend_for
 from phase2_prefill_decode.extras.quantized.quantize import GROUP
 from phase2_prefill_decode.extras.quantized.weight import QuantizedWeight
 from phase2_prefill_decode.linear import Linear

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -18,11 +18,11 @@ from torch import Tensor
 
 from phase0_request.support.checks import ConfigError
 from phase0_request.support.model_files import read_object
-from phase2_prefill_decode.loading.matrix import Rows
+from phase2_prefill_decode.loading.config import ModelConfig
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-MAX_TENSORS = 1 << 17  # of all files
+MAX_TENSORS = 1 << 17  # in all files
 ENCODED = "encoded"  # in place of a dtype: rows that are not plain numbers
 CHUNK, MULTIPLE = 1 << 19, 64  # numbers that are read at a time, and of how many rows: whole blocks of a packed weight
 DTYPES = {
@@ -61,8 +61,11 @@ class Source(Protocol):
     @property
     def stored(self) -> Mapping[str, Stored]: ...
 
-    def chunks(self, name: str) -> Iterator[Rows]:
-        """The rows of a tensor, some at a time."""
+    def nbytes(self, config: ModelConfig) -> int | None:
+        """The memory that the weights of this model take; None if that is not known."""
+
+    def chunks(self, name: str) -> Iterator[Any]:
+        """The rows of a tensor, some at a time: plain numbers, or in the form that ENCODED ones have."""
 
 
 class Checkpoint:
@@ -96,6 +99,10 @@ class Checkpoint:
             if not isinstance(name, str) or _leads_out(name):
                 raise ConfigError(f"{index} must name files inside its directory, got {name!r}")
         return [self.directory / name for name in sorted({*files.values()})]
+
+    def nbytes(self, config: ModelConfig) -> int:
+        """The memory that the weights of this model take."""
+        return config.bytes
 
     def read(self, name: str) -> Tensor:
         """A view of a whole tensor."""

@@ -50,7 +50,7 @@ FAMILIES = {
     ),
 }  # fmt: skip
 _REQUIRED = "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"
-_ABSENT = {  # of all families
+_ABSENT_IN_ALL = {
     **dict.fromkeys(("attention_bias", "mlp_bias", "tie_word_embeddings", "use_sliding_window"), False),
     "rms_norm_eps": 1e-6,
 }
@@ -72,7 +72,7 @@ def read(config: Mapping[str, Any]) -> dict[str, Any]:
     if missing := [name for name in _REQUIRED if config.get(name) is None]:
         raise ConfigError(f"the model's configuration lacks {', '.join(missing)}")
     _refuse_unsupported(config)
-    config = {**_ABSENT, **family.absent, **config, **family.ignored}
+    config = {**_ABSENT_IN_ALL, **family.absent, **config, **family.ignored}
     check_int("max_position_embeddings", config["max_position_embeddings"], 1, MAX_LENGTH)
     attention_bias = check_bool("attention_bias", config["attention_bias"])
     return {

@@ -23,14 +23,13 @@ class DrawRow(NamedTuple):
     row: int
     number: int  # index of the slice in its batch
     part: Slice
-    output_index: int  # of the token in the request's output
+    output_index: int  # where the token is in the request's output
 
 
 class Work:
     """The work of a processor in one step. A subclass overrides what it needs."""
 
-    rows: Sequence[int] = ()  # tokens of the step whose final hidden states it needs, beside those that draw
-    wants_hidden = False  # it needs the final hidden states of the rows that draw
+    rows: Sequence[int] = ()  # tokens of the step whose final hidden states it needs
 
     @property
     def in_flight(self) -> bool:
@@ -45,18 +44,17 @@ class Work:
         """The model has failed: wait for what `start` began."""
 
     def edit(self, logits: Tensor) -> Tensor:
-        """Change the logits that tokens are drawn from, [rows, vocab], in a copy."""
+        """Change the logits that tokens are drawn from, [draws, vocab], in a copy."""
         return logits
 
-    def collect(self, logits: Tensor, tokens: Tensor, hidden: Tensor | None, more: Tensor | None) -> None:
+    def collect(self, logits: Tensor, tokens: Tensor, hidden: Tensor) -> None:
         """Take what it needs, on the device, and start to copy that to the host.
 
-        logits: [rows, vocab], the model's own; tokens: [rows], drawn; hidden: [rows, hidden_size]; more: [its own rows,
-        hidden_size].
+        logits: [draws, vocab], the model's own; tokens: [draws]; hidden: [its `rows`, hidden_size].
         """
 
     def finish(self, output: StepOutput, tokens: Sequence[int], peaks: Sequence[float]) -> None:
-        """The results are on the host: add to the output of the step. `tokens` and `peaks` are of each row."""
+        """The results are on the host: add to the output of the step. Each draw has a token and a peak."""
 
 
 class Processor(ABC):

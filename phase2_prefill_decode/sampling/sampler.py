@@ -2,7 +2,8 @@
 
     processors edit the logits -> the kernel `draw` -> processors collect results
 
-The kernel applies temperature and filters, and draws. Most requests ask for no more (`processors`).
+The kernel applies temperature and filters, and draws. Most requests ask for no more (`processors`). There is no
+generator state, so no other request of the batch can change a draw.
 
 Models often have more rows in lm_head than their tokenizer has tokens: the vocabulary is padded to a round size. Padded
 ids are never drawn.
@@ -10,35 +11,24 @@ ids are never drawn.
 
 import secrets
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
 from weakref import ref
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from phase0_request.batch import Batch
+from phase0_request.params import SamplingParams
 from phase0_request.request import Request
-from phase2_prefill_decode.backends import backend_for
-from phase2_prefill_decode.kernels.draw import Draw as DrawTokens
-from phase2_prefill_decode.sampling.inputs import Columns, SamplingInputs, key_of, pack_columns
-from phase2_prefill_decode.sampling.metadata import SamplingMetadata
-from phase2_prefill_decode.sampling.processors import DrawRow, Processor
-from phase2_prefill_decode.transfer import moved, to_host
+from phase2_prefill_decode.kernels.draw import Draw, SamplingInputs, reference, signed
+from phase2_prefill_decode.sampling.processors import DrawRow, Processor, Work
 
-
-@dataclass(frozen=True, slots=True)
-class Sampled:
-    """The draws of a step."""
-
-    tokens: Tensor  # [rows] int64; 0 in a failed row
-    peaks: Tensor  # [rows] float32; the largest logit after all edits. If it is not finite, the row failed
-
-    def to_host(self) -> "Sampled":
-        """Start to copy them to the host."""
-        return Sampled(to_host(self.tokens), to_host(self.peaks))
+COLDEST = 1e-30  # smaller temperatures would be 0 in float32; at this one only the likeliest token has weight
+Columns = tuple[NDArray[Any], ...]  # the fields of SamplingInputs on the host, in their order
 
 
 class Sampler:
@@ -47,33 +37,29 @@ class Sampler:
     def __init__(
         self,
         vocab_size: int,
-        device: str | torch.device = "cpu",
         seed: int | None = None,
         *,
         num_tokens: int | None = None,
         processors: Sequence[Processor] = (),
-        draw: DrawTokens | None = None,
+        draw: Draw = reference,
     ) -> None:
         """`num_tokens` is the size of the tokenizer: ids from there on are padding. None: the vocabulary has none. A
-        request without a seed derives one from `seed` and its id. None: from fresh entropy. `draw` is by default the
-        fastest kernel of the device."""
+        request without a seed derives one from `seed` and its id. None: from fresh entropy. `draw` is the kernel."""
         self.vocab_size = vocab_size
         self.num_tokens = vocab_size if num_tokens is None else num_tokens
-        self.device = torch.device(device)
         self.processors = processors
         self._wants = [processor.wants for processor in processors]
-        self._draw = draw or backend_for(self.device).draw
-        self._packed: list[ref[Request]] = []
-        self._columns = pack_columns((), (), self._key)  # theirs
+        self._draw = draw
+        self._packed: list[ref[Request]] = []  # the requests of the last step
+        self._columns = NO_COLUMNS  # theirs
         self._asks_for_more = False  # one of them
         self._entropy = secrets.token_bytes(16) if seed is None else str(seed).encode()[:64]
 
     def limited(self, processors: Sequence[Processor]) -> "Sampler":
         """A sampler with the same noise, and these processors only."""
         made = copy(self)
-        made.processors, made._packed, made._asks_for_more = processors, [], False
-        made._wants = [processor.wants for processor in processors]
-        made._columns = pack_columns((), (), made._key)
+        made.processors, made._wants = processors, [processor.wants for processor in processors]
+        made._packed, made._columns, made._asks_for_more = [], NO_COLUMNS, False
         return made
 
     def prepare(self, request: Request) -> None:
@@ -83,9 +69,9 @@ class Sampler:
                 processor.prepare(request)
 
     # region pack
-    def pack(self, batch: Batch) -> SamplingMetadata:
-        """What the rows of a step ask for. A slice that completes its request has a row for its next token, and one
-        more for each token beyond."""
+    def pack(self, batch: Batch) -> tuple[Columns, Sequence[Work]]:
+        """The parameters of a step's draws, and the work of processors. A slice that completes its request has a row
+        for its next token, and one more for each token beyond."""
         requests: list[Request] = []
         totals: list[int] = []  # the position of the token to draw, from each row
         asks = False
@@ -101,34 +87,28 @@ class Sampler:
                 requests.append(request)
                 totals.append(stop)
         columns = self._pack_columns(requests, totals)
-        if not (self._asks_for_more or asks or len(requests) > len(batch)):
-            return SamplingMetadata(len(requests), columns)
+        if not (self._asks_for_more or asks or len(requests) > len(batch.slices)):
+            return columns, ()
         rows, row = list[DrawRow](), 0
         for number, part in enumerate(batch.slices):
             while row < len(requests) and requests[row] is part.request:
                 rows.append(DrawRow(row, number, part, totals[row] - len(part.request.prompt_tokens)))
                 row += 1
         works = [processor.pack(batch, rows) for processor in self.processors]
-        return SamplingMetadata(len(requests), columns, [work for work in works if work is not None])
+        return columns, [work for work in works if work is not None]
 
     # endregion
 
-    def draw(self, logits: Tensor, inputs: SamplingInputs) -> Sampled:
-        """Draw a token for each row, by temperature and filters alone."""
-        return Sampled(*self._draw(logits, inputs, self.num_tokens))
-
     # region sample
-    def sample(self, logits: Tensor, sampling: SamplingMetadata, inputs: SamplingInputs | None = None) -> Sampled:
-        """Draw a token for each row. logits: [rows, vocab], of any float type; they are not changed. `inputs` are those
-        of `sampling` if they are on the device already."""
-        if logits.shape != (sampling.rows, self.vocab_size):
-            wanted = f"[{sampling.rows}, {self.vocab_size}]"
-            raise ValueError(f"logits must be {wanted} for {sampling.rows} requests, got {list(logits.shape)}")
-        for work in sampling.works:
+    def sample(self, logits: Tensor, inputs: SamplingInputs, works: Sequence[Work] = ()) -> tuple[Tensor, Tensor]:
+        """Draw a token for each row. logits: [rows, vocab], of any float type; they are not changed. Returns the tokens
+        and the largest logits after all edits, as `Draw` says."""
+        if logits.shape != (len(inputs.keys), self.vocab_size):
+            wanted = f"[{len(inputs.keys)}, {self.vocab_size}]"
+            raise ValueError(f"logits must be {wanted} for these requests, got {list(logits.shape)}")
+        for work in works:
             logits = work.edit(logits)
-        if inputs is None:
-            inputs = SamplingInputs(*(moved(torch.from_numpy(column), self.device) for column in sampling.columns))
-        return self.draw(logits, inputs)
+        return self._draw(logits, inputs, self.num_tokens)
 
     # endregion
 
@@ -155,3 +135,29 @@ class Sampler:
     def _key(self, request: Request) -> int:
         seed = request.params.seed
         return key_of(request.id, self._entropy) if seed is None else seed
+
+
+def pack_columns(requests: Sequence[Request], totals: Sequence[int], key: Callable[[Request], int]) -> Columns:
+    """The columns of these requests. `totals` are the positions to draw, `key` is a request's seed."""
+    params = [request.params for request in requests]
+    return (
+        np.array([signed(key(request)) for request in requests], np.int64),
+        np.array(totals, np.int64),
+        np.array([p.top_k for p in params], np.int32),
+        np.array([0 if is_greedy(p) else max(p.temperature, COLDEST) for p in params], np.float32),
+        np.array([p.top_p for p in params], np.float32),
+        np.array([p.min_p for p in params], np.float32),
+    )
+
+
+NO_COLUMNS = pack_columns((), (), hash)
+
+
+def is_greedy(params: SamplingParams) -> bool:
+    """Whether a request takes the likeliest token (of equals the lowest id). `top_k=1` is greedy too."""
+    return params.temperature == 0 or params.top_k == 1
+
+
+def key_of(name: str, entropy: bytes) -> int:
+    """A key for a request without a seed: the same for one request id and one entropy, in every process."""
+    return int.from_bytes(blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8, key=entropy).digest(), "big")

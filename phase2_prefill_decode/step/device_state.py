@@ -11,9 +11,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from phase1_kv_pool.cache import PagedCache
+from phase2_prefill_decode.decoder import StepTensors
 from phase2_prefill_decode.kernels.attention import AttentionMetadata
-from phase2_prefill_decode.sampling.inputs import SamplingInputs
-from phase2_prefill_decode.step.packed import PackedStep, StepTensors
+from phase2_prefill_decode.kernels.draw import SamplingInputs
+from phase2_prefill_decode.step.packed import PackedStep
 
 
 class DeviceState:
@@ -53,7 +54,7 @@ class DeviceState:
 
     def load(self, step: PackedStep, arrays: Sequence[Tensor], page_size: int) -> StepTensors:
         """Complete a step, given its arrays on the device: what it changes is stored, what it lacks is added."""
-        tokens, positions, slots, last, drawn_rows, changed, keys, drawn_at, *narrow = arrays
+        tokens, positions, slots, last, newest_rows, changed, keys, places, *narrow = arrays
         cu_seqlens_q, seq_lens, rows, pages, *filters = narrow
         if step.changed:
             self.page_table.view(-1).index_copy_(0, changed, pages)
@@ -62,7 +63,7 @@ class DeviceState:
         table = self.page_table[:, : -(-step.max_seqlen_k // page_size)].index_select(0, rows)
         metadata = AttentionMetadata(cu_seqlens_q, seq_lens, table, step.max_seqlen_q, step.max_seqlen_k, step.sizes)
         last_rows = None if step.all_logits else last
-        inputs = SamplingInputs(keys, drawn_at, *filters)
-        return StepTensors(tokens, positions, slots, metadata, last_rows, drawn_rows, inputs)
+        sampling = SamplingInputs(keys, places, *filters)
+        return StepTensors(tokens, positions, slots, metadata, last_rows, newest_rows, sampling)
 
     # endregion

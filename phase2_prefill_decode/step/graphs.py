@@ -7,34 +7,31 @@ and its array is copied to where the graph reads it.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from phase2_prefill_decode.sampling.inputs import SamplingInputs
-from phase2_prefill_decode.sampling.sampler import Sampled
+from phase2_prefill_decode.decoder import StepTensors
 from phase2_prefill_decode.step.device_state import DeviceState
 from phase2_prefill_decode.step.packed import CHANGES, PackedStep, join, split
 from phase2_prefill_decode.transfer import pinned
 
-Replay = Callable[[], "Computed"]
-Compute = Callable[[PackedStep, Sequence[Tensor]], "Computed"]  # of a step and its arrays on the device
-Record = Callable[[Replay], Replay]  # runs a step, and returns what runs it again
+
+class Computed(NamedTuple):
+    """What a step has computed, on the device. A graph keeps all of it."""
+
+    step: StepTensors
+    logits: Tensor  # [draws, vocab]
+    hidden: Tensor  # [rows that processors want, hidden_size]
+    draws: tuple[Tensor, Tensor] | None = None  # tokens and peaks, if nothing is asked for but a draw
 
 
-@dataclass(frozen=True, slots=True)
-class Computed:
-    """What a step has computed, on the device, with what the sampler needs of its input. A graph keeps all of it."""
-
-    drawn_rows: Tensor
-    inputs: SamplingInputs
-    logits: Tensor  # [rows, vocab], of the rows that a token is drawn for
-    hidden: Tensor | None = None  # [rows, hidden_size], of these and of `more_rows`, if a processor wants them
-    sampled: Sampled | None = None  # if nothing is asked for but a draw
+Replay = Callable[[], Computed]
+Record = Callable[[Callable[[], Any]], Callable[[], Any]]  # runs a computation, and returns what runs it again
+Compute = Callable[[PackedStep, Sequence[Tensor]], Computed]  # takes a step and its arrays on the device
 
 
 class Graph(NamedTuple):
@@ -77,7 +74,7 @@ class DecodeGraphs:
     def size_for(self, step: PackedStep) -> int:
         """The size of the smallest graph that holds a step. 0 if the step is not all decodes, or if it is too large, or
         if too many entries of its page tables have changed: it is launched kernel by kernel."""
-        slices = len(step.rows)
+        slices = len(step.table_rows)
         if step.max_seqlen_q > 1 or not step.all_logits or step.max_seqlen_k > self.context:
             return 0
         fits = (size for size in self._graphs if slices <= size and len(step.changed) <= CHANGES * size)
@@ -96,7 +93,7 @@ def batch_sizes(most: int) -> list[int]:
     return sorted({*(size for size in (1, 2, 4, *range(8, 256, 8), *range(256, most, 16)) if size < most), most})
 
 
-def cuda_recorder() -> Record:
+def cuda_record() -> Record:
     """Records CUDA graphs that share one memory pool."""
     pool = torch.cuda.graph_pool_handle()
 

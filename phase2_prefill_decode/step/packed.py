@@ -1,4 +1,4 @@
-"""PackedStep: one step as lists of integers on the host. StepTensors: the same step on the device.
+"""PackedStep: one step as lists of integers on the host. `StepTensors` is the same step on the device.
 
 The tokens of all slices are in one row, without padding. One copy takes all lists to the device. `DeviceState` adds
 what is there already: page tables, and tokens that no step has shown to the host yet.
@@ -15,26 +15,11 @@ from torch import Tensor
 
 from phase0_request.batch import Batch, Slice
 from phase1_kv_pool.cache import PagedCache
-from phase2_prefill_decode.kernels.attention import AttentionMetadata
-from phase2_prefill_decode.sampling.inputs import SamplingInputs, pack_columns
-from phase2_prefill_decode.sampling.metadata import SamplingMetadata
+from phase2_prefill_decode.sampling.processors import Work
+from phase2_prefill_decode.sampling.sampler import NO_COLUMNS, Columns
 from phase2_prefill_decode.transfer import moved
 
 CHANGES = 2  # entries of page tables that may change in a captured step, for each slice
-NO_SAMPLING = SamplingMetadata(0, pack_columns((), (), hash))
-
-
-@dataclass(frozen=True, slots=True)
-class StepTensors:
-    """The input of the model for one step. There is no padding: T tokens are T rows."""
-
-    tokens: Tensor  # [tokens] int64
-    positions: Tensor  # [tokens] int64, of each token in its sequence
-    slots: Tensor  # [tokens] int64, where its key and value are stored
-    metadata: AttentionMetadata
-    last: Tensor | None  # [rows] int64, the rows that need logits, see `pack`; None: all of them, in order
-    drawn_rows: Tensor  # [rows that draw] int64, the rows of their requests in the device state
-    inputs: SamplingInputs  # of the rows that draw
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,20 +30,21 @@ class PackedStep:
     positions: list[int]
     slots: list[int]
     last: list[int]
-    drawn_rows: list[int]
+    newest_rows: list[int]  # the rows of the device state that get the drawn tokens
     changed: list[int]  # the entries of page tables that have changed, counted from the first of the first row
     cu_seqlens_q: list[int]
     seq_lens: list[int]
-    rows: list[int]  # of each slice's page table on the device
+    table_rows: list[int]  # where the page table of each slice is in the device state
     pages: list[int]  # what the changed entries are now
     sizes: tuple[tuple[int, int], ...]  # (new tokens, all tokens) of each slice; (): the host may not rely on them
     max_seqlen_q: int
     max_seqlen_k: int
     all_logits: bool  # whether `last` is all rows, in order
-    drawn: tuple[int, ...] = ()  # for each row that draws a token, the number of its slice
+    slice_numbers: tuple[int, ...] = ()  # for each row that draws a token, the index of its slice
     slices: int = 0
-    sampling: SamplingMetadata = NO_SAMPLING
-    graph_size: int = 0  # of the recorded step that it is padded for; 0: it is launched kernel by kernel
+    columns: Columns = NO_COLUMNS  # the parameters of the draws
+    works: Sequence[Work] = ()  # what else its requests ask for: in most steps nothing
+    graph_size: int = 0  # the recorded step that it is padded for; 0: it is launched kernel by kernel
 
     @classmethod
     def empty(cls) -> "PackedStep":
@@ -73,9 +59,9 @@ class PackedStep:
     @property
     def arrays(self) -> list[NDArray[Any]]:
         """What goes to the device, those of 64 bits first. The columns of the sampling inputs are with the others."""
-        wide = self.tokens, self.positions, self.slots, self.last, self.drawn_rows, self.changed
-        narrow = self.cu_seqlens_q, self.seq_lens, self.rows, self.pages
-        keys, positions, *filters = self.sampling.columns
+        wide = self.tokens, self.positions, self.slots, self.last, self.newest_rows, self.changed
+        narrow = self.cu_seqlens_q, self.seq_lens, self.table_rows, self.pages
+        keys, positions, *filters = self.columns
         of_64_bits, of_32_bits = [np.array(p, np.int64) for p in wide], [np.array(p, np.int32) for p in narrow]
         return [*of_64_bits, keys, positions, *of_32_bits, *filters]
 
@@ -89,22 +75,22 @@ class PackedStep:
         """A step of decodes with slices added that read and write nothing, up to `size`. Whatever the sequences, all
         that the host knows of it is the same, as a captured step needs."""
         more, changes = size - len(self.tokens), CHANGES * size - len(self.changed)
-        columns = tuple(np.concatenate((c, np.zeros(size - len(c), c.dtype))) for c in self.sampling.columns)
+        columns = tuple(np.concatenate((c, np.zeros(size - len(c), c.dtype))) for c in self.columns)
         return replace(
             self,
             tokens=self.tokens + [0] * more,
             positions=self.positions + [0] * more,
             slots=self.slots + [-1] * more,
             last=[*range(size)],
-            drawn_rows=self.drawn_rows + [scratch_row] * more,
+            newest_rows=self.newest_rows + [scratch_row] * more,
             changed=self.changed + [scratch_entry] * changes,
             cu_seqlens_q=[*range(size + 1)],
             seq_lens=self.seq_lens + [0] * more,
-            rows=self.rows + [scratch_row] * more,
+            table_rows=self.table_rows + [scratch_row] * more,
             pages=self.pages + [0] * changes,
             sizes=(),
             max_seqlen_k=context,
-            sampling=replace(self.sampling, columns=columns),
+            columns=columns,
             graph_size=size,
         )
 
@@ -123,14 +109,17 @@ def split(array: Tensor, arrays: Sequence[NDArray[Any]]) -> list[Tensor]:
 
 
 # region exercise 2.2
-def pack(batch: Batch, cache: PagedCache, width: int, sampling: SamplingMetadata = NO_SAMPLING) -> PackedStep:
+def pack(
+    batch: Batch, cache: PagedCache, width: int, columns: Columns = NO_COLUMNS, works: Sequence[Work] = ()
+) -> PackedStep:
     """Pack a batch. Logits are computed for the last row of each slice that completes its request, and for those of the
-    tokens beyond. `width` is the number of entries of a page table on the device."""
+    tokens beyond. The sampler has packed `columns` and `works`. `width` is the number of entries of a page table on the
+    device."""
     tokens: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
     last: list[int] = []
-    drawn: list[int] = []
+    numbers: list[int] = []
     cu_seqlens_q, seq_lens = [0], []
     for number, part in enumerate(batch.slices):
         request, start, length, beyond = part
@@ -142,8 +131,8 @@ def pack(batch: Batch, cache: PagedCache, width: int, sampling: SamplingMetadata
         if start + length >= request.total:
             draws = min(1 + len(beyond), length)
             last += range(len(tokens) - draws, len(tokens))
-            drawn += [number] * draws
-    more = sampling.more_rows if sampling.works else []
+            numbers += [number] * draws
+    more = [row for work in works for row in work.rows]
     last += more
     rows = [cache.row(part.request) for part in batch.slices]
     changed: list[int] = []
@@ -157,19 +146,20 @@ def pack(batch: Batch, cache: PagedCache, width: int, sampling: SamplingMetadata
         positions=positions,
         slots=slots,
         last=last,
-        drawn_rows=[rows[number] for number in drawn],
+        newest_rows=[rows[number] for number in numbers],
         changed=changed,
         cu_seqlens_q=cu_seqlens_q,
         seq_lens=seq_lens,
-        rows=rows,
+        table_rows=rows,
         pages=pages,
         sizes=tuple(zip(lengths, seq_lens, strict=True)),
         max_seqlen_q=max(lengths),
         max_seqlen_k=max(seq_lens),
         all_logits=len(last) == len(tokens) and not more,
-        drawn=tuple(drawn),
-        slices=len(batch),
-        sampling=sampling,
+        slice_numbers=tuple(numbers),
+        slices=len(rows),
+        columns=columns,
+        works=works,
     )
 
 

@@ -20,9 +20,8 @@ from phase0_request.request import Request
 from phase0_request.support.checks import check_int
 from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.pool import KVPool
-from phase2_prefill_decode.connect import sampler_for
 from phase2_prefill_decode.lab.shapes import SHAPES
-from phase2_prefill_decode.model import Model, default_device
+from phase2_prefill_decode.model import Model, default_device, sampler_for
 from phase2_prefill_decode.scheduler import StaticScheduler
 from phase2_prefill_decode.step.runner import ModelRunner
 from phase3_chunked_prefill.budget import TokenBudget

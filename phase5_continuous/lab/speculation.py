@@ -23,13 +23,13 @@ from phase0_request.lab.report import at_least_one, finish, parser, table
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase0_request.tokenizer import BUNDLED
-from phase2_prefill_decode.backends import backend_for
+from phase2_prefill_decode.connect import backend_for
 from phase2_prefill_decode.decoder import Decoder
 from phase2_prefill_decode.engine import Engine
 from phase2_prefill_decode.lab.shapes import SHAPES
 from phase2_prefill_decode.loading.checkpoint import Checkpoint
 from phase2_prefill_decode.loading.config import ModelConfig
-from phase2_prefill_decode.loading.loader import load_weights
+from phase2_prefill_decode.loading.weights import load_weights
 from phase2_prefill_decode.model import Model
 from phase5_continuous.engine import continuous
 from phase5_continuous.extras.speculation.speculation import speculation_in

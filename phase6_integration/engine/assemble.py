@@ -12,8 +12,7 @@ import torch
 from phase0_request.support.checks import ConfigError
 from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.layout import KVLayout
-from phase2_prefill_decode.connect import sampler_for
-from phase2_prefill_decode.model import Model, load_tokenizer
+from phase2_prefill_decode.model import Model, load_tokenizer, sampler_for
 from phase2_prefill_decode.sampling.sampler import Sampler
 from phase2_prefill_decode.step.graphs import batch_sizes
 from phase2_prefill_decode.step.packed import PackedStep

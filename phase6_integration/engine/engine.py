@@ -10,7 +10,7 @@ from phase0_request.core import Step
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase0_request.tokenizer import BUNDLED, Tokenizer
-from phase2_prefill_decode.backends import backend_for
+from phase2_prefill_decode.connect import backend_for
 from phase2_prefill_decode.decoder import Decoder
 from phase2_prefill_decode.engine import Engine, Params
 from phase2_prefill_decode.generation import Completion, Delta, Prompt, make_request

@@ -8,7 +8,7 @@ from phase1_kv_pool.layout import KVLayout
 from phase2_prefill_decode.model import Model
 from phase2_prefill_decode.sampling.sampler import Sampler
 from phase2_prefill_decode.step.device_state import DeviceState
-from phase2_prefill_decode.step.graphs import cuda_recorder
+from phase2_prefill_decode.step.graphs import cuda_record
 from phase2_prefill_decode.step.runner import ModelRunner
 from phase6_integration.engine.connect_engine import record_pieces
 
@@ -40,7 +40,7 @@ def make_runner(
         return ModelRunner(decoder, pool, cache, sampler, ahead=ahead)
     rows = 2 * max(recorded.sizes)  # as many may have ended in flight as run
     state = DeviceState(pool.device, rows, -(-context // cache.page_size))
-    runner, record = ModelRunner(decoder, pool, cache, sampler, state, ahead=ahead), cuda_recorder()
+    runner, record = ModelRunner(decoder, pool, cache, sampler, state, ahead=ahead), cuda_record()
     record_pieces(runner, recorded.counts, context, record)
     runner.record(recorded.sizes, context, record)
     return runner

@@ -32,11 +32,10 @@ from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.lab.no_device import LAUNCHES, use_no_device
 from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.backend import triton_backend
-from phase2_prefill_decode.connect import sampler_for
 from phase2_prefill_decode.extras.piecewise import record_pieces
 from phase2_prefill_decode.lab.cost import CostModel
 from phase2_prefill_decode.lab.roofline import named
-from phase2_prefill_decode.model import Model
+from phase2_prefill_decode.model import Model, sampler_for
 from phase2_prefill_decode.step.graphs import Computed, Replay
 from phase2_prefill_decode.step.packed import PackedStep, join, split
 from phase2_prefill_decode.step.runner import ModelRunner
@@ -74,7 +73,7 @@ class NoProduct:
 class OneArrayRunner(ModelRunner):
     """Brings the arrays of a step in one array, as for a GPU."""
 
-    def _forward(self, step: PackedStep) -> Computed:
+    def forward(self, step: PackedStep) -> Computed:
         arrays = step.arrays
         return self.compute(step, split(join(arrays), arrays))
 

@@ -30,12 +30,13 @@ from phase1_kv_pool.layer import KVLayer
 from phase1_kv_pool.layout import KVLayout
 from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.backend import TORCH
+from phase2_prefill_decode.decoder import StepTensors
 from phase2_prefill_decode.lab.cost import CostModel
 from phase2_prefill_decode.lab.roofline import named
 from phase2_prefill_decode.sampling.sampler import Sampler
 from phase2_prefill_decode.step.device_state import DeviceState
 from phase2_prefill_decode.step.graphs import Replay
-from phase2_prefill_decode.step.packed import PackedStep, StepTensors
+from phase2_prefill_decode.step.packed import PackedStep
 from phase2_prefill_decode.step.runner import ModelRunner
 from phase3_chunked_prefill.budget import TokenBudget
 from phase5_continuous.lab.simulator import MODELS
@@ -148,7 +149,7 @@ class FakeDeviceRunner(ModelRunner):
         decoder: Any = NoDecoder()
         pool = KVPool(LAYOUT, cache.max_tokens // cache.page_size, "cpu", torch.float32)
         state = DeviceState(pool.device, 2 * size, pool.num_pages // size)
-        super().__init__(decoder, pool, cache, Sampler(VOCABULARY, "cpu", 0), state, ahead=ahead > 0)
+        super().__init__(decoder, pool, cache, Sampler(VOCABULARY, 0), state, ahead=ahead > 0)
         self.record([size], cache.max_tokens // size, recorded)
         self.device = device
         self.seconds = seconds

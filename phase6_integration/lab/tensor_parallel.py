@@ -22,14 +22,13 @@ from phase0_request.request import Request
 from phase0_request.support.machine import give_back_freed_memory
 from phase0_request.tokenizer import BUNDLED
 from phase1_kv_pool.cache import PagedCache
-from phase2_prefill_decode.connect import sampler_for
 from phase2_prefill_decode.extras.cpu.product import PackedWeight
 from phase2_prefill_decode.extras.linears import every_product
 from phase2_prefill_decode.extras.parallel.leader import Leader
 from phase2_prefill_decode.extras.parallel.load import load_split
 from phase2_prefill_decode.extras.parallel.ranks import Ranks
 from phase2_prefill_decode.lab.random_weights import save_random
-from phase2_prefill_decode.model import Model
+from phase2_prefill_decode.model import Model, sampler_for
 from phase2_prefill_decode.step.runner import ModelRunner
 
 RANKS = {"bundled": (1, 2, 4), "17m": (1, 2)}  # 17m has six heads, which four ranks cannot share

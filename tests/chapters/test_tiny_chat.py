@@ -18,7 +18,7 @@ from chapters.tiny_chat.wordings import Wordings, key
 from phase0_request.tokenizer import BUNDLED, Tokenizer
 from phase2_prefill_decode.loading.checkpoint import Checkpoint
 from phase2_prefill_decode.loading.config import ModelConfig
-from phase2_prefill_decode.loading.loader import load_weights
+from phase2_prefill_decode.loading.weights import load_weights
 
 FACTS = read()
 TOKENIZER = Tokenizer.from_pretrained()

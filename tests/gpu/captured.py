@@ -1,6 +1,6 @@
 """A recorder with the semantics of a CUDA graph, on a CPU: the same operators again, over the same memory.
 
-It takes the place of `cuda_recorder`. Before each replay everything that any capture has allocated is poisoned, for
+It takes the place of `cuda_record`. Before each replay everything that any capture has allocated is poisoned, for
 graphs share that memory and nothing in it outlives the next replay. What a capture may not do raises: reading the
 device, and bringing numbers from the host. Kernels of Triton are interpreted, a launch is one operator.
 """

@@ -18,7 +18,6 @@ from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.backend import triton_backend
-from phase2_prefill_decode.connect import sampler_for
 from phase2_prefill_decode.decoder import Decoder
 from phase2_prefill_decode.extras.grammar import masks
 from phase2_prefill_decode.extras.grammar.mask import apply_mask_on
@@ -29,13 +28,11 @@ from phase2_prefill_decode.extras.quantized.weight import QuantizedWeight
 from phase2_prefill_decode.linear import Linear, TorchLinear
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.weights import random_weights
-from phase2_prefill_decode.model import Model
-from phase2_prefill_decode.sampling.sampler import Sampled
+from phase2_prefill_decode.model import Model, sampler_for
 from phase2_prefill_decode.step.device_state import DeviceState
 from phase2_prefill_decode.step.graphs import Computed
-from phase2_prefill_decode.step.launched import LaunchedStep
 from phase2_prefill_decode.step.packed import PackedStep
-from phase2_prefill_decode.step.runner import ModelRunner
+from phase2_prefill_decode.step.runner import LaunchedStep, ModelRunner
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.extras import invariants
@@ -187,9 +184,9 @@ def test_tokens_are_those_of_eager_steps_while_the_pool_runs_out_and_prefixes_ar
 class KeepsItsInput(ModelRunner):
     """Makes the input of a recorded step anew, where the graph does not read it."""
 
-    def _forward(self, step: PackedStep) -> Computed:
+    def forward(self, step: PackedStep) -> Computed:
         if self.graphs is None or not step.graph_size:
-            return super()._forward(step)
+            return super().forward(step)
         step.to(self.pool.device)
         return self.graphs._graphs[step.graph_size].run()
 
@@ -199,22 +196,22 @@ class Unfetched:
     """The result of a step, still where the graph wrote it."""
 
     step: PackedStep
-    sampled: Sampled
+    draws: tuple[torch.Tensor, torch.Tensor]
 
     def output(self) -> StepOutput:
-        return LaunchedStep(self.step, self.sampled).output()
+        return LaunchedStep(self.step, *self.draws).output()
 
 
 class ReadsLate(ModelRunner):
     """Reads the result of a recorded step when it is asked for: the next step may have been launched."""
 
     def launch(self, step: PackedStep) -> Any:
-        if not step.graph_size or step.sampling.works:
+        if not step.graph_size or step.works:
             return super().launch(step)
-        computed = self._forward(step)
+        computed = self.forward(step)
         self.cache.changed.clear()
-        assert computed.sampled is not None
-        return Unfetched(step, computed.sampled)
+        assert computed.draws is not None
+        return Unfetched(step, computed.draws)
 
 
 @pytest.mark.parametrize(("runner_type", "ahead"), [(KeepsItsInput, 0), (ReadsLate, 1)])

@@ -30,10 +30,10 @@ import json, random, sys
 from dataclasses import replace
 import torch
 from phase1_kv_pool.pool import KVPool
-from phase2_prefill_decode.backends import backend_for
+from phase2_prefill_decode.connect import backend_for
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.model import Model
-from phase2_prefill_decode.connect import sampler_for
+from phase2_prefill_decode.model import sampler_for
 from phase2_prefill_decode.step.runner import ModelRunner
 from phase2_prefill_decode.backend import triton_backend
 from phase6_integration.engine.warmup import long_step

@@ -3,7 +3,7 @@
 import torch
 
 from phase2_prefill_decode.backend import TORCH, Backend, triton_backend
-from phase2_prefill_decode.backends import backend_for
+from phase2_prefill_decode.connect import backend_for
 
 CPU = backend_for(torch.device("cpu"))
 

@@ -2,20 +2,29 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from phase0_request.batch import Batch, StepOutput
 from phase1_kv_pool.cache import PagedCache
-from phase2_prefill_decode.sampling.metadata import SamplingMetadata
-from phase2_prefill_decode.sampling.sampler import Sampled
+from phase2_prefill_decode.decoder import StepTensors
+from phase2_prefill_decode.sampling.processors import Work
+from phase2_prefill_decode.sampling.sampler import Columns
 from phase2_prefill_decode.step.device_state import DeviceState
-from phase2_prefill_decode.step.launched import LaunchedStep
-from phase2_prefill_decode.step.packed import PackedStep, StepTensors, pack
+from phase2_prefill_decode.step.packed import PackedStep, pack
+from phase2_prefill_decode.step.runner import LaunchedStep
 
 CPU = torch.device("cpu")
+
+
+class Asked(NamedTuple):
+    """What the slices of a step ask of the sampler."""
+
+    columns: Columns
+    works: Sequence[Work]
 
 
 def loaded(
@@ -28,10 +37,10 @@ def loaded(
     return state.load(step, step.to(device), cache.page_size)
 
 
-def output_of(sampled: Sampled, sampling: SamplingMetadata, drawn: Sequence[int], slices: int) -> StepOutput:
+def output_of(draws: tuple[Tensor, Tensor], works: Sequence[Work], drawn: Sequence[int], slices: int) -> StepOutput:
     """The output of a step of which the slices `drawn` complete their requests."""
-    step = replace(PackedStep.empty(), sampling=sampling, drawn=tuple(drawn), slices=slices)
-    return LaunchedStep(step, sampled).output()
+    step = replace(PackedStep.empty(), works=works, slice_numbers=tuple(drawn), slices=slices)
+    return LaunchedStep(step, *draws).output()
 
 
 class NothingWaits(TorchDispatchMode):

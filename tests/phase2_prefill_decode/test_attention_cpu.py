@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from phase2_prefill_decode.extras.cpu.attention import ROWS
+from phase2_prefill_decode.extras.cpu.attention import TILE_ROWS
 from phase2_prefill_decode.extras.cpu.intrinsics import kernel
 from phase2_prefill_decode.extras.cpu.scores import KEYS, LANES, transpose
 from phase2_prefill_decode.extras.cpu.tiles import SPLIT
@@ -26,7 +26,7 @@ GROUP = 2  # the default of a Case
 
 CASES = {
     **{f"{new}_new": Case([90, 90 + new, new], [new, new, new]) for new in (2, 4, 5, 8, 9)},
-    **{f"tile_{n:+}": prompts(ROWS // GROUP + n, 2 * ROWS // GROUP + n) for n in (-1, 0, 1)},
+    **{f"tile_{n:+}": prompts(TILE_ROWS // GROUP + n, 2 * TILE_ROWS // GROUP + n) for n in (-1, 0, 1)},
     **{f"keys_{n:+}": Case([KEYS + n, 4 * KEYS + n], [30, 30]) for n in (-1, 0, 1)},
     "split": Case([1100, 530, 513], [20, 32, 7]),
     "split_in_a_window": Case([1100, 700], [20, 32], window=600),

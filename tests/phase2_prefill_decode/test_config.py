@@ -13,8 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from phase0_request.support.checks import ConfigError
 from phase1_kv_pool.lab.model_layout import layout_of
 from phase1_kv_pool.layout import KVLayout
-from phase2_prefill_decode.loading.config import ModelConfig
-from phase2_prefill_decode.loading.rope_parameters import RopeParameters
+from phase2_prefill_decode.loading.config import ModelConfig, RopeParameters
 from tests.phase2_prefill_decode.models import FAMILIES, SIZES, VARIANTS, saved, tiny_model, variant
 
 FOUR: dict[str, Any] = {"vocab_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64}

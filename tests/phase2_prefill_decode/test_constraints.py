@@ -274,7 +274,7 @@ def test_only_constrained_rows_are_masked_and_logprobs_are_the_models_own() -> N
     ]
     logits = torch.randn(2, SIZE, generator=torch.Generator().manual_seed(3))
     sampling = packed(sampler, rows)
-    output = output_of(sampled(sampler, logits, sampling), sampling, range(2), 2)
+    output = output_of(sampled(sampler, logits, sampling), sampling.works, range(2), 2)
     free, bound = output.tokens
     assert free == logits[0, : TOKENIZER.vocab_size].argmax()
     assert bound in allowed(constraint(request(grammar=YES_OR_NO)), 0)

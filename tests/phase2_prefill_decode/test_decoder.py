@@ -52,7 +52,7 @@ def test_every_step_has_the_logits_of_transformers(name: str, tmp_path: Path) ->
             Slice(Request(one, tuple(tokens[one][: stop if whole else 40].tolist())), start, stop - start)
             for one, start, stop, whole in step
         ]
-        found = model.decoder(loaded(Batch(tuple(pieces)), cache), pool.layers)
+        found, _ = model.decoder(loaded(Batch(tuple(pieces)), cache), pool.layers)
         ends = [(one, stop) for one, _, stop, whole in step if whole]
         shape = [len(ends), model.config.vocab_size]
         assert list(found.shape) == shape, f"step {number}: logits of the requests {[one for one, _ in ends]} only"

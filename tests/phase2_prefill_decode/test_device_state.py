@@ -10,10 +10,11 @@ from phase0_request.batch import Batch, Slice
 from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
+from phase2_prefill_decode.decoder import StepTensors
 from phase2_prefill_decode.extras.piecewise import token_counts
 from phase2_prefill_decode.step.device_state import DeviceState
 from phase2_prefill_decode.step.graphs import DecodeGraphs, batch_sizes
-from phase2_prefill_decode.step.packed import PackedStep, StepTensors, join, pack
+from phase2_prefill_decode.step.packed import PackedStep, join, pack
 from phase4_radix.prefix_cache import PrefixCache
 from tests.phase2_prefill_decode.steps import NothingWaits
 
@@ -83,7 +84,7 @@ def test_a_token_in_flight_is_the_newest_of_its_row() -> None:
     first, second = (attached(cache, name) for name in "ab")
     packed = load(Batch((Slice(first, 2, 1), Slice(second, 2, 1))), cache, state)
     assert packed.tokens.tolist() == [7, 7]
-    state.newest.index_copy_(0, packed.drawn_rows, torch.tensor([41, 42]))
+    state.newest.index_copy_(0, packed.newest_rows, torch.tensor([41, 42]))
     packed = load(Batch((Slice(second, 3, 1), Slice(first, 2, 2))), cache, state)
     assert packed.tokens.tolist() == [42, 7, 41], "b's newest token, then a's last known one and its newest"
     assert packed.positions.tolist() == [3, 2, 3]
@@ -129,8 +130,8 @@ def test_padding_reads_and_writes_nothing_of_a_request() -> None:
     assert packed.last is None, "each slice of a recorded step has logits"
     assert packed.metadata.sizes == (), "the host knows nothing of the sequences of a recorded step"
     assert packed.metadata.max_seqlen_k == 20, "the context that it was recorded for"
-    assert packed.drawn_rows.tolist() == [0, 4, 4, 4], "row 4 is scratch"
-    assert padded.rows == [0, 4, 4, 4], "row 4 is scratch"
+    assert packed.newest_rows.tolist() == [0, 4, 4, 4], "row 4 is scratch"
+    assert padded.table_rows == [0, 4, 4, 4], "row 4 is scratch"
     assert torch.equal(state.page_table[1:4], before[1:4]), "padding changes no page table of a request"
     assert state.page_table[0, 0] == cache.table(request)[0]
     again = pack(Batch((Slice(request, 2, 1),)), cache, state.width)

@@ -22,9 +22,9 @@ from transformers.generation.logits_process import (
 
 from phase0_request import Request, SamplingParams
 from phase2_prefill_decode.backend import triton_backend
-from phase2_prefill_decode.backends import backend_for
-from phase2_prefill_decode.kernels.draw import arrivals, keep, numbers, reference, weigh
-from phase2_prefill_decode.sampling.inputs import SamplingInputs, pack_columns
+from phase2_prefill_decode.connect import backend_for
+from phase2_prefill_decode.kernels.draw import SamplingInputs, arrivals, keep, numbers, reference, weigh
+from phase2_prefill_decode.sampling.sampler import pack_columns
 from tests.phase1_kv_pool.support import bits, device_of, every_backend, every_backend_and_dtype, needs_gpu
 from tests.phase2_prefill_decode.backends import backend_of
 from tests.phase2_prefill_decode.test_sampler_draws import z_of_chi_square

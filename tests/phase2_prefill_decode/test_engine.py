@@ -144,9 +144,9 @@ class TestEnds:
 def test_logprobs_are_those_of_the_tokens_and_of_the_top_alternatives(model: Model) -> None:
     params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True, logprobs=3)
     plain, asked = static(model).generate(PROMPTS[:2], [GREEDY, params])
-    assert plain.logprobs == []
-    assert len(asked.logprobs) == 5
-    for token, said in zip(asked.output_tokens, asked.logprobs, strict=True):
+    assert plain.more == []
+    assert len(asked.more) == 5
+    for token, said in zip(asked.output_tokens, asked.more, strict=True):
         assert said.top[0] == (token, said.logprob)
         assert len(said.top) == 3
         assert [p for _, p in said.top] == sorted((p for _, p in said.top), reverse=True)

@@ -12,16 +12,16 @@ from torch import Tensor
 from phase1_kv_pool.kernels.store import store
 from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.backend import TORCH
-from phase2_prefill_decode.decoder import Decoder
+from phase2_prefill_decode.decoder import Decoder, StepTensors
 from phase2_prefill_decode.extras.cpu import forward
 from phase2_prefill_decode.extras.cpu.forward import Forward
 from phase2_prefill_decode.extras.quantized.quantize import quantize
 from phase2_prefill_decode.kernels.attention import AttentionMetadata
+from phase2_prefill_decode.kernels.draw import SamplingInputs
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.weights import Weights, random_weights
 from phase2_prefill_decode.model import Model
-from phase2_prefill_decode.sampling.inputs import SamplingInputs, pack_columns
-from phase2_prefill_decode.step.packed import StepTensors
+from phase2_prefill_decode.sampling.sampler import pack_columns
 from tests.phase2_prefill_decode.attention_cases import same_bits
 from tests.phase2_prefill_decode.backends import CPU
 from tests.phase2_prefill_decode.models import VARIANTS, saved, tiny_model
@@ -145,9 +145,9 @@ def test_logits_keys_and_values_are_those_of_the_layers(
         packed(tuple(length + new - 1 for length in LENGTHS[:count]), new),
         [pool_of(config, kv), pool_of(config, kv)],
     )
-    found = decoder(step, pools[0].layers)
+    found, _ = decoder(step, pools[0].layers)
     assert calls == [count * new]
-    wanted = by_layers(decoder)(step, pools[1].layers)
+    wanted, _ = by_layers(decoder)(step, pools[1].layers)
     assert calls == [count * new]
     assert torch.equal(found, wanted)
     assert all(map(same_bits, pools[0].tensors, pools[1].tensors))
@@ -156,36 +156,38 @@ def test_logits_keys_and_values_are_those_of_the_layers(
 def test_a_row_does_not_depend_on_the_others() -> None:
     decoder = Decoder(SMALL, random_weights(SMALL), CPU)
     pool = pool_of(SMALL)
-    alone = decoder(packed(LENGTHS[:1]), pool.layers)
-    assert torch.equal(decoder(packed(LENGTHS), pool.layers)[:1], alone)
+    alone, _ = decoder(packed(LENGTHS[:1]), pool.layers)
+    assert torch.equal(decoder(packed(LENGTHS), pool.layers)[0][:1], alone)
 
 
 @pytest.mark.parametrize("window", [None, 7, 40])
 def test_tokens_that_are_verified_have_the_bits_of_decodes(window: int | None) -> None:
     config = replace(SMALL, sliding_windows=(window,) * 3) if window else SMALL
     decoder, pool = Decoder(config, random_weights(config), CPU), pool_of(config)
-    together = decoder(packed((70, 620), 5), pool.layers).unflatten(0, (2, 5))
+    together = decoder(packed((70, 620), 5), pool.layers)[0].unflatten(0, (2, 5))
     for place in range(5):
         step = packed((66 + place, 616 + place))
         step.tokens[:] = torch.tensor([place, place + 5]) + 7
-        assert torch.equal(decoder(step, pool.layers), together[:, place])
+        assert torch.equal(decoder(step, pool.layers)[0], together[:, place])
 
 
 def test_padding_stores_nothing_and_only_the_rows_that_are_wanted_return() -> None:
     decoder = Decoder(SMALL, random_weights(SMALL), CPU)
     pool, untouched, step = pool_of(SMALL), pool_of(SMALL), packed(LENGTHS[:2])
     step.slots.fill_(-1)
-    both = decoder(step, pool.layers)
+    both, _ = decoder(step, pool.layers)
     assert all(map(torch.equal, pool.tensors, untouched.tensors))
-    last = replace(step, last=torch.tensor([1]))
-    assert torch.equal(decoder(last, pool.layers), both[1:])
+    last = replace(step, last=torch.tensor([1]), newest_rows=torch.tensor([1]))
+    assert torch.equal(decoder(last, pool.layers)[0], both[1:])
 
 
 def test_other_steps_and_other_models_go_by_layers(calls: list[int]) -> None:
     weights, pool = random_weights(SMALL), pool_of(SMALL)
     decoder = Decoder(SMALL, weights, CPU)
     last = torch.tensor([2, 5])
-    decoder(replace(packed((17, 32), new=3), last=last), pool.layers)  # prompts: few of their logits count
+    decoder(
+        replace(packed((17, 32), new=3), last=last, newest_rows=last), pool.layers
+    )  # prompts: few of their logits count
     Decoder(SMALL, weights, TORCH)(packed(LENGTHS[:1]), pool.layers)
     assert calls == []
     config = replace(SMALL, intermediate_size=96)
@@ -194,9 +196,9 @@ def test_other_steps_and_other_models_go_by_layers(calls: list[int]) -> None:
 
 def test_without_openmp_it_runs_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     decoder, pool = Decoder(SMALL, random_weights(SMALL), CPU), pool_of(SMALL)
-    wanted = decoder(packed(LENGTHS), pool.layers)
+    wanted, _ = decoder(packed(LENGTHS), pool.layers)
     monkeypatch.setattr(forward, "OPENMP", 0)  # a call to address 0 would end the process
-    assert torch.equal(decoder(packed(LENGTHS), pool.layers), wanted)
+    assert torch.equal(decoder(packed(LENGTHS), pool.layers)[0], wanted)
 
 
 @pytest.mark.parametrize(("field", "value"), [("positions", 4096), ("positions", -1), ("slots", 1 << 20)])

@@ -13,10 +13,9 @@ from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.backend import TORCH
-from phase2_prefill_decode.connect import sampler_for
 from phase2_prefill_decode.extras.piecewise import PiecewiseGraphs
 from phase2_prefill_decode.loading.config import ModelConfig
-from phase2_prefill_decode.model import Model
+from phase2_prefill_decode.model import Model, sampler_for
 from phase2_prefill_decode.step.device_state import DeviceState
 from phase2_prefill_decode.step.graphs import Computed, Replay
 from phase2_prefill_decode.step.runner import ModelRunner
@@ -97,6 +96,6 @@ def test_pieces_compute_and_store_what_a_step_kernel_by_kernel_does() -> None:
     for slices in ((Slice(a, 0, 10), Slice(b, 0, 3)), (Slice(a, 10, 1), Slice(b, 3, 2)), (Slice(b, 5, 6),)):
         step = loaded(Batch(slices), cache)
         wanted = model.decoder.hidden(step, plain.layers)
-        torch.testing.assert_close(pieces(step), wanted, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(pieces(step, recorded.layers), wanted, rtol=1e-5, atol=1e-6)
         for one, other in zip(plain.layers, recorded.layers, strict=True):
             torch.testing.assert_close(one[:2], other[:2], rtol=1e-5, atol=1e-6)

@@ -52,7 +52,7 @@ def logits(model: Model, prompt: list[int], page_size: int = 16) -> Tensor:
     for stop in range(1, len(prompt) + 1):
         known = Request("r", tuple(prompt[:stop]))
         packed = loaded(Batch((Slice(known, stop - 1, 1),)), cache, decoder.device)
-        rows.append(decoder(packed, pool.layers))
+        rows.append(decoder(packed, pool.layers)[0])
     return torch.cat(rows)
 
 

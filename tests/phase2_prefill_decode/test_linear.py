@@ -22,7 +22,7 @@ from phase2_prefill_decode.extras.cpu import openmp
 from phase2_prefill_decode.extras.cpu.backend import packed_linear
 from phase2_prefill_decode.extras.cpu.blocks import Blocks, put_rows
 from phase2_prefill_decode.extras.cpu.microkernel import SET
-from phase2_prefill_decode.extras.cpu.product import ROWS, PackedWeight
+from phase2_prefill_decode.extras.cpu.product import ITEM_ROWS, PackedWeight
 from phase2_prefill_decode.extras.cpu.rows import quantize
 from phase2_prefill_decode.extras.quantized.weight import QuantizedWeight
 from tests.phase2_prefill_decode.quantized.checkpoints import in_8_bits
@@ -48,7 +48,7 @@ def assert_product(found: Tensor, rows: Tensor, weight: Tensor, bias: Tensor | N
 
 
 @pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize("tokens", [0, 1, 2, 3, 6, 33, ROWS + 1])
+@pytest.mark.parametrize("tokens", [0, 1, 2, 3, 6, 33, ITEM_ROWS + 1])
 @pytest.mark.parametrize(("out", "width"), SHAPES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_the_product_is_that_of_float64(dtype: torch.dtype, out: int, width: int, tokens: int, biased: bool) -> None:
@@ -114,7 +114,7 @@ def quantized(stored: torch.dtype, dtype: torch.dtype, out: int, width: int, gro
     dtype=st.sampled_from(DTYPES),
     stored=st.sampled_from([None, *STORED]),
     shape=st.sampled_from(SHAPES),
-    cuts=st.lists(st.integers(0, 2 * ROWS + 5), max_size=6),
+    cuts=st.lists(st.integers(0, 2 * ITEM_ROWS + 5), max_size=6),
     threads=st.integers(1, 3),
 )
 def test_a_row_is_the_same_alone_and_in_any_batch(
@@ -125,7 +125,7 @@ def test_a_row_is_the_same_alone_and_in_any_batch(
     weight, bias = weights(dtype, out, width)
     before = torch.get_num_threads()
     product = packed_linear(weight if stored is None else quantized(stored, dtype, out, width), bias)
-    rows = torch.randn(2 * ROWS + 5, width).to(dtype)
+    rows = torch.randn(2 * ITEM_ROWS + 5, width).to(dtype)
     ends = [0, *sorted(cuts), len(rows)]
     try:
         torch.set_num_threads(threads)
@@ -166,7 +166,7 @@ def test_a_quantized_weight_is_multiplied_as_it_is(
     weight = replace(quantized(stored, dtype, out, width, groups), **given)
     exact = {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in given.items()}
     wide = replace(weight, scales=weight.scales.double(), dtype=torch.float64, **exact).dequantize()
-    bias, rows = torch.randn(out).to(dtype), torch.randn(ROWS + 5, width).to(dtype)
+    bias, rows = torch.randn(out).to(dtype), torch.randn(ITEM_ROWS + 5, width).to(dtype)
     product = packed_linear(weight, bias)
     order = others["order"] if besides == "order" else torch.arange(width)
     taken = rows[:, order].double() if stored.is_floating_point else in_8_bits(rows[:, order], group)

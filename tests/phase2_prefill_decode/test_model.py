@@ -11,7 +11,7 @@ import torch
 from phase0_request.support.checks import ConfigError
 from phase0_request.tokenizer import BUNDLED, Tokenizer
 from phase2_prefill_decode import connect
-from phase2_prefill_decode.loading.loader import load_weights
+from phase2_prefill_decode.loading.weights import load_weights
 from phase2_prefill_decode.model import Model
 from tests.phase2_prefill_decode.models import saved, tiny_model
 

@@ -1,7 +1,5 @@
 """Packed batches: the position, slot and sequence of every token, as tensors."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,9 +8,9 @@ from hypothesis import strategies as st
 from phase0_request.batch import Batch, Slice
 from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
-from phase2_prefill_decode.sampling.metadata import SamplingMetadata
+from phase2_prefill_decode.decoder import StepTensors
 from phase2_prefill_decode.sampling.processors import Work
-from phase2_prefill_decode.step.packed import NO_SAMPLING, StepTensors, pack, tokens_of
+from phase2_prefill_decode.step.packed import pack, tokens_of
 from tests.phase2_prefill_decode.steps import loaded
 
 CPU = torch.device("cpu")
@@ -97,9 +95,9 @@ def test_a_decode_a_chunk_and_a_prompt_are_packed_in_one_row() -> None:
     assert step.slots == [4 * r1[1] + 1, *(4 * r2[1] + i for i in range(3)), *(4 * r3[0] + i for i in range(3))]
     assert step.cu_seqlens_q == [0, 1, 4, 7], "where each slice begins, and the end of the last"
     assert step.last == [0, 6], "r2 is in the middle of its prompt: none of its rows needs logits"
-    assert step.drawn == (0, 2), "the numbers of the slices that complete their requests, r1 and r3"
-    assert step.rows == [1, 2, 0], "the rows of their page tables on the device"
-    assert step.drawn_rows == [1, 0], "the rows on the device of r1 and r3, which get a token"
+    assert step.slice_numbers == (0, 2), "the numbers of the slices that complete their requests, r1 and r3"
+    assert step.table_rows == [1, 2, 0], "the rows of their page tables on the device"
+    assert step.newest_rows == [1, 0], "the rows on the device of r1 and r3, which get a token"
     assert step.seq_lens == [6, 7, 3], "the tokens of each sequence up to the end of its slice"
     assert step.sizes == ((1, 6), (3, 7), (3, 3)), "(new tokens, all tokens) of each slice"
     assert (step.max_seqlen_q, step.max_seqlen_k) == (3, 7), "the most new tokens, and the most tokens, of a slice"
@@ -122,18 +120,18 @@ def test_only_changed_entries_of_page_tables_are_sent() -> None:
     assert (step.changed, step.pages) == ([6 * cache.row(grown) + before], cache.table(grown)[before:]), "one new page"
 
 
-def wanting(*rows: int) -> SamplingMetadata:
-    """What the sampler is asked if a processor wants the hidden states of these tokens."""
+def wanting(*rows: int) -> Work:
+    """Work that wants the hidden states of these tokens."""
     work = Work()
     work.rows = rows
-    return replace(NO_SAMPLING, works=[work])
+    return work
 
 
 def test_rows_that_a_processor_wants_come_after_the_last_rows() -> None:
     batch, cache = a_decode_a_chunk_and_a_prompt()
-    assert pack(batch, cache, 6, wanting(1, 2, 3, 4, 5)).last == [0, 6, 1, 2, 3, 4, 5]
+    assert pack(batch, cache, 6, works=[wanting(1, 2, 3, 4, 5)]).last == [0, 6, 1, 2, 3, 4, 5]
     alone = Batch((Slice(batch.slices[2].request, 0, 3),))
-    step = pack(alone, cache, 6, wanting(0, 1))
+    step = pack(alone, cache, 6, works=[wanting(0, 1)])
     assert step.last == [2, 0, 1]
     assert not step.all_logits, "these are all rows, but not in their order"
 
@@ -175,7 +173,7 @@ def test_a_token_beyond_a_request_is_packed_behind_it_and_each_has_a_row_to_draw
     drawn = min(length, 4)
     assert step.tokens == tokens
     assert step.last == [*range(length)][-drawn:], "of the newest token and of those beyond it"
-    assert step.drawn == (0,) * drawn
+    assert step.slice_numbers == (0,) * drawn
 
 
 def test_a_page_table_may_be_longer_than_the_step_needs() -> None:

@@ -18,7 +18,7 @@ from phase0_request.params import SamplingParams
 from phase0_request.support.checks import ConfigError
 from phase0_request.tokenizer import BUNDLED
 from phase1_kv_pool.cache import PagedCache
-from phase2_prefill_decode.connect import check_split, sampler_for
+from phase2_prefill_decode.connect import check_split
 from phase2_prefill_decode.engine import Engine, static
 from phase2_prefill_decode.extras.outcome import extras_of
 from phase2_prefill_decode.extras.parallel import worker
@@ -29,7 +29,7 @@ from phase2_prefill_decode.extras.quantized.layout import SCHEMES
 from phase2_prefill_decode.extras.quantized.quantize import quantize
 from phase2_prefill_decode.loading.checkpoint import Checkpoint
 from phase2_prefill_decode.loading.config import ModelConfig
-from phase2_prefill_decode.model import Model
+from phase2_prefill_decode.model import Model, sampler_for
 from phase2_prefill_decode.scheduler import StaticScheduler
 from phase2_prefill_decode.step.device_state import DeviceState
 from phase2_prefill_decode.step.runner import ModelRunner
@@ -132,7 +132,7 @@ def test_all_that_an_engine_does_it_does_with_two_ranks(tmp_path: Path) -> None:
         together = answers(model)
     for one, other in zip(alone, together, strict=True):
         assert one.output_tokens == other.output_tokens
-        for ours, theirs in zip(one.logprobs, other.logprobs, strict=True):
+        for ours, theirs in zip(one.more, other.more, strict=True):
             assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-4)
         scores = [[token.logprob for token in extras_of(made.request).prompt_logprobs] for made in (one, other)]
         assert scores[0] == pytest.approx(scores[1], abs=1e-4)
@@ -189,7 +189,7 @@ def test_matrices_that_are_quantized_when_they_are_loaded_are_split(scheme: str)
 
 def test_recorded_steps_run_on_all_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is recorded here is a function that computes the step again: CUDA graphs need several GPUs."""
-    monkeypatch.setattr(worker, "cuda_recorder", lambda: replays_itself)
+    monkeypatch.setattr(worker, "cuda_record", lambda: replays_itself)
     oracle = variant("qwen3")
     with split(saved(oracle, tmp_path), 2) as model:
         cache, state = PagedCache(32, 16), DeviceState(torch.device("cpu"), 8, 8)

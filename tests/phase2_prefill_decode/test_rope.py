@@ -11,8 +11,7 @@ from transformers import AutoConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from phase0_request.support.checks import ConfigError
-from phase2_prefill_decode.loading.config import ModelConfig
-from phase2_prefill_decode.loading.rope_parameters import ROPE_TYPES, RopeParameters
+from phase2_prefill_decode.loading.config import ROPE_TYPES, ModelConfig, RopeParameters
 from phase2_prefill_decode.rope import attention_scaling, frequencies, tables
 from tests.phase2_prefill_decode.models import ROPES
 

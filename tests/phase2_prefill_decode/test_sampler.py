@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from phase0_request import Batch, Request, SamplingParams, Slice, StepOutput
-from phase2_prefill_decode.sampling.inputs import SamplingInputs
+from phase2_prefill_decode.kernels.draw import SamplingInputs
 from phase2_prefill_decode.sampling.sampler import Sampler
 from tests.phase1_kv_pool.support import needs_gpu
 from tests.phase2_prefill_decode.sampling_cases import (
@@ -24,7 +24,7 @@ from tests.phase2_prefill_decode.sampling_cases import (
     sampler_of,
     some_logits,
 )
-from tests.phase2_prefill_decode.steps import output_of
+from tests.phase2_prefill_decode.steps import Asked, output_of
 
 DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, needs_gpu])]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -122,9 +122,9 @@ def test_a_row_of_nan_or_inf_fails_alone_with_its_reason(asked: dict[str, Any], 
     sampler = sampler_of((), 20, device, seed=0)
     sampling = packed(sampler, requests)
     draws = sampled(sampler, torch.cat((healthy[:1], row, healthy[1:])).to(device), sampling)
-    assert 0 <= int(draws.tokens[1]) < 20  # the next step may use it before the host reads it
-    found = output_of(draws, sampling, range(3), 3)
-    alone = run(sampler, healthy, [requests[0], requests[2]])
+    assert 0 <= int(draws[0][1]) < 20  # the next step may use it before the host reads it
+    found = output_of(draws, sampling.works, range(3), 3)
+    alone = run(sampler, healthy.to(device), [requests[0], requests[2]])
     assert found.tokens == [alone.tokens[0], None, alone.tokens[1]]
     assert list(found.failed) == [1]
     assert [*logprobs_in(found)] == ([0, 2] if "logprobs" in asked else [])
@@ -136,21 +136,21 @@ def test_only_slices_that_complete_their_requests_get_tokens() -> None:
     sampler = sampler_of((), 2)
     requests = [request_of(f"r{n}", (1, 2), temperature=0, logprobs=0) for n in range(6)]
     parts = [Slice(request, 0, 2 if n in (1, 2, 4) else 1) for n, request in enumerate(requests)]
-    sampling = sampler.pack(Batch(tuple(parts)))
-    output = output_of(sampled(sampler, logits, sampling), sampling, (1, 2, 4), 6)
+    sampling = Asked(*sampler.pack(Batch(tuple(parts))))
+    output = output_of(sampled(sampler, logits, sampling), sampling.works, (1, 2, 4), 6)
     assert output.tokens == [None, 1, None, None, 0, None]
     assert list(output.failed) == [2]
     assert [*logprobs_in(output)] == [1, 4]
     sampling = packed(sampler, [])
-    nothing = output_of(sampled(sampler, torch.empty(0, 2), sampling), sampling, (), 2)
+    nothing = output_of(sampled(sampler, torch.empty(0, 2), sampling), sampling.works, (), 2)
     assert nothing == StepOutput([None, None])
 
 
 def test_logits_of_another_shape_are_refused() -> None:
     sampler = sampler_of((), VOCAB)
     sampling = packed(sampler, [request_of(), request_of()])
-    with pytest.raises(ValueError, match=r"\[2, 30\] for 2 requests, got \[1, 30\]"):
-        sampler.sample(some_logits(1), sampling)
+    with pytest.raises(ValueError, match=r"\[2, 30\] for these requests, got \[1, 30\]"):
+        sampled(sampler, some_logits(1), sampling)
 
 
 # Log-probabilities.

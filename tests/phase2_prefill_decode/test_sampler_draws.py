@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from phase2_prefill_decode.kernels.draw import STRIDE, arrivals, mix, numbers
-from phase2_prefill_decode.sampling.inputs import key_of, signed
+from phase2_prefill_decode.kernels.draw import STRIDE, arrivals, mix, numbers, signed
+from phase2_prefill_decode.sampling.sampler import key_of
 
 N = 100_000
 

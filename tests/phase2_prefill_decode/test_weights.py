@@ -16,11 +16,11 @@ from transformers import PreTrainedModel
 from phase0_request.support.checks import ConfigError
 from phase2_prefill_decode.loading.checkpoint import INDEX, SINGLE, Checkpoint
 from phase2_prefill_decode.loading.config import ModelConfig
-from phase2_prefill_decode.loading.loader import load_weights
 from phase2_prefill_decode.loading.weights import (
-    EMBEDDING,
+    EMBED_TOKENS,
     Weights,
     empty_weights,
+    load_weights,
     places,
     random_weights,
 )
@@ -281,7 +281,7 @@ def test_a_broken_index_is_refused(content: bytes, message: str, tmp_path: Path)
 def test_random_weights_depend_only_on_their_seed() -> None:
     first, same, other = (places(random_weights(SMALL, seed=seed), SMALL) for seed in (3, 3, 4))
     assert all(torch.equal(tensor, same[name]) for name, tensor in first.items())
-    assert not torch.equal(same[EMBEDDING], other[EMBEDDING])
+    assert not torch.equal(same[EMBED_TOKENS], other[EMBED_TOKENS])
     assert not torch.equal(*(same[f"model.layers.{number}.self_attn.q_proj.weight"] for number in (0, 1)))
 
 

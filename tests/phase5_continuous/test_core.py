@@ -56,7 +56,7 @@ def recorded_runner(decoder: Decoder, pool: KVPool, cache: PagedCache, sampler: 
 
     def record(run: Replay) -> Replay:
         kept = run()
-        assert kept.sampled is not None
+        assert kept.draws is not None
 
         def replay() -> Computed:
             again = run()
@@ -73,9 +73,8 @@ def recorded_runner(decoder: Decoder, pool: KVPool, cache: PagedCache, sampler: 
 
 
 def results(computed: Computed) -> list[torch.Tensor]:
-    sampled = computed.sampled
-    assert sampled is not None
-    return [computed.logits, sampled.tokens, sampled.peaks]
+    assert computed.draws is not None
+    return [computed.logits, *computed.draws]
 
 
 def only_mixed(compute: Callable[..., Computed]) -> Callable[..., Computed]:
@@ -83,7 +82,7 @@ def only_mixed(compute: Callable[..., Computed]) -> Callable[..., Computed]:
 
     def checked(step: PackedStep, lists: Sequence[torch.Tensor], out: torch.Tensor | None = None) -> Computed:
         mixed = step.max_seqlen_q > 1 or not step.all_logits
-        assert not step.sizes or mixed or len(step.rows) > 6 or len(step.changed) > 2
+        assert not step.sizes or mixed or len(step.table_rows) > 6 or len(step.changed) > 2
         return compute(step, lists, out)
 
     return checked

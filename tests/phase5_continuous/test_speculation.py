@@ -60,7 +60,7 @@ def chatty(request: pytest.FixtureRequest) -> Model:
 
 
 def facts(answers: Sequence[Completion]) -> list[Any]:
-    return [(each.output_tokens, each.text, each.finish_reason, each.logprobs) for each in answers]
+    return [(each.output_tokens, each.text, each.finish_reason, each.more) for each in answers]
 
 
 def answered(model: Model, name: str) -> tuple[list[list[int]], list[SamplingParams], list[Completion]]:

@@ -43,8 +43,8 @@ def _decoder_that(compute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], No
             def __getattr__(self, name: str) -> Any:
                 return getattr(decoder, name)
 
-            def __call__(self, packed: Any, layers: Any) -> Any:
-                return compute(packed, lambda: decoder(packed, layers))
+            def __call__(self, packed: Any, layers: Any, out: Any = None) -> Any:
+                return compute(packed, lambda: decoder(packed, layers, out))
 
         _runner(core).decoder = Decoder()
 
@@ -61,7 +61,8 @@ def _raises(packed: Any, forward: Callable[[], Any]) -> Any:
 def _says_nan(packed: Any, forward: Callable[[], Any]) -> Any:
     """In the logits of each request that ends in NAN."""
     last = packed.tokens if packed.last is None else packed.tokens[packed.last]
-    return forward().masked_fill((last == NAN)[:, None], float("nan"))
+    logits, hidden = forward()
+    return logits.masked_fill((last == NAN)[:, None], float("nan")), hidden
 
 
 def _hang(_: Any) -> None:

@@ -5,9 +5,9 @@ import json
 from typing import Any
 
 import pytest
+from tests.phase6_integration.application import create_app
 
 from phase6_integration.extras.fields.request_fields import ChatRequest, CompletionRequest
-from tests.phase6_integration.application import create_app
 from tests.phase6_integration.fake_engine import FakeEngine, client
 from tests.phase6_integration.posting import BODIES, CHAT, COMPLETE, HELLO, SETTINGS, error_of
 

@@ -21,7 +21,7 @@ from phase2_prefill_decode.extras.cpu.openmp import OPENMP, address_of, spread, 
 from phase2_prefill_decode.extras.cpu.tiles import SPLIT, TILE, attend_tile, merge, query_tag, room_for, whole, width
 from phase2_prefill_decode.kernels.attention import AttentionMetadata, check_shapes
 
-ROWS = 64  # of a tile; more only if the group has more heads
+TILE_ROWS = 64  # more only if the group has more heads
 
 FLOAT32, INT32, INT64 = np.dtype(np.float32), np.dtype(np.int32), np.dtype(np.int64)
 
@@ -60,7 +60,7 @@ def attend_kernel(
     cu_seqlens_q, seq_lens = array(cu_seqlens_q, (sequences + 1,), INT32), array(seq_lens, (sequences,), INT32)
     tiles, splits, split_rows = plan(cu_seqlens_q, seq_lens, max_seqlen_k, window, heads // kv_heads, kv_heads, threads)
     partial = np.empty((splits, split_rows, width(head_dim)), np.float32)
-    scratch = np.empty((threads, room_for(max(ROWS, heads // kv_heads), head_dim)), np.float32)
+    scratch = np.empty((threads, room_for(max(TILE_ROWS, heads // kv_heads), head_dim)), np.float32)
     own = np.int64(tiles.ctypes.data), len(tiles), np.int64(partial.ctypes.data), splits, split_rows
     work = np.array(
         (0, 0, *addresses, *query_shape, *pool_shape, *table_shape, *own, np.int64(scratch.ctypes.data), window,
@@ -84,7 +84,7 @@ def plan(cu_seqlens_q, seq_lens, max_seqlen_k, window, group, kv_heads, threads)
         units += length // SPLIT + 1
     together = kv_heads if units >= 4 * threads else 1
     tiles = np.empty((cu_seqlens_q[len(seq_lens)] + len(seq_lens) * (max_seqlen_k // SPLIT + 2)) * kv_heads, TILE)
-    most = max(ROWS // group, 1)  # tokens in a tile
+    most = max(TILE_ROWS // group, 1)  # tokens in a tile
     count, splits, split_rows = 0, 0, 0
     for sequence in range(len(seq_lens)):
         new = cu_seqlens_q[sequence + 1] - cu_seqlens_q[sequence]
@@ -92,7 +92,7 @@ def plan(cu_seqlens_q, seq_lens, max_seqlen_k, window, group, kv_heads, threads)
             tokens, position = min(new - done, most), seq_lens[sequence] - new + done
             first, end = max(position + 1 - window, 0), max(position + tokens, 0)
             is_split = new <= most and end - first > SPLIT
-            step = min(max(ROWS // (tokens * group), 1), together)
+            step = min(max(TILE_ROWS // (tokens * group), 1), together)
             for head in range(0, kv_heads, step):
                 begin = first
                 while True:
@@ -130,7 +130,7 @@ def attend_body(dtype: torch.dtype, stored: torch.dtype) -> int:
         cached = keys, values, scales, array(pages, (sequences, most_pages), INT32)
         tiles = array(tiles, (count,), TILE)
         partial = array(partial, (splits, split_rows, width(head_dim)), FLOAT32)
-        numbers = room_for(max(ROWS, group), head_dim)
+        numbers = room_for(max(TILE_ROWS, group), head_dim)
         room = array(scratch + take(work + 8) * numbers * 4, (numbers,), FLOAT32)
         scale = np.float32(np.int64(scale).view(np.float64))
         program = take(work)

@@ -11,8 +11,8 @@ from phase2_prefill_decode.extras.cpu.pointwise import add_norm, rotate_store, s
 from phase2_prefill_decode.extras.cpu.product import PackedWeight
 from phase2_prefill_decode.extras.linears import Joined
 from phase2_prefill_decode.extras.quantized.weight import MIDDLE, QuantizedWeight
+from phase2_prefill_decode.extras.streams import Matrix, Rows, Stream, weights_for_cpu
 from phase2_prefill_decode.linear import Linear
-from phase2_prefill_decode.loading.matrix import Matrix, Rows, Stream
 
 
 def packed_linear(weight: Matrix, bias: Tensor | None = None) -> Linear:
@@ -51,4 +51,6 @@ def _parts(weight: Rows) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor |
     # endregion
 
 
-CPU = Backend(attend, add_norm, rotate_store, swiglu, draw, packed_linear, whole_step, compile_decoder)
+CPU = Backend(
+    attend, add_norm, rotate_store, swiglu, draw, weights_for_cpu, packed_linear, whole_step, compile_decoder
+)  # fmt: skip

@@ -36,7 +36,7 @@ from phase2_prefill_decode.extras.cpu.product import PackedWeight
 from phase2_prefill_decode.extras.cpu.rows import INT6
 from phase2_prefill_decode.extras.linears import every_product
 from phase2_prefill_decode.kernels.attention import AttentionMetadata
-from phase2_prefill_decode.sampling.inputs import SamplingInputs
+from phase2_prefill_decode.kernels.draw import SamplingInputs
 
 log = logging.getLogger(__name__)
 PROCESSES = 3  # at most: attention alone takes a third of all

@@ -14,7 +14,7 @@ from torch import Tensor
 from phase2_prefill_decode.extras.cpu.intrinsics import FAST, TAGS, array, as_bits, as_float, compiled, exp2, widen
 from phase2_prefill_decode.extras.cpu.openmp import OPENMP, address_of, launch, take, threads_for
 from phase2_prefill_decode.kernels import draw as interface
-from phase2_prefill_decode.sampling.inputs import SamplingInputs
+from phase2_prefill_decode.kernels.draw import SamplingInputs
 
 BLOCK = 128  # tokens
 FLOAT32, INT32, INT64 = np.dtype(np.float32), np.dtype(np.int32), np.dtype(np.int64)

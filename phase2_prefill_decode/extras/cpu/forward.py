@@ -20,26 +20,25 @@ from numba.np.unsafe.ndarray import to_fixed_tuple
 from torch import Tensor
 
 from phase1_kv_pool.layer import KVLayer
-from phase2_prefill_decode.decoder import Decoder
+from phase2_prefill_decode.decoder import Decoder, StepTensors
 from phase2_prefill_decode.extras.cpu.attention import write
 from phase2_prefill_decode.extras.cpu.intrinsics import KV_TAGS, NO_TENSOR, TAGS, address, array, compiled, kernel
 from phase2_prefill_decode.extras.cpu.microkernel import BLOCK
 from phase2_prefill_decode.extras.cpu.openmp import OPENMP, USLEEP, address_of, call, peek, spread, take
 from phase2_prefill_decode.extras.cpu.pointwise import add, check_places, gate, norm, put, rotate
-from phase2_prefill_decode.extras.cpu.product import NUMBERS, PackedWeight, described, lay_row, write_block
+from phase2_prefill_decode.extras.cpu.product import WEIGHT_NUMBERS, PackedWeight, described, lay_row, write_block
 from phase2_prefill_decode.extras.cpu.tiles import TILE, attend_tile, query_tag, room_for
 from phase2_prefill_decode.extras.linears import linears_of, products_of
 from phase2_prefill_decode.kernels.attention import check_shapes
 from phase2_prefill_decode.linear import Linear
 from phase2_prefill_decode.loading.config import ModelConfig
-from phase2_prefill_decode.step.packed import StepTensors
 
-TOKENS = 32  # of a step, at most
+MAX_TOKENS = 32  # in a step
 SPINS = 20_000  # some ten microseconds
 NAP = 20  # microseconds; meanwhile another thread can have this core
 
 FLOAT32, INT32, INT64 = np.dtype(np.float32), np.dtype(np.int32), np.dtype(np.int64)
-COLUMNS = 4 * 2 + 9  # of the table of layers
+LAYER_COLUMNS = 4 * 2 + 9
 
 Packed = Sequence[PackedWeight]  # several, if a matrix has several formats
 
@@ -65,8 +64,8 @@ def packed(linear: Linear) -> Packed:
 
 
 class Forward:
-    """The layers and lm_head of a model, for steps of up to TOKENS tokens that all need logits, or of slices of up to
-    two: a draft model's after a draft that was accepted whole."""
+    """The layers and lm_head of a model, for steps of up to MAX_TOKENS tokens that all need logits, or of slices of up
+    to two: a draft model's after a draft that was accepted whole."""
 
     def __init__(
         self,
@@ -94,8 +93,8 @@ class Forward:
         self._stride = max(weight.stride(dtype) for weight in chain(*self._weights))
         heads, kv_heads, head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
         numbers = (3 * heads + 2 * kv_heads) * head_dim + 2 * config.hidden_size + config.intermediate_size
-        self._shared = torch.empty(config.num_hidden_layers * TOKENS * numbers, dtype=dtype)
-        self._lock = Lock()  # of the memory that steps share
+        self._shared = torch.empty(config.num_hidden_layers * MAX_TOKENS * numbers, dtype=dtype)
+        self._lock = Lock()  # guards the memory that steps share
         self._counters = torch.empty(5 * config.num_hidden_layers + 1, 2, 8, dtype=torch.int64)  # a cache line each
 
     @staticmethod
@@ -107,7 +106,7 @@ class Forward:
 
     @staticmethod
     def takes(step: StepTensors) -> bool:
-        return len(step.tokens) <= TOKENS and (step.last is None or step.metadata.max_seqlen_q <= 2)
+        return len(step.tokens) <= MAX_TOKENS and (step.last is None or step.metadata.max_seqlen_q <= 2)
 
     def __call__(
         self,
@@ -181,7 +180,7 @@ def forward_body(dtype: torch.dtype, kv_dtype: torch.dtype) -> int:
         room = np.empty(room_for(new * (heads // kv_heads), head_dim), np.float32)
         residual[:] = 0
         for layer in range(layers):
-            row = array(table + layer * COLUMNS * 8, (COLUMNS,), INT64)
+            row = array(table + layer * LAYER_COLUMNS * 8, (LAYER_COLUMNS,), INT64)
             in_norm, post_norm, q_norm, k_norm, window, keys, values, key_scales, value_scales = to_fixed_tuple(
                 row[8:], 9
             )
@@ -268,7 +267,7 @@ def linear(x, weights, result, left, sums, counters, usleep):
             write_block(weight, item - first, left, sums, result, start + (item - first) * BLOCK)
             take(counters + 64)
             item = take(counters)
-        weight, start = weight + NUMBERS * 8, start + outputs
+        weight, start = weight + WEIGHT_NUMBERS * 8, start + outputs
     finish(counters + 64, items, usleep)
 
 

@@ -23,9 +23,9 @@ from phase2_prefill_decode.kernels.draw import EXP2
 
 PROCESSOR = cpu_target.target_context.codegen().magic_tuple()  # that numba compiles for: its name and features
 FEATURES = PROCESSOR[2]
-POLYNOMIAL = tuple(map(np.float32, EXP2))  # of 2 ** x
+POLYNOMIAL = tuple(map(np.float32, EXP2))  # for 2 ** x
 TAGS = {torch.float32: np.float32(0), torch.bfloat16: np.uint16(0), torch.float16: np.int16(0)}
-KV_TAGS = {**TAGS, torch.int8: np.int8(0), torch.float8_e4m3fn: np.uint8(0)}  # of keys and values
+KV_TAGS = {**TAGS, torch.int8: np.int8(0), torch.float8_e4m3fn: np.uint8(0)}
 
 # Allowed float32 optimizations: reorder sums, fuse multiply and add. NaN must be respected.
 FAST = {"reassoc", "contract", "arcp", "nsz"}

@@ -28,9 +28,9 @@ from phase2_prefill_decode.extras.cpu.intrinsics import FEATURES, PROCESSOR
 WIDE = "+avx512f" in FEATURES  # 32 registers of 512 bits
 # Adds the products of a pair of bfloat16 in one instruction. Intel's takes as long as four fused multiply-adds.
 DOTS = "+avx512bf16" in FEATURES and PROCESSOR[1].startswith("znver")
-BITS = 512 if "+avx512bw" in FEATURES else 256  # of a register of integers
+REGISTER_BITS = 512 if "+avx512bw" in FEATURES else 256  # for integers
 # Adds the products of four integers of 8 bits in one instruction; others take two of 16.
-QUADS = ("+avx512vnni" in FEATURES and BITS == 512) or "+avxvnni" in FEATURES
+QUADS = ("+avx512vnni" in FEATURES and REGISTER_BITS == 512) or "+avxvnni" in FEATURES
 PAIRS = "+avx2" in FEATURES and not QUADS  # adds the products of two integers of 8 bits, or of two of 16
 SET = "AVX-512 with bfloat16" if DOTS else "AVX-512" if WIDE else "AVX2" if "+avx2" in FEATURES else "128-bit vectors"
 
@@ -46,7 +46,7 @@ BF16, F16, F32 = types.uint16, types.int16, types.float32
 INT8, INT6, INT4, FLOAT8 = types.int8, types.int64, types.uint8, types.uint64
 ADDED = {INT8: 128, INT6: 32, INT4: 8}  # to integers, so that they have no sign
 SCALED = (*ADDED, FLOAT8)
-INPUTS = {BF16: 2, F16: 1, F32: 1, INT8: 4, INT6: 4, INT4: 8, FLOAT8: 4}  # of a line
+LINE_INPUTS = {BF16: 2, F16: 1, F32: 1, INT8: 4, INT6: 4, INT4: 8, FLOAT8: 4}
 # Where in each 16 bits of a line the integers are that go with one word of a row: four of 8 bits, or two of 16.
 FIELDS = {
     INT8: [(0, 0xFFFF)] if QUADS else [(0, 0xFF), (8, 0xFF)],
@@ -68,7 +68,7 @@ INTS, NUMBERS, HALVES = (ir.VectorType(kind, LANES) for kind in (INT, NUMBER, ir
 SHORTS, BFLOATS = (ir.VectorType(kind, 2 * LANES) for kind in (ir.IntType(16), _BFloat()))
 TABLE, OCTETS = (ir.VectorType(ir.IntType(8), count) for count in (64, LANES))
 FLOATS8 = torch.arange(128, dtype=torch.uint8).view(torch.float8_e4m3fn).bfloat16().view(torch.uint8).view(2, 64, 2)
-TABLES = [[TABLE(half[:, byte].tolist()) for half in FLOATS8] for byte in (0, 1)]  # of low bytes, and of high ones
+TABLES = [[TABLE(half[:, byte].tolist()) for half in FLOATS8] for byte in (0, 1)]  # for low bytes and for high ones
 
 
 def line_bytes(kind):
@@ -181,14 +181,14 @@ def dot(builder, total, weights, number):
         name = "llvm.x86.avx512bf16.dpbf16ps.512"
         return call(builder, name, NUMBERS, total, weights, builder.bitcast(number, BFLOATS))
     if QUADS:
-        name = f"llvm.x86.avx512.vpdpbusd.{BITS}"
+        name = f"llvm.x86.avx512.vpdpbusd.{REGISTER_BITS}"
         return in_registers(builder, name, total, builder.bitcast(weights, INTS), number)
     if PAIRS and total.type == SHORTS:
-        name = "llvm.x86.avx512.pmaddubs.w.512" if BITS == 512 else "llvm.x86.avx2.pmadd.ub.sw"
+        name = "llvm.x86.avx512.pmaddubs.w.512" if REGISTER_BITS == 512 else "llvm.x86.avx2.pmadd.ub.sw"
         pairs = in_registers(builder, name, *(builder.bitcast(words, TABLE) for words in (weights, number)))
         return builder.add(total, pairs)
     if PAIRS:
-        name = "llvm.x86.avx512.pmaddw.d.512" if BITS == 512 else "llvm.x86.avx2.pmadd.wd"
+        name = "llvm.x86.avx512.pmaddw.d.512" if REGISTER_BITS == 512 else "llvm.x86.avx2.pmadd.wd"
         return builder.add(total, in_registers(builder, name, weights, builder.bitcast(number, SHORTS)))
     weights = builder.bitcast(weights, INTS)
     for up in (16, 0):  # the first 16 bits of each word, with their sign, and the second
@@ -207,7 +207,7 @@ def dots(builder, total, products):
 
 def in_registers(builder, name, *vectors):
     """Call an instruction that returns integers, for each part of the vectors that a register holds."""
-    count, result = 512 // BITS, SHORTS if vectors[0].type == TABLE else INTS
+    count, result = 512 // REGISTER_BITS, SHORTS if vectors[0].type == TABLE else INTS
     if count == 1:
         return call(builder, name, result, *vectors)
     halves = []
@@ -248,7 +248,7 @@ def add_tile(context, rows, vectors, kind, left_kind, first, sums, left, down, w
     """Add the products of some rows, `down` bytes apart, with some vectors of each line of a weight, from the vector
     `first` on, to their sums. The memory `ahead` bytes from here is wanted next."""
     count, width, scaled = rows.literal_value, vectors.literal_value, kind in SCALED
-    size, words = line_bytes(kind), INPUTS[kind] * left_kind.bitwidth // 8
+    size, words = line_bytes(kind), LINE_INPUTS[kind] * left_kind.bitwidth // 8
 
     def generate(context, builder, signature, args):
         first, sums, left, down, weight, steps, ahead = args[4:]

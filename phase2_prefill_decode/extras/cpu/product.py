@@ -5,8 +5,8 @@ A packed weight is a sequence of blocks of 64 outputs, the last padded with zero
 first input for all its outputs, then those of the second, and so on: one stream of memory, in the order in which it is
 read. Of numbers with fewer than 32 bits, those of neighbouring inputs share a word.
 
-A thread takes a block and up to ROWS rows, and goes through the inputs part by part. A part of the weight stays in the
-cache while tile after tile of rows is multiplied with it: few rows wait for memory, and many for arithmetic.
+A thread takes a block and up to ITEM_ROWS rows, and goes through the inputs part by part. A part of the weight stays in
+the cache while tile after tile of rows is multiplied with it: few rows wait for memory, and many for arithmetic.
 
 A part of a quantized weight has at most PART inputs of a group, and begins with the scales of its outputs. Integers are
 multiplied with integers: a row is rounded to 8 bits, each part with a scale of its own. The numbers of a weight are
@@ -48,7 +48,7 @@ from phase2_prefill_decode.extras.cpu.openmp import OPENMP, address_of, call, la
 from phase2_prefill_decode.extras.cpu.rows import INT6, lay_out, left_tag, sizes
 from phase2_prefill_decode.extras.quantized.weight import MIDDLE, unpacked
 
-ROWS = 96  # of an item of work: many enough to read a part for, few enough for the cache
+ITEM_ROWS = 96  # many enough to read a part for, few enough for the cache
 CHUNK = 256 if DOTS else 128  # inputs of a part, without scales: 512 bytes of a row
 PART = 128  # inputs that share a scale of a row, at most
 UNIT = 8  # inputs: parts with scales are multiples
@@ -56,7 +56,7 @@ MOST = 6  # rows of a tile
 SPAN, SPAN_OF_TWO = (VECTORS, VECTORS) if WIDE else (1, 2)  # vectors of tiles, and of those of two rows
 FLOAT32, INT64, UINT8 = map(np.dtype, (np.float32, np.int64, np.uint8))
 AT_ONCE = 256  # rows of a quantized weight that are packed together: what this takes besides stays small
-NUMBERS = 10  # of a weight, as kernels take it
+WEIGHT_NUMBERS = 10  # that describe a weight to a kernel
 FORMATS = {
     **TAGS, torch.int8: np.int8(0), INT6: np.int64(0), torch.uint8: np.uint8(0), torch.float8_e4m3fn: np.uint64(0)
 }  # tags  # fmt: skip
@@ -218,11 +218,11 @@ def bodies(dtype: torch.dtype) -> tuple[int, int]:
         weight = work + 40
         outputs = described(weight)[2]
         result, left = array(result, (rows, outputs), like), array(left, (rows, stride), UINT8)
-        sums, columns = np.empty((ROWS, BLOCK), np.float32), -(-outputs // BLOCK)
+        sums, columns = np.empty((ITEM_ROWS, BLOCK), np.float32), -(-outputs // BLOCK)
         item = take(work)
-        while item < columns * -(-rows // ROWS):
-            block, first = item % columns, item // columns * ROWS
-            write_block(weight, block, left[first:], sums, result[first : first + ROWS], block * BLOCK)
+        while item < columns * -(-rows // ITEM_ROWS):
+            block, first = item % columns, item // columns * ITEM_ROWS
+            write_block(weight, block, left[first:], sums, result[first : first + ITEM_ROWS], block * BLOCK)
             item = take(work)
 
     return address_of(lay), address_of(multiply)

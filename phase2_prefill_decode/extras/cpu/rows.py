@@ -26,7 +26,7 @@ from phase2_prefill_decode.extras.cpu.microkernel import (
     BLOCK,
     DOTS,
     HEAD,
-    INPUTS,
+    LINE_INPUTS,
     PAIRS,
     QUADS,
     SCALED,
@@ -57,7 +57,13 @@ def sizes(kind, left_like):
 @overload(sizes)
 def _sizes(kind, left_like):
     scaled = kind in SCALED
-    found = INPUTS[kind], line_bytes(kind), 4 * BLOCK if scaled else 0, HEAD if scaled else 0, left_like.bitwidth // 8
+    found = (
+        LINE_INPUTS[kind],
+        line_bytes(kind),
+        4 * BLOCK if scaled else 0,
+        HEAD if scaled else 0,
+        left_like.bitwidth // 8,
+    )
     return lambda kind, left_like: found
 
 

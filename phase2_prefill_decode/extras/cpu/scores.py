@@ -43,7 +43,7 @@ from phase2_prefill_decode.extras.cpu.microkernel import (
     repeated,
 )
 
-KEYS = 64  # of a block: a row has its scores in one vector
+KEYS = 64  # in a block: a row has its scores in one vector
 FEW = 2  # rows of a tile
 TOGETHER = 8 if WIDE else 2  # keys of a tile of scores whose sums are in registers at once
 WIDTH = 4  # vectors of a tile of sums

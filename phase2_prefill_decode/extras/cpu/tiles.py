@@ -43,7 +43,7 @@ TILE = np.dtype(
         ("sequence", np.int64),
         ("first", np.int64),  # row of its first token in the batch
         ("tokens", np.int64),
-        ("position", np.int64),  # of its first token in the sequence
+        ("position", np.int64),  # where its first token is in the sequence
         ("head", np.int64),  # its first KV head
         ("heads", np.int64),  # and how many
         ("begin", np.int64),  # the keys that it reads
@@ -113,9 +113,9 @@ def attend_tile(tile, query, cached, left_like, window, scale, room):
     scores, room = carve(room, tile.heads * rows, np.int64(KEYS))
     factors, room = carve(room, np.int64(1), np.int64(KEYS))
     copies, room = carve(room, np.int64(2 * KEYS), dims)
-    numbers, room = carve_integers(room)  # of the keys of a block in the pool, for the first head
+    numbers, room = carve_integers(room)  # where a block has its keys in the pool, for the first head
     following, room = carve_integers(room)  # and of the next block
-    counted, room = carve_integers(room)  # of copies
+    counted, room = carve_integers(room)  # the same in copies
     q = array(room.ctypes.data, (tile.heads * rows, dims), left_like)
     counted[:] = np.arange(KEYS)
     load_queries(tile, query, group, like, q)

@@ -11,6 +11,7 @@ from phase2_prefill_decode.extras.gguf.gguf_config import ROPE_FACTORS
 from phase2_prefill_decode.extras.quantized.ggml import BLOCKS, FLOATS, OTHERS, READABLE
 from phase2_prefill_decode.extras.quantized.weight import QuantizedWeight
 from phase2_prefill_decode.loading.checkpoint import ENCODED, Stored, mapped
+from phase2_prefill_decode.loading.config import ModelConfig
 
 NAMES = {
     "token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head",
@@ -41,6 +42,10 @@ class GGUFCheckpoint:
             if name != ROPE_FACTORS:
                 dtype = FLOATS[tensor.kind][0] if tensor.kind in FLOATS else ENCODED
                 self.stored[known] = Stored(header.file, tensor.shape, dtype, tensor.start)
+
+    def nbytes(self, config: ModelConfig) -> int | None:
+        """None if some tensors are quantized: their blocks are of several sizes."""
+        return None if any(stored.dtype == ENCODED for stored in self.stored.values()) else config.bytes
 
     def chunks(self, name: str) -> Iterator[Tensor | QuantizedWeight]:
         """The rows of a tensor, some at a time; those of q and k at once, if they are to be reordered."""

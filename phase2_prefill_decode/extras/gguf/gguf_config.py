@@ -10,8 +10,8 @@ from phase0_request.support.checks import ConfigError, check_choice, check_int, 
 
 ARCHITECTURES = "llama", "qwen2", "qwen3"  # Mistral's models are llama
 ROPE_FACTORS = "rope_freqs.weight"
-MAX_SIZE = 1 << 24  # of anything that is counted here before ModelConfig checks it
-NEUTRAL = {"attn_factor": 1.0, "yarn_log_multiplier": 0.0, "scale_linear": 1.0}  # of what rope is not computed with
+MAX_SIZE = 1 << 24  # the most of anything that is counted here before ModelConfig checks it
+NEUTRAL = {"attn_factor": 1.0, "yarn_log_multiplier": 0.0, "scale_linear": 1.0}  # rope is computed without these
 
 
 def read_config(file: Path) -> dict[str, Any]:

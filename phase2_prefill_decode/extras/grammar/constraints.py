@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # the processes that follow the grammars of a server need no 
     from torch import Tensor
 
 THREADS = 4  # at most, that make masks
-NOTHING = np.zeros(1, np.uint32)  # of each word of a mask
+NOTHING = np.zeros(1, np.uint32)  # a word of a mask that allows no token
 
 
 def words(vocab_size: int) -> int:

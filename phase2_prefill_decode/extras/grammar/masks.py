@@ -87,8 +87,8 @@ class MasksWork(Work):
         filling, self._filling = self._filling, None
         self._filled = constraints.fill(self.constrained) if filling is None else filling()
         masked = [row + place for row, _, _, draft in self.constrained for place in range(1 + len(draft))]
-        numbers = {row: number for number, row in enumerate(masked)}  # of each row's mask
-        of_rows = to_device([numbers.get(row, -1) for row in range(len(logits))], torch.int64, self.masks.device)
+        masks = {row: number for number, row in enumerate(masked)}
+        of_rows = to_device([masks.get(row, -1) for row in range(len(logits))], torch.int64, self.masks.device)
         return self.masks.apply(logits, moved(self._filled.bits, self.masks.device), of_rows)
 
     def finish(self, output: StepOutput, tokens: Sequence[int], peaks: Sequence[float]) -> None:

@@ -20,6 +20,7 @@ from phase1_kv_pool.layer import KVLayer
 from phase1_kv_pool.layout import DTYPE_BYTES, KV_DTYPES, KVLayout
 from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.backend import Backend, Record
+from phase2_prefill_decode.decoder import StepTensors
 from phase2_prefill_decode.extras.linears import Product, Wrapped
 from phase2_prefill_decode.extras.parallel.group import Group
 from phase2_prefill_decode.extras.parallel.layers import ParallelDecoder
@@ -27,10 +28,9 @@ from phase2_prefill_decode.extras.parallel.ranks import Ranks
 from phase2_prefill_decode.extras.parallel.shard import Shard, load_part
 from phase2_prefill_decode.extras.quantized.at_load import Quantization
 from phase2_prefill_decode.kernels.attention import AttentionMetadata
+from phase2_prefill_decode.kernels.draw import SamplingInputs
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.weights import Weights
-from phase2_prefill_decode.sampling.inputs import SamplingInputs
-from phase2_prefill_decode.step.packed import StepTensors
 
 POOL, HIDDEN, LOGITS, FREE, RECORD, REPLAY = range(6)  # commands
 NO_ROWS = -1  # in place of a number of rows: logits of all

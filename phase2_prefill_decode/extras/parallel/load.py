@@ -7,11 +7,11 @@ import torch
 from phase0_request.support.checks import ConfigError, check_int
 from phase0_request.tokenizer import BUNDLED
 from phase2_prefill_decode import connect
-from phase2_prefill_decode.backends import backend_for
+from phase2_prefill_decode.connect import backend_for
 from phase2_prefill_decode.extras.parallel.leader import lead
 from phase2_prefill_decode.extras.parallel.split import split
 from phase2_prefill_decode.extras.quantized.at_load import Quantization
-from phase2_prefill_decode.loading.loader import check_memory, weight_bytes
+from phase2_prefill_decode.loading.weights import check_memory
 from phase2_prefill_decode.model import Model, read, usable
 
 
@@ -44,7 +44,8 @@ def load_split(
         raise ConfigError(
             f"tensor_parallel_size must be at most the number of GPUs, {torch.cuda.device_count()}; got {size}"
         )
-    whole = weight_bytes(connect.source_of(directory), config, transform)
+    source = connect.source_of(directory)
+    whole = (source if transform is None else transform(source, config, place)).nbytes(config)
     share = whole and (whole if place.type == "cpu" else whole // size)  # ranks on a CPU share its memory
     check_memory(share, place, connect.sizes_in_fewer_bits(config))
     own = backend_for(place)

@@ -17,11 +17,11 @@ from torch import Tensor
 from phase0_request.support.checks import ConfigError
 from phase2_prefill_decode import connect
 from phase2_prefill_decode.extras.quantized.weight import QuantizedWeight
+from phase2_prefill_decode.extras.streams import Rows, by_layers
 from phase2_prefill_decode.loading.checkpoint import Source
 from phase2_prefill_decode.loading.config import ModelConfig
-from phase2_prefill_decode.loading.loader import Transform, load_weights
-from phase2_prefill_decode.loading.matrix import Rows
-from phase2_prefill_decode.loading.weights import Weights
+from phase2_prefill_decode.loading.weights import Weights, check_tensors
+from phase2_prefill_decode.model import Transform
 
 ALL = slice(None)
 ROW_PARALLEL = "o_proj", "down_proj"  # these multiply what a rank has computed, so it has some of their columns
@@ -78,6 +78,9 @@ class ShardedCheckpoint:
             for name, tensor in source.stored.items()
         }
 
+    def nbytes(self, config: ModelConfig) -> int | None:
+        return self._source.nbytes(config)
+
     def chunks(self, name: str) -> Iterator[Rows]:
         """The rank's rows of a tensor, some at a time."""
         rows, columns = self._places[name]
@@ -99,13 +102,12 @@ def load_part(
     progress: bool = False,
 ) -> Weights:
     """Load the weights of a rank."""
-
-    def part(source: Source, config: ModelConfig, device: torch.device) -> Source:
-        own = ShardedCheckpoint(source, shard)
-        return own if transform is None else transform(own, config, device)
-
     source = connect.source_of(directory)
-    return load_weights(source, shard.config, device, transform=part, progress=progress, layer_by_layer=True)
+    check_tensors(source, shard.config)
+    own: Source = ShardedCheckpoint(source, shard)
+    if transform is not None:
+        own = transform(own, shard.config, device)
+    return by_layers(own, shard.config, device, streamed=device.type == "cpu", progress=progress)
 
 
 def _part(chunk: Rows, rows: slice, columns: slice, name: str) -> Rows:

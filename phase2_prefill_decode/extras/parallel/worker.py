@@ -17,14 +17,14 @@ from phase0_request.support.memory import free_bytes
 from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode import connect
 from phase2_prefill_decode.backend import Record
-from phase2_prefill_decode.backends import backend_for
+from phase2_prefill_decode.connect import backend_for
 from phase2_prefill_decode.extras.parallel.group import Group
 from phase2_prefill_decode.extras.parallel.layers import ParallelDecoder
 from phase2_prefill_decode.extras.parallel.leader import DTYPES, FREE, HIDDEN, LOGITS, POOL, RECORD, REPLAY, received
 from phase2_prefill_decode.extras.parallel.ranks import LOST, LostError, receive
 from phase2_prefill_decode.extras.parallel.shard import Shard, load_part
 from phase2_prefill_decode.extras.quantized.at_load import Quantization
-from phase2_prefill_decode.step.graphs import cuda_recorder
+from phase2_prefill_decode.step.graphs import cuda_record
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class Worker:
             start, count = numbers
             decoder.lm_head(self.hidden[start : start + count])
         if command == RECORD:
-            self.record = record = self.record or cuda_recorder()
+            self.record = record = self.record or cuda_record()
             self.recorded.append(record(self._step))
         if command == REPLAY:
             (number,) = numbers

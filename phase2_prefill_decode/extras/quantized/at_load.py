@@ -1,18 +1,17 @@
 """Quantization of a model when it is loaded: a source that quantizes what another one reads."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
 from phase0_request.support.checks import ConfigError, check_choice
 from phase2_prefill_decode.extras.quantized.layout import SCHEMES, bytes_in
 from phase2_prefill_decode.extras.quantized.quantize import quantize
+from phase2_prefill_decode.extras.streams import Rows
 from phase2_prefill_decode.loading.checkpoint import ENCODED, Source
 from phase2_prefill_decode.loading.config import ModelConfig
-from phase2_prefill_decode.loading.matrix import Rows
-from phase2_prefill_decode.loading.weights import EMBEDDING, HEAD
+from phase2_prefill_decode.loading.weights import EMBED_TOKENS, HEAD
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,21 +31,24 @@ class Quantization:
             )
         return QuantizingSource(source, self, getattr(torch, config.dtype), device)
 
-    def nbytes(self, config: ModelConfig) -> int:
-        return bytes_in(config, self.scheme)
-
 
 class QuantizingSource:
     """A source whose matrices are quantized on the device that they are loaded to."""
 
     def __init__(self, source: Source, how: Quantization, dtype: torch.dtype, device: torch.device) -> None:
-        self.directory, self.faults, self.stored = source.directory, source.faults, source.stored
+        self.directory, self.faults = source.directory, source.faults
         self._source, self._scheme = source, how.scheme
-        self._plain = () if how.embeddings else (EMBEDDING, HEAD)
+        plain = () if how.embeddings else (EMBED_TOKENS, HEAD)
+        self.stored = {
+            name: replace(stored, dtype=ENCODED) if len(stored.shape) > 1 and name not in plain else stored
+            for name, stored in source.stored.items()
+        }
         self._dtype, self._device = dtype, device
 
+    def nbytes(self, config: ModelConfig) -> int:
+        return bytes_in(config, self._scheme)
+
     def chunks(self, name: str) -> Iterator[Rows]:
-        is_matrix = len(self.stored[name].shape) > 1 and name not in self._plain
+        is_encoded = self.stored[name].dtype == ENCODED
         for rows in self._source.chunks(name):
-            assert isinstance(rows, Tensor)
-            yield quantize(rows.to(self._device, self._dtype), self._scheme) if is_matrix else rows
+            yield quantize(rows.to(self._device, self._dtype), self._scheme) if is_encoded else rows

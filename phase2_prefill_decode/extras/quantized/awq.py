@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from phase2_prefill_decode.extras.quantized.weight import QuantizedWeight
 
-PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # of a word's outputs, in it
+PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # where a word has its outputs
 
 
 @dataclass(frozen=True, slots=True)

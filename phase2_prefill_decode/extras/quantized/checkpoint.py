@@ -8,6 +8,7 @@ from phase0_request.support.checks import ConfigError
 from phase2_prefill_decode.extras.quantized.layout import Format, TensorSpec
 from phase2_prefill_decode.extras.quantized.weight import QuantizedWeight
 from phase2_prefill_decode.loading.checkpoint import ENCODED, Checkpoint, Stored
+from phase2_prefill_decode.loading.config import ModelConfig
 
 
 class QuantizedCheckpoint:
@@ -18,7 +19,7 @@ class QuantizedCheckpoint:
         self.faults: list[str] = []
         self.stored = dict(source.stored)
         self._source, self._format = source, format
-        self._parts: dict[str, dict[str, TensorSpec]] = {}  # of each matrix, by the name of its weight
+        self._parts: dict[str, dict[str, TensorSpec]] = {}  # what each matrix consists of, by the name of its weight
         for name in source.stored:
             module, _, suffix = name.rpartition(".")
             if suffix == format.mark:
@@ -48,6 +49,9 @@ class QuantizedCheckpoint:
             self.stored.pop(f"{module}.{suffix}", None)
         self._parts[f"{module}.weight"] = parts
         self.stored[f"{module}.weight"] = Stored(stored[main].file, shape, ENCODED, stored[main].start)
+
+    def nbytes(self, config: ModelConfig) -> None:
+        """Its matrices are of several sizes."""
 
     def chunks(self, name: str) -> Iterator[Tensor | QuantizedWeight]:
         """The rows of a tensor, some at a time; a quantized matrix at once."""

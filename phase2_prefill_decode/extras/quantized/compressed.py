@@ -23,7 +23,7 @@ SCHEME = "num_bits", "type", "strategy", "group_size", "block_structure"
 @dataclass(frozen=True, slots=True)
 class CompressedTensors:
     bits: int
-    kind: str  # of the numbers: int or float
+    kind: str  # what the numbers are: int or float
     rows: int  # outputs that share a scale; -1: all
     group: int  # inputs that do; -1: all
     packed: bool = False

@@ -55,9 +55,9 @@ def _q6_k(blocks: Tensor) -> QuantizedWeight:
 
 class BlockType(NamedTuple):
     name: str
-    numbers: int  # of a block
+    numbers: int  # in a block
     bytes: int
-    read: Callable[[Tensor], QuantizedWeight]  # of blocks: uint8 [out, blocks of a row, bytes]
+    read: Callable[[Tensor], QuantizedWeight]  # takes blocks: uint8 [out, blocks of a row, bytes]
 
 
 FLOATS = {0: ("F32", torch.float32), 1: ("F16", torch.float16), 30: ("BF16", torch.bfloat16)}

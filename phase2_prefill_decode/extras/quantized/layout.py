@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from phase2_prefill_decode.extras.quantized.weight import QuantizedWeight
 
 FLOATS = "F32", "F16", "BF16"  # safetensors' names
-WORDS = ("I32",)  # of eight numbers of 4 bits, or four of 8
+WORDS = ("I32",)  # each holds eight numbers of 4 bits, or four of 8
 MAX_GROUP = 1 << 16
-SCHEMES = {"int8": 1.0, "int4": 0.5625, "fp8": 1.0}  # of quantization at load: bytes of a number, with its scale
+SCHEMES = {"int8": 1.0, "int4": 0.5625, "fp8": 1.0}  # at load: bytes of a number, with its scale
 
 
 class TensorSpec(NamedTuple):

@@ -25,11 +25,11 @@ from phase1_kv_pool.kernels.triton.launch import jit
 from phase2_prefill_decode.decoder import Decoder
 from phase2_prefill_decode.extras.linears import Joined, every_product
 from phase2_prefill_decode.extras.quantized.weight import QuantizedWeight
+from phase2_prefill_decode.extras.streams import Matrix
 from phase2_prefill_decode.kernels.triton.tiles import PRECISION
 from phase2_prefill_decode.linear import Linear, TorchLinear
-from phase2_prefill_decode.loading.matrix import Matrix
 
-PROGRAMS = 512  # of few rows, about: several for each multiprocessor of today's GPUs
+PROGRAMS = 512  # for few rows, about: several for each multiprocessor of today's GPUs
 SHORTEST = 512  # inputs of a split, at least
 LONGEST_TILE = 128  # inputs of a tile; splits are multiples of it
 MANY = 256  # rows, above which the weight is widened in memory
@@ -53,7 +53,7 @@ def product_kernel(
     outputs,
     inputs: tl.constexpr,
     group: tl.constexpr,
-    kind: tl.constexpr,  # of the numbers: int4, int8 or fp8
+    kind: tl.constexpr,  # what the numbers are: int4, int8 or fp8
     split: tl.constexpr,  # inputs of a split
     tile_rows: tl.constexpr,
     tile_out: tl.constexpr,
@@ -366,8 +366,9 @@ def linear(weight: Matrix, bias: Tensor | None = None) -> Linear:
     """The linear layer of a GPU, for a weight of any format."""
     if isinstance(weight, tuple):
         return Joined(weight, bias, linear)
-    if not isinstance(weight, QuantizedWeight):
+    if isinstance(weight, Tensor):
         return TorchLinear(weight, bias)
+    assert isinstance(weight, QuantizedWeight)  # nothing else encodes rows, and a GPU streams none
     fits = Float8Product.serves(weight, torch.cuda.get_device_capability(weight.device))
     return (Float8Product if fits else TritonProduct)(weight, bias)
 

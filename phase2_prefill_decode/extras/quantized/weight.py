@@ -22,7 +22,7 @@ class QuantizedWeight:
     zeros: Tensor | None = None  # [out, in / group], whole numbers in the dtype of the scales
     offsets: Tensor | None = None  # [out, in / group], without zeros: weight = values * scales - offsets
     order: Tensor | None = None  # int64 [in]: column i belongs to input order[i], so a product takes rows[:, order]
-    dtype: torch.dtype = torch.bfloat16  # of the products
+    dtype: torch.dtype = torch.bfloat16  # what products are computed in
 
     @property
     def bits(self) -> int:

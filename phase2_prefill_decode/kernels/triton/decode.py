@@ -29,7 +29,7 @@ from phase2_prefill_decode.kernels.triton.tuning import Tuning, default
 
 JOINED = 512  # numbers of the result that a program of join_kernel computes, at most
 AT_ONCE = 8  # splits that it loads at once
-REGISTERS = 65536  # of a multiprocessor, on every GPU of today
+REGISTERS = 65536  # a multiprocessor has, on every GPU of today
 
 
 # region exercise 2.8
@@ -72,7 +72,7 @@ def decode_kernel(
         begin, end = tl.load(work + number * 4 + 1), tl.load(work + number * 4 + 2)
         start = tl.load(cu_seqlens_q + sequence)
         new, length = tl.load(cu_seqlens_q + sequence + 1) - start, tl.load(seq_lens + sequence)
-        position = length - new + row // group  # of each row's token in its sequence
+        position = length - new + row // group  # where each row's token is in its sequence
         q_mask = (row < new * group)[:, None] & (dim < head_dim)
         first_row = start.to(tl.int64) * kv_heads * group
         q = tl.load(query + (first_row + q_offsets)[:, None] * head_dim + dim, mask=q_mask, other=0.0)
@@ -183,7 +183,7 @@ class DecodePlan(NamedTuple):
     """What the launches of all layers of a kind have in common in a step."""
 
     splits: Splits
-    parts: Tensor  # of one layer after the other
+    parts: Tensor  # one layer after the other
     lse: Tensor
     grid: tuple[int, int]
     decode: dict[str, Any]  # constants and options

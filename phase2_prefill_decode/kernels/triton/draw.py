@@ -19,12 +19,12 @@ import triton.language as tl
 from torch import Tensor
 
 from phase2_prefill_decode.kernels import draw as interface
-from phase2_prefill_decode.sampling.inputs import SamplingInputs
+from phase2_prefill_decode.kernels.draw import SamplingInputs
 
 BLOCK = 256  # tokens that share a maximum
 TILE = 2048  # tokens of a program of maxima and scan
 SEARCH = 1024  # tokens, or maxima, at a time in bound and choose
-CANDIDATES = 4096  # of a row; the rest of them is not stored
+ROW_CANDIDATES = 4096  # the rest of them is not stored
 OPTIONS: dict[str, Any] = {"num_warps": 8, "enable_fp_fusion": False}  # fused, a product would be rounded once less
 PARAMETERS = ["temperatures", "top_k", "top_p", "min_p", "keys", "positions"]  # views of one upload, not aligned
 
@@ -321,7 +321,7 @@ def draw(logits: Tensor, params: SamplingInputs, num_tokens: int) -> tuple[Tenso
     tokens, masses = (logits.new_empty(rows, dtype=torch.int64) for _ in range(2))
     counts, bounds = (logits.new_empty(rows, dtype=torch.int32) for _ in range(2))
     peaks, maxima = (logits.new_empty(shape, dtype=torch.float32) for shape in (rows, (rows, blocks)))
-    candidates = logits.new_empty((rows, CANDIDATES), dtype=torch.int32)
+    candidates = logits.new_empty((rows, ROW_CANDIDATES), dtype=torch.int32)
     races = logits.new_empty((rows, tiles), dtype=torch.int64)
     if rows == 0:
         return tokens, peaks
@@ -337,10 +337,10 @@ def draw(logits: Tensor, params: SamplingInputs, num_tokens: int) -> tuple[Tenso
         )  # fmt: skip
         scan_kernel[rows, tiles](
             logits, stride, num_tokens, readable, *filters, peaks, bounds, counts, masses, candidates, races,
-            most=CANDIDATES, tile=TILE, **OPTIONS,
+            most=ROW_CANDIDATES, tile=TILE, **OPTIONS,
         )  # fmt: skip
         choose_kernel[(rows,)](
             logits, stride, num_tokens, *filters, peaks, bounds, counts, masses, candidates, races, tiles, tokens,
-            most=CANDIDATES, shift=SHIFTS[logits.dtype], tile=SEARCH, **OPTIONS,
+            most=ROW_CANDIDATES, shift=SHIFTS[logits.dtype], tile=SEARCH, **OPTIONS,
         )  # fmt: skip
     return tokens, peaks

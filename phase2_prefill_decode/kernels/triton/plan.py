@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 FEW = 8  # new tokens, at most, of each sequence of a step that needs no plan
-ROWS = 16  # of the smallest tile that tensor cores compute
+ROWS = 16  # the smallest that tensor cores compute
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from phase1_kv_pool.kernels.triton.launch import jit
 from phase1_kv_pool.kernels.triton.store import store_heads
 from phase1_kv_pool.layer import KVLayer
 
-BYTES = 4096  # of K or V or q that a program of rotate_store takes; whole heads of one token at least
+BYTES = 4096  # K or V or q that a program of rotate_store takes; whole heads of one token at least
 INNER = 1024  # numbers of a row that a program of swiglu makes
 
 
@@ -71,7 +71,7 @@ def rotate_store_kernel(
     heads: tl.constexpr,
     kv_heads: tl.constexpr,
     page_size: tl.constexpr,
-    half: tl.constexpr,  # of head_dim
+    half: tl.constexpr,  # head_dim / 2
     block_half: tl.constexpr,
     block_tokens: tl.constexpr,
 ):

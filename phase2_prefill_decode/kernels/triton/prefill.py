@@ -50,11 +50,11 @@ def prefill_kernel(
     start = tl.load(cu_seqlens_q + sequence)
     new = tl.load(cu_seqlens_q + sequence + 1) - start
     length = tl.load(seq_lens + sequence)
-    tokens: tl.constexpr = rows // group  # of a block; unless group is a power of two, some rows stay unused
+    tokens: tl.constexpr = rows // group  # in a block; unless group is a power of two, some rows stay unused
 
     row, dim = tl.arange(0, rows), tl.arange(0, block_dim)
     mine = before + row // group  # the new token of each row
-    position = length - new + mine  # of that token in its sequence
+    position = length - new + mine  # where that token is in its sequence
     q_offsets = (start + mine).to(tl.int64) * kv_heads * group + kv_head * group + row % group
     q_mask = ((row < tokens * group) & (mine < new))[:, None] & (dim < head_dim)
     q = tl.load(query + q_offsets[:, None] * head_dim + dim, mask=q_mask, other=0.0)

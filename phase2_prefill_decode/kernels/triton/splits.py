@@ -39,7 +39,7 @@ def splits_kernel(
 ):
     """Each program lists the splits of one sequence, after those of all sequences before it."""
     sequence = tl.program_id(0)
-    number = 0  # of its first split
+    number = 0  # its first split
     for first in range(0, sequence, at_once):
         other = first + tl.arange(0, at_once)
         _, _, splits = cuts(cu_seqlens_q, seq_lens, other, other < sequence, queries, chunk, max_splits, tile, window)

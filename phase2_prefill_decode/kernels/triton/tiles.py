@@ -53,7 +53,7 @@ def walk(
         value_scale = None
         if value_scales is not None:
             value_scale = tl.load(value_scales + row, mask=token < length, other=0.0)
-        page = lookup_pages(table, first + tile, length, page_size, tile)  # of the next tile, while this one loads
+        page = lookup_pages(table, first + tile, length, page_size, tile)  # the next tile, while this one loads
         if masked:
             seen = token <= position[:, None]
             if window is not None:

@@ -14,7 +14,7 @@ from phase0_request.lab.record import without_folders
 from phase0_request.params import SamplingParams
 from phase0_request.support.machine import describe
 from phase1_kv_pool.layer import KVLayer
-from phase2_prefill_decode.backends import backend_for
+from phase2_prefill_decode.connect import backend_for
 from phase2_prefill_decode.kernels.attention import AttentionMetadata
 from phase6_integration.lab.gpu.rows import Day, Row
 

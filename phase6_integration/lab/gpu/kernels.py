@@ -24,13 +24,13 @@ from phase0_request.request import Request
 from phase1_kv_pool.layer import KVLayer
 from phase1_kv_pool.layer import quantize as quantize_heads
 from phase1_kv_pool.layout import SCALE_BYTES
-from phase2_prefill_decode.backends import backend_for
+from phase2_prefill_decode.connect import backend_for
 from phase2_prefill_decode.extras.quantized.layout import SCHEMES
 from phase2_prefill_decode.extras.quantized.quantize import quantize
 from phase2_prefill_decode.extras.quantized.weight import QuantizedWeight
 from phase2_prefill_decode.kernels.attention import AttentionMetadata
+from phase2_prefill_decode.kernels.draw import SamplingInputs
 from phase2_prefill_decode.lab import ceilings
-from phase2_prefill_decode.sampling.inputs import SamplingInputs
 from phase2_prefill_decode.sampling.sampler import Sampler
 from phase2_prefill_decode.transfer import moved
 from phase6_integration.lab.gpu.rows import Day, Row
@@ -228,8 +228,8 @@ def peaked(rows: int, vocabulary: int, device: torch.device) -> Tensor:
 def draw(day: Day, rows: int, make: Callable[[int, int, torch.device], Tensor], params: SamplingParams) -> Row:
     """The kernels of a draw, with the parameters of the requests on the device already."""
     vocabulary = day.some((151_936,), (500,))[0]
-    sampler = Sampler(vocabulary, day.device, 0)
+    sampler = Sampler(vocabulary, 0, draw=backend_for(day.device).draw)
     requests = [Request(f"{number}", (1,), params) for number in range(rows)]
     batch = Batch(tuple(Slice(request, 0, request.total) for request in requests))
-    tensors = SamplingInputs(*(moved(torch.from_numpy(c), day.device) for c in sampler.pack(batch).columns))
-    return {"us": day.seconds(partial(sampler.draw, make(rows, vocabulary, day.device), tensors)) * 1e6}
+    tensors = SamplingInputs(*(moved(torch.from_numpy(c), day.device) for c in sampler.pack(batch)[0]))
+    return {"us": day.seconds(partial(sampler.sample, make(rows, vocabulary, day.device), tensors)) * 1e6}

@@ -26,10 +26,9 @@ from phase0_request.support.machine import cores
 from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.layer import KVLayer
 from phase1_kv_pool.pool import KVPool
-from phase2_prefill_decode.connect import sampler_for
 from phase2_prefill_decode.lab.shapes import SHAPES
 from phase2_prefill_decode.loading.config import ModelConfig
-from phase2_prefill_decode.model import Model
+from phase2_prefill_decode.model import Model, sampler_for
 from phase2_prefill_decode.step.runner import ModelRunner
 from phase3_chunked_prefill.budget import TokenBudget
 from phase5_continuous.scheduler import Scheduler

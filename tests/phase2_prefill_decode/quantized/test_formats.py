@@ -16,8 +16,8 @@ from phase0_request.support.checks import ConfigError
 from phase2_prefill_decode.connect import config_of, source_of
 from phase2_prefill_decode.engine import static
 from phase2_prefill_decode.extras.quantized.weight import QuantizedWeight
+from phase2_prefill_decode.extras.streams import weights_for_gpu
 from phase2_prefill_decode.loading.config import ModelConfig
-from phase2_prefill_decode.loading.loader import load_weights
 from phase2_prefill_decode.model import Model
 from tests.phase2_prefill_decode.quantized import checkpoints as made
 from tests.phase2_prefill_decode.test_identity import follows, prompts
@@ -49,6 +49,8 @@ FORMATS: dict[str, Callable[[], Case]] = {
     "awq": lambda: (made.awq, made.AWQ_CONFIG),
 }
 
+CPU = torch.device("cpu")
+
 
 @pytest.fixture(autouse=True)
 def seeded() -> None:
@@ -59,7 +61,7 @@ def matrices(directory: Path) -> dict[str, Tensor]:
     """The matrices of a checkpoint as they are read, dequantized, by their names in it."""
     config = ModelConfig.from_pretrained(directory, "float32")
     read = {}
-    for number, layer in enumerate(load_weights(source_of(directory), config).layers):
+    for number, layer in enumerate(weights_for_gpu(source_of(directory), config, CPU).layers):
         for field, (modules, inputs, _) in config.layer.items():
             if inputs:
                 weight = getattr(layer, field)
@@ -160,7 +162,7 @@ def test_parts_of_a_fused_matrix_with_another_order_each_stay_apart(tmp_path: Pa
     order_of = dict(zip(names, orders, strict=True))
     made.with_rows_in_8_bits(oracle, lambda name: made.GROUP * made.is_quantized(name), lambda name, _: order_of[name])
     model = Model.load(tmp_path, dtype="float32", device="cpu")
-    layer = load_weights(source_of(tmp_path), config_of(tmp_path)).layers[0]
+    layer = next(iter(weights_for_gpu(source_of(tmp_path), config_of(tmp_path), CPU).layers))
     assert isinstance(layer.qkv_proj, tuple)
     assert [len(part) for part in layer.qkv_proj] == [64, 32, 32]
     (prompt,) = prompts(307, (9,))
@@ -175,7 +177,7 @@ def test_a_matrix_that_was_left_in_16_bits_stays_so_beside_quantized_ones(tmp_pa
         return ({"weight": weight.detach().clone()}, weight) if weight.shape[0] == 80 else make(weight)
 
     made.quantized(tmp_path, some, made.compressed_config("int8"))
-    layer = load_weights(source_of(tmp_path), config_of(tmp_path)).layers[0]
+    layer = next(iter(weights_for_gpu(source_of(tmp_path), config_of(tmp_path), CPU).layers))
     assert isinstance(layer.gate_up_proj, Tensor)
     assert isinstance(layer.down_proj, QuantizedWeight)
 
@@ -272,4 +274,4 @@ def test_tensors_that_do_not_fit_are_named(
     tensors: dict[str, Any] = load_file(tmp_path / "model.safetensors") | change
     save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, tmp_path / "model.safetensors")
     with pytest.raises(ConfigError, match=message):
-        load_weights(source_of(tmp_path), config_of(tmp_path))
+        [*weights_for_gpu(source_of(tmp_path), config_of(tmp_path), CPU).layers]

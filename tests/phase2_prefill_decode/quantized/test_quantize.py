@@ -13,9 +13,10 @@ from phase2_prefill_decode.extras.quantized.at_load import Quantization
 from phase2_prefill_decode.extras.quantized.layout import SCHEMES, bytes_in
 from phase2_prefill_decode.extras.quantized.quantize import quantize
 from phase2_prefill_decode.extras.quantized.weight import QuantizedWeight
+from phase2_prefill_decode.extras.streams import weights_for_gpu
 from phase2_prefill_decode.loading.checkpoint import Checkpoint
 from phase2_prefill_decode.loading.config import ModelConfig
-from phase2_prefill_decode.loading.loader import load_weights
+from phase2_prefill_decode.loading.weights import load_weights
 from phase2_prefill_decode.model import Model
 from tests.phase2_prefill_decode.models import saved, tiny_model
 from tests.phase2_prefill_decode.quantized import checkpoints as made
@@ -67,7 +68,9 @@ def test_rows_of_zeros_and_of_extreme_numbers_stay_finite(scheme: str, special: 
 def test_matrices_of_layers_are_quantized_and_nothing_else(tmp_path: Path) -> None:
     saved(tiny_model("qwen3", intermediate_size=96), tmp_path)
     config = ModelConfig.from_pretrained(tmp_path)
-    plain, weights = (load_weights(Checkpoint(tmp_path), config, transform=how) for how in (None, Quantization("int8")))
+    source, device = Checkpoint(tmp_path), torch.device("cpu")
+    plain = load_weights(source, config)
+    weights = weights_for_gpu(Quantization("int8")(source, config, device), config, device)
     for name in ("embed_tokens", "norm", "lm_head"):
         assert torch.equal(getattr(weights, name), getattr(plain, name))
     for layer, before in zip(weights.layers, plain.layers, strict=True):
@@ -84,13 +87,14 @@ def test_a_model_that_does_not_fit_says_how_large_it_is_in_each_scheme(
     """The sizes are those of the weights, without the scales of whole rows."""
     saved(tiny_model("llama", hidden_size=512, intermediate_size=1024, dtype=torch.bfloat16), tmp_path)
     config = ModelConfig.from_pretrained(tmp_path)
-    layers = load_weights(Checkpoint(tmp_path), config, transform=Quantization(scheme)).layers
+    device = torch.device("cpu")
+    layers = weights_for_gpu(Quantization(scheme)(Checkpoint(tmp_path), config, device), config, device).layers
     size = sum(getattr(layer, field).nbytes for layer in layers for field in config.layer) + 2 * (2 * 307 + 1) * 512
     assert size * 0.99 < bytes_in(config, scheme) <= size
-    monkeypatch.setattr("phase2_prefill_decode.loading.loader.free_bytes", lambda device: bytes_in(config, scheme) - 1)
+    monkeypatch.setattr("phase2_prefill_decode.loading.weights.free_bytes", lambda device: bytes_in(config, scheme) - 1)
     with pytest.raises(ConfigError, match=r"the model does not fit: .* 0.0 in int8, 0.0 in int4, 0.0 in fp8"):
         Model.load(tmp_path, transform=Quantization(scheme), device="cpu")
-    monkeypatch.setattr("phase2_prefill_decode.loading.loader.free_bytes", lambda device: bytes_in(config, scheme))
+    monkeypatch.setattr("phase2_prefill_decode.loading.weights.free_bytes", lambda device: bytes_in(config, scheme))
     Model.load(tmp_path, transform=Quantization(scheme), device="cpu")
 
 

@@ -16,7 +16,7 @@ from phase0_request.support.checks import ConfigError
 from phase0_request.tokenizer import BUNDLED
 from phase2_prefill_decode.loading.checkpoint import Checkpoint
 from phase2_prefill_decode.loading.config import ModelConfig
-from phase2_prefill_decode.loading.loader import load_weights
+from phase2_prefill_decode.loading.weights import load_weights
 from phase6_integration.engine.engine import NanoServingEngine
 from phase6_integration.engine.options import EngineOptions
 from phase6_integration.engine.sizing import peak_bytes

@@ -12,10 +12,10 @@ import torch
 from phase0_request import FinishReason, SamplingParams, Tokenizer
 from phase0_request.support.checks import ConfigError
 from phase0_request.tokenizer import BUNDLED
-from phase2_prefill_decode.backends import backend_for
+from phase2_prefill_decode.connect import backend_for
 from phase2_prefill_decode.loading.checkpoint import Checkpoint
 from phase2_prefill_decode.loading.config import ModelConfig
-from phase2_prefill_decode.loading.loader import load_weights
+from phase2_prefill_decode.loading.weights import load_weights
 from phase6_integration.engine.engine import NanoServingEngine
 from tests.phase2_prefill_decode.models import FAMILIES, saved, variant
 from tests.phase2_prefill_decode.test_identity import follows, prompts

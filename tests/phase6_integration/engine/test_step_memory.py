@@ -13,11 +13,10 @@ from phase0_request.batch import Batch, Slice
 from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.pool import KVPool
-from phase2_prefill_decode.connect import sampler_for
 from phase2_prefill_decode.extras.logprobs import BLOCK
 from phase2_prefill_decode.extras.outcome import SliceOutcome
 from phase2_prefill_decode.loading.config import ModelConfig
-from phase2_prefill_decode.model import Model
+from phase2_prefill_decode.model import Model, sampler_for
 from phase2_prefill_decode.step.runner import ModelRunner
 from phase6_integration.engine.connect_engine import largest_params
 from phase6_integration.engine.runners import Computing
