@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from tests.phase6_integration.application import create_app
 
+from phase6_integration.connect import create_app
 from phase6_integration.extras.fields.request_fields import ChatRequest, CompletionRequest
 from tests.phase6_integration.fake_engine import FakeEngine, client
 from tests.phase6_integration.posting import BODIES, CHAT, COMPLETE, HELLO, SETTINGS, error_of
