@@ -154,10 +154,10 @@ async def test_the_prompt_is_that_of_the_chat_that_says_the_same() -> None:
     engine = FakeEngine(says("one"))
     app = create_app(engine, ServerSettings())
     thinking = {"type": "thinking", "thinking": "Hm.", "signature": "s"}
-    result = {"type": "tool_result", "tool_use_id": "c1", "content": "sun"}
+    result = {"type": "tool_result", "tool_use_id": "c1", "content": "sun", "is_error": False}
     use = {"type": "tool_use", "id": "c1", "name": "weather", "input": {"city": "Rome"}}
     body = {
-        "system": [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}],
+        "system": [{"type": "text", "text": text, "cache_control": {"type": "ephemeral"}} for text in ("Be", "brief.")],
         "tools": [TOOL],
         "max_tokens": 5,
         "temperature": 0.5,
@@ -174,7 +174,7 @@ async def test_the_prompt_is_that_of_the_chat_that_says_the_same() -> None:
     function = {"name": "weather", "description": "of a city", "parameters": TOOL["input_schema"]}
     chat = {
         "messages": [
-            {"role": "system", "content": "Be brief."},
+            {"role": "system", "content": "Be\nbrief."},
             {"role": "user", "content": "Weather?"},
             {"role": "assistant", "content": "I see.", "reasoning_content": "Hm.", "tool_calls": [call]},
             {"role": "tool", "tool_call_id": "c1", "content": "sun"},
@@ -196,6 +196,25 @@ async def test_the_prompt_is_that_of_the_chat_that_says_the_same() -> None:
     async with Call(app, f"{PATH}/count_tokens", given) as counted:
         pass
     assert MessageTokensCount.model_validate(counted.json, strict=True).input_tokens == len(ours.prompt_tokens)
+
+
+@pytest.mark.parametrize(
+    ("choice", "chats"),
+    [
+        ({"type": "any"}, {"tool_choice": "required"}),
+        ({"type": "tool", "name": "time"}, {"tool_choice": {"type": "function", "function": {"name": "time"}}}),
+        ({"type": "none"}, {"tool_choice": "none"}),
+        ({"type": "any", "disable_parallel_tool_use": True}, {"tool_choice": "required", "parallel_tool_calls": False}),
+    ],
+)
+def test_a_choice_of_tools_is_that_of_the_chat(choice: Json, chats: Json) -> None:
+    engine, schema = FakeEngine(CALLS), TOOL["input_schema"]
+    answer({"tools": [TOOL, {"name": "time", "input_schema": schema}], "tool_choice": choice}, engine)
+    functions = [{**TOOL, "parameters": schema}, {"name": "time", "parameters": schema}]
+    tools = [{"type": "function", "function": function} for function in functions]
+    ask({"messages": HELLO, "max_tokens": 200, "tools": tools, **chats}, engine, "/v1/chat/completions")
+    ours, theirs = engine.submitted
+    assert ours.params == theirs.params
 
 
 def test_the_last_message_is_continued_if_it_is_the_assistants() -> None:
@@ -225,7 +244,11 @@ IMAGE = {"type": "image", "source": {}}
 USE = {"type": "tool_use", "id": "a", "name": "b", "input": {}}
 REFUSED: list[tuple[Json, str]] = [
     ({"max_tokens": None}, "max_tokens"),
+    ({"max_tokens": -1}, "max_tokens"),
     ({"max_tokens": 10**6}, "max_tokens may be at most"),
+    ({"messages": []}, "messages"),
+    ({"messages": [{"role": "tool", "content": "a"}]}, "messages.0.role"),
+    ({"messages": [{"role": "user", "content": [{"type": "tool_result", "content": "a"}]}]}, "tool_use_id"),
     ({"stop": ["x"]}, "'stop' is not supported"),
     ({"n": 2}, "'n' is not supported"),
     ({"thread": {"type": "create"}}, "'thread' is not supported"),
