@@ -47,9 +47,9 @@ CLIENTS = sorted((ROOT / "tests").glob("*/with_*.py"))
 TEST_FILES = [*(p for p in sorted((ROOT / "tests").rglob("test_*.py")) if p != Path(__file__)), *CLIENTS]
 
 
-@pytest.mark.parametrize("file", [*TEST_FILES, Path(__file__)], ids=lambda p: str(p.relative_to(ROOT / "tests")))
-def test_every_test_can_fail(file: Path) -> None:
-    assert idle_tests(file.read_text()) == []
+def test_every_test_can_fail() -> None:
+    idle = {str(file.relative_to(ROOT)): idle_tests(file.read_text()) for file in (*TEST_FILES, Path(__file__))}
+    assert {file: names for file, names in idle.items() if names} == {}
 
 
 @pytest.mark.parametrize(
