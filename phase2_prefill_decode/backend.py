@@ -13,16 +13,12 @@ from torch import Tensor
 
 from phase0_request.support.memory import free_bytes
 from phase1_kv_pool.kernels import interpret
-from phase1_kv_pool.layout import KVLayout
-from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.kernels import attention, draw, pointwise
 from phase2_prefill_decode.kernels.attention import Attend
 from phase2_prefill_decode.kernels.draw import Draw
 from phase2_prefill_decode.kernels.pointwise import AddNorm, RotateStore, Swiglu
 from phase2_prefill_decode.linear import Linear, TorchLinear
 from phase2_prefill_decode.loading.weights import Weights, load_weights
-
-Record = Callable[[Callable[[], Any]], Callable[[], Any]]  # records a computation; returns its replay
 
 
 class Processes(Protocol):
@@ -50,9 +46,7 @@ class Backend:
     whole_step: Callable[[Any], Any] = lambda decoder: None  # see `decoder.WholeStep`
     # Compile what a decoder needs, for keys and values in a dtype (None: its own), with or without a bar.
     compile: Callable[[Any, str | None, bool], None] = lambda decoder, kv_dtype, progress: None
-    kv_pool: Callable[[KVLayout, int, torch.device], KVPool] = KVPool
     free_bytes: Callable[[torch.device], int | None] = free_bytes
-    recorder: Callable[[Record], Record] = lambda record: record
 
 
 TORCH = Backend(

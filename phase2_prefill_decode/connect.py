@@ -17,11 +17,17 @@ if TYPE_CHECKING:  # a server reads the config without torch
 
     from phase0_request.params import SamplingParams
     from phase0_request.tokenizer import Tokenizer
+    from phase1_kv_pool.cache import PagedCache
+    from phase1_kv_pool.pool import KVPool
     from phase2_prefill_decode.backend import Backend
+    from phase2_prefill_decode.decoder import Decoder
     from phase2_prefill_decode.extras.quantized.at_load import Quantization
     from phase2_prefill_decode.extras.quantized.layout import Format
     from phase2_prefill_decode.loading.checkpoint import Source
     from phase2_prefill_decode.sampling.processors import Processor
+    from phase2_prefill_decode.sampling.sampler import Sampler
+    from phase2_prefill_decode.step.device_state import DeviceState
+    from phase2_prefill_decode.step.runner import ModelRunner
 
 PACKAGE = "phase2_prefill_decode"
 
@@ -158,6 +164,25 @@ def _gpu() -> "Backend":
     from phase2_prefill_decode.extras.streams import weights_for_gpu
 
     return replace(backend, load_weights=weights_for_gpu, linear=linear, compile=compile_products)
+
+
+def runner_for(
+    decoder: "Decoder",
+    pool: "KVPool",
+    cache: "PagedCache",
+    sampler: "Sampler",
+    state: "DeviceState | None" = None,
+    *,
+    ahead: bool = False,
+) -> "ModelRunner":
+    """The runner of a model: a `ModelRunner`. A model over several processes has one in each."""
+    from phase2_prefill_decode.step.runner import ModelRunner
+
+    if decoder.processes is None:
+        return ModelRunner(decoder, pool, cache, sampler, state, ahead=ahead)
+    from phase2_prefill_decode.extras.parallel.leader import Leader
+
+    return Leader(decoder, pool, cache, sampler, state, ahead=ahead)
 
 
 class KernelCache(NamedTuple):

@@ -141,7 +141,7 @@ BENCHMARKS: dict[str, tuple[str, list[str], dict[str, object]]] = {
     "tensor_parallel.json": (
         "phase6_integration.lab.tensor_parallel",
         [],
-        {"STEPS": 1, "phase2_prefill_decode.extras.parallel.leader.Ranks": RanksInThreads},
+        {"STEPS": 1, "phase2_prefill_decode.extras.parallel.load.Ranks": RanksInThreads},
     ),
     "routing_by_balance.json": (
         "phase6_integration.lab.scale.routers",

@@ -111,7 +111,7 @@ class ModelRunner:
             return computed._replace(draws=self.sample(computed))
 
         self.graphs = DecodeGraphs(self.state, self.cache.page_size, context)
-        self.graphs.record(compute, sizes, self.decoder.backend.recorder(record))
+        self.graphs.record(compute, sizes, record)
 
     # region run
     def launch(self, step: PackedStep) -> LaunchedStep:

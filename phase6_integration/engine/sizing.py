@@ -14,7 +14,8 @@ from phase0_request.support.checks import ConfigError
 from phase0_request.support.machine import give_back_freed_memory
 from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.layout import KVLayout
-from phase2_prefill_decode.step.runner import ModelRunner
+from phase1_kv_pool.pool import KVPool
+from phase2_prefill_decode.connect import runner_for
 from phase6_integration.engine.connect_engine import largest_params, scored_rows
 from phase6_integration.engine.runners import Computing, RecordedSteps, make_runner
 from phase6_integration.engine.warmup import attention_batches, long_step, sampling_batches, warmup_pages
@@ -38,8 +39,8 @@ def profile(computing: Computing, tokens: int, running: int, context: int) -> in
     if not on_gpu:  # one layer: all take the same memory, one after the other
         decoder = copy(decoder)
         decoder.layers = decoder.layers[:1]
-    pool = decoder.backend.kv_pool(layout, cache.max_tokens // page_size, decoder.device)
-    runner = ModelRunner(decoder, pool, cache, sampler)
+    pool = KVPool(layout, cache.max_tokens // page_size, decoder.device)
+    runner = runner_for(decoder, pool, cache, sampler)
     params = largest_params()
     dummies = [Request(f"{number}", (0,) * length, params) for number in range(requests)]
     scored = [Request("scored", (0,) * (block + 1), scored_params)] if block else []
@@ -60,7 +61,7 @@ def profile(computing: Computing, tokens: int, running: int, context: int) -> in
 
     def longest() -> None:
         step = long_step(runner.state, requests, model.config, context)
-        runner.compute(step, step.to(decoder.device))
+        runner.forward(step)
 
     activations = peak_bytes(largest, decoder.device)
     if on_gpu:  # the kernels of a CPU were compiled when the model was loaded

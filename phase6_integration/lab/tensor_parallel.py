@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -22,14 +23,15 @@ from phase0_request.request import Request
 from phase0_request.support.machine import give_back_freed_memory
 from phase0_request.tokenizer import BUNDLED
 from phase1_kv_pool.cache import PagedCache
+from phase1_kv_pool.pool import KVPool
+from phase2_prefill_decode.connect import runner_for
 from phase2_prefill_decode.extras.cpu.product import PackedWeight
 from phase2_prefill_decode.extras.linears import every_product
-from phase2_prefill_decode.extras.parallel.leader import Leader
+from phase2_prefill_decode.extras.parallel.layers import ParallelDecoder
 from phase2_prefill_decode.extras.parallel.load import load_split
 from phase2_prefill_decode.extras.parallel.ranks import Ranks
 from phase2_prefill_decode.lab.random_weights import save_random
 from phase2_prefill_decode.model import Model, sampler_for
-from phase2_prefill_decode.step.runner import ModelRunner
 
 RANKS = {"bundled": (1, 2, 4), "17m": (1, 2)}  # 17m has six heads, which four ranks cannot share
 PROMPT, CONTEXT, BATCHES, STEPS = 256, 128, (1, 16), 20  # tokens, tokens, requests of a decode step, steps
@@ -42,7 +44,7 @@ class Collectives:
 
     def __init__(self, model: Model) -> None:
         self.seconds, self.count = 0.0, 0
-        if isinstance(model.decoder, Leader):
+        if isinstance(model.decoder, ParallelDecoder):
             group = model.decoder.group
             for name in ("all_reduce", "broadcast", "gather"):
                 setattr(group, name, self._timed(getattr(group, name)))
@@ -63,10 +65,8 @@ class Steps:
 
     def __init__(self, model: Model) -> None:
         self.cache = PagedCache(-(-CONTEXT // PAGE) * (max(BATCHES) + 2) + PROMPT // PAGE, PAGE)
-        pool = model.decoder.backend.kv_pool(
-            model.config.kv_layout(PAGE), self.cache.max_tokens // PAGE, model.decoder.device
-        )
-        self.runner = ModelRunner(model.decoder, pool, self.cache, sampler_for(model, 0))
+        pool = KVPool(model.config.kv_layout(PAGE), self.cache.max_tokens // PAGE, model.decoder.device)
+        self.runner = runner_for(model.decoder, pool, self.cache, sampler_for(model, 0))
         self.collectives = Collectives(model)
 
     def measure(self, requests: int, length: int, new: int) -> dict[str, float]:
@@ -92,7 +92,8 @@ class Steps:
 
 @contextmanager
 def loaded(directory: Path, ranks: int) -> Iterator[Model]:
-    model = load_split(directory, ranks, device="cpu", dtype="bfloat16")
+    load = Model.load if ranks == 1 else partial(load_split, size=ranks)
+    model = load(directory, device="cpu", dtype="bfloat16")
     try:
         yield model
     finally:

@@ -1,5 +1,6 @@
 """A model over several ranks: what each holds, and the tokens of all together."""
 
+import os
 import socket
 import sys
 from dataclasses import replace
@@ -18,7 +19,8 @@ from phase0_request.params import SamplingParams
 from phase0_request.support.checks import ConfigError
 from phase0_request.tokenizer import BUNDLED
 from phase1_kv_pool.cache import PagedCache
-from phase2_prefill_decode.connect import check_split
+from phase1_kv_pool.pool import KVPool
+from phase2_prefill_decode.connect import check_split, runner_for
 from phase2_prefill_decode.engine import Engine, static
 from phase2_prefill_decode.extras.outcome import extras_of
 from phase2_prefill_decode.extras.parallel import worker
@@ -32,7 +34,6 @@ from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.model import Model, sampler_for
 from phase2_prefill_decode.scheduler import StaticScheduler
 from phase2_prefill_decode.step.device_state import DeviceState
-from phase2_prefill_decode.step.runner import ModelRunner
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.engine import continuous
@@ -189,13 +190,13 @@ def test_matrices_that_are_quantized_when_they_are_loaded_are_split(scheme: str)
 
 def test_recorded_steps_run_on_all_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is recorded here is a function that computes the step again: CUDA graphs need several GPUs."""
-    monkeypatch.setattr(worker, "cuda_record", lambda: replays_itself)
+    monkeypatch.setattr("phase2_prefill_decode.step.runner.cuda_record", lambda: replays_itself)
     oracle = variant("qwen3")
     with split(saved(oracle, tmp_path), 2) as model:
         cache, state = PagedCache(32, 16), DeviceState(torch.device("cpu"), 8, 8)
         scheduler = StaticScheduler(cache, model.eos_ids, batch_size=4)
-        pool = model.decoder.backend.kv_pool(model.config.kv_layout(16), 32, model.decoder.device)
-        runner = ModelRunner(model.decoder, pool, cache, sampler_for(model, 0), state)
+        pool = KVPool(model.config.kv_layout(16), 32, model.decoder.device)
+        runner = runner_for(model.decoder, pool, cache, sampler_for(model, 0), state)
         runner.record([1, 2, 4], 128, replays_itself)
         given = prompts(300, [3, 17, 30])
         answers = Engine(model, EngineCore(scheduler, runner)).generate(given, GREEDY)
@@ -248,8 +249,8 @@ def replays_itself(run: Any) -> Any:
 class Idle(Ranks):
     """Ranks of which nobody listens."""
 
-    def _start(self, theirs: Connection) -> None:
-        self.theirs = theirs
+    def _start(self, rank: int, theirs: Connection) -> None:
+        self.theirs = Connection(os.dup(theirs.fileno()))
 
 
 @pytest.mark.parametrize(
@@ -263,8 +264,8 @@ def test_after_a_step_that_ended_early_on_rank_0_none_is_sent(
     error: BaseException, raised: type[BaseException], said: str | None
 ) -> None:
     """The other ranks are in the middle of it: another one would meet them there, and wait."""
-    ranks = Idle({}, 2)
+    ranks = Idle(2)
     with ranks.theirs, pytest.raises(raised, match=said), ranks.together():
         raise error
     with pytest.raises(RankError, match=f"rank 0 of 2 has left a step in the middle: {type(error).__name__}"):
-        ranks.command([0])
+        ranks.tell("free_bytes")

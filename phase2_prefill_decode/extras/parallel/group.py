@@ -52,13 +52,15 @@ class Group:
         except RuntimeError as error:
             raise LostError(str(error)) from error
         self.all_reduce(torch.zeros(1, device=device))  # NCCL connects, by the file, in the first one
-        for descriptor in listening:  # that sum has had a part of every rank: all are connected
-            with socket.socket(fileno=os.dup(descriptor)) as listener:
-                program = struct.pack("HP", 1, ctypes.addressof(KEEP_NOTHING))
-                try:
-                    listener.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)
-                except OSError as error:
-                    log.warning("other users of this machine can connect to rank %d: %s", self.rank, error)
+        program = struct.pack("HP", 1, ctypes.addressof(KEEP_NOTHING))
+        for descriptor, number in listening:  # that sum has had a part of every rank: all are connected
+            try:
+                if os.fstat(descriptor).st_ino == number:  # no thread has closed it and opened another
+                    with socket.socket(fileno=os.dup(descriptor)) as listener:
+                        listener.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)
+            except OSError as error:
+                log.warning("other users of this machine can connect to rank %d: %s", self.rank, error)
+        self.all_reduce(torch.zeros(1, device=device))  # no rank goes on before all have done so
 
     def all_reduce(self, part: Tensor) -> Tensor:
         """The sum over all ranks, in place: each has the same bits."""
@@ -86,13 +88,15 @@ class Group:
             raise LostError(str(error)) from error
 
 
-def _listening() -> set[int]:
-    """The descriptors of sockets of this process that listen. None are known outside Linux."""
+def _listening() -> set[tuple[int, int]]:
+    """The sockets of this process that listen: their descriptors, and their numbers in the system. None are known
+    outside Linux."""
     found = set()
     for descriptor in map(int, os.listdir("/proc/self/fd") if sys.platform == "linux" else ()):
         with suppress(OSError):  # another thread has closed it
-            if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+            status = os.fstat(descriptor)
+            if stat.S_ISSOCK(status.st_mode):
                 with socket.socket(fileno=os.dup(descriptor)) as each:
                     if each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                        found.add(descriptor)
+                        found.add((descriptor, status.st_ino))
     return found

@@ -1,7 +1,8 @@
 """The decoder of a rank: the decoder of one device, with its part of the weights, and a collective in three places.
 
     o_proj, down_proj   the product of a rank is one term of a sum: an all-reduce follows
-    embed_tokens        a token is in the table of one rank: the others add zeros, and an all-reduce follows
+    embed_tokens        rank 0 sends the tokens, for it alone has those in flight. Each is in the table of one rank: the
+                        others add zeros, and an all-reduce follows
     lm_head             a rank has the logits of its part of the vocabulary: rank 0 gathers them
 
 Between these a rank computes alone: its heads attend to its own keys and values.
@@ -71,8 +72,8 @@ class VocabParallelEmbedding:
 
     # region embedding
     def rows(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
-        """The embeddings of tokens, of any rank's part of the vocabulary: [tokens, hidden_size]."""
-        places = tokens - self.held.start
+        """The embeddings of rank 0's tokens, of any rank's part of the vocabulary: [tokens, hidden_size]."""
+        places = self.group.broadcast(tokens) - self.held.start
         elsewhere = (places < 0) | (places >= len(self.held))
         places = places.masked_fill(elsewhere, 0)
         x = embedding(places, self.table) if isinstance(self.table, Tensor) else self.table.rows(places, dtype)
@@ -83,15 +84,15 @@ class VocabParallelEmbedding:
 
 def gathered(lm_head: Linear, held: Sequence[range], group: Group) -> Linear:
     """An lm_head of which each rank has some rows, `held[rank]`. On rank 0 the result has the logits of all tokens, on
-    the others those of their own."""
-    most = max(map(len, held))
+    the others it only has the same shape."""
+    most, vocab = max(map(len, held)), held[-1].stop
 
     def collected(product: Product) -> Product:
         def logits(rows: Tensor, out: Tensor | None = None) -> Tensor:
             own = product(rows)
             parts = group.gather(pad(own, (0, most - own.shape[1])))  # of one size: a gather needs that
             if not parts:
-                return own
+                return own[:, :1].expand(-1, vocab)
             return torch.cat([part[:, : len(tokens)] for part, tokens in zip(parts, held, strict=True)], 1, out=out)
 
         return logits

@@ -1,18 +1,18 @@
-"""Ranks: the other processes of a model, as rank 0 sees them. It starts them, sends them commands and reads replies.
+"""Ranks: the other processes of a model, as rank 0 sees them. It starts them, and calls methods of their `Worker`s.
 
-A command is a few integers on a socket, the same for all. Tensors go by collectives. So a rank that is idle waits at
+A call goes over a pair of sockets, pickled, the same to all. Tensors go by collectives. So a rank that is idle waits at
 its socket, without a time limit, and one that has ended is noticed because its socket is closed.
 """
 
 import json
 import os
+import pickle
 import selectors
 import signal
 import subprocess
 import sys
 import time
-from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -38,10 +38,11 @@ class RankError(EngineFailedError):
 class Ranks:
     """The processes of ranks 1 to size - 1."""
 
-    def __init__(self, settings: Mapping[str, Any], size: int) -> None:
-        """Start them. Each loads its part of the model."""
+    def __init__(self, size: int) -> None:
+        """Start them."""
         self.size = size
-        self.keys: Callable[[], object] = lambda: None  # those of rank 0 in the pool that they have
+        self.runner: Callable[[], object] = lambda: None  # rank 0's, for which they have theirs
+        self.in_step = False  # they compute what rank 0 computes
         self._over: str | None = None  # why no step can follow
         self._ends: list[Connection] = []
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -49,16 +50,15 @@ class Ranks:
         for rank in range(1, size):
             ours, theirs = Pipe()
             self._ends.append(ours)
-            self._start(theirs)
-            ours.send_bytes(json.dumps({**settings, "rank": rank, "size": size}).encode())
+            with theirs:
+                self._start(rank, theirs)
 
-    def _start(self, theirs: Connection) -> None:
+    def _start(self, rank: int, theirs: Connection) -> None:
         """Start a process with its end of a socket pair."""
-        with theirs:
-            command = [sys.executable, "-m", WORKER, str(theirs.fileno()), str(os.getpid())]
-            self._processes.append(
-                subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=entry.environment())
-            )
+        command = [sys.executable, "-m", WORKER, str(theirs.fileno()), str(os.getpid()), str(rank)]
+        self._processes.append(
+            subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=entry.environment())
+        )
 
     @property
     def pids(self) -> list[int]:
@@ -68,15 +68,17 @@ class Ranks:
         """Descriptors that are readable when a rank has ended: then `check` says how."""
         return [end.fileno() for end in self._ends]
 
-    def command(self, numbers: Sequence[int]) -> None:
-        """Send a command to all ranks."""
-        message = array("q", numbers).tobytes()
+    def tell(self, method: str, *values: object, replies: bool = False) -> None:
+        """Call a method on all ranks."""
+        message = pickle.dumps((replies, method, values))
         with self.together():
             for end in self._ends:
                 end.send_bytes(message)
 
-    def replies(self) -> list[Any]:
-        """Wait for a reply of each rank. A rank that ends instead raises RankError, whichever it is."""
+    def ask(self, method: str, *values: object) -> list[Any]:
+        """Call a method on all ranks, and wait for the results. A rank that ends instead raises RankError, whichever
+        it is."""
+        self.tell(method, *values, replies=True)
         replies: dict[int, Any] = {}
         with selectors.DefaultSelector() as selector:
             for rank, end in enumerate(self._ends, 1):
@@ -100,6 +102,7 @@ class Ranks:
         """What all ranks do at once. If it ends early here, the others are in the middle of it: no step can follow."""
         if self._over is not None:
             raise RankError(self._over)
+        self.in_step = True
         try:
             yield
         except (LostError, OSError) as error:
@@ -111,6 +114,8 @@ class Ranks:
             if isinstance(error, Exception):
                 raise RankError(self._over) from error
             raise  # Ctrl-C
+        finally:
+            self.in_step = False
 
     def _failure(self, fault: str | None = None, words: str = "its socket is closed") -> RankError:
         """The fault of a rank. If none shows, some rank has not come to a collective. It ends all ranks."""

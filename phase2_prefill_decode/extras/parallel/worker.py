@@ -1,126 +1,131 @@
-"""The process of another rank: it loads its part of the model, then computes what rank 0 commands, until that ends."""
+"""The process of another rank: it loads its part of the model, then does what rank 0 calls, until that ends."""
 
 import json
 import logging
 import os
+import pickle
 import signal
 import sys
-from array import array
-from collections.abc import Callable
+from collections.abc import Sequence
+from copy import copy
 from multiprocessing.connection import Connection
-from typing import Any
+from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from phase0_request.support.entry import die_with
 from phase0_request.support.memory import free_bytes
+from phase1_kv_pool.cache import PagedCache
+from phase1_kv_pool.layout import KVLayout
 from phase1_kv_pool.pool import KVPool
-from phase2_prefill_decode import connect
-from phase2_prefill_decode.backend import Record
 from phase2_prefill_decode.connect import backend_for
 from phase2_prefill_decode.extras.parallel.group import Group
 from phase2_prefill_decode.extras.parallel.layers import ParallelDecoder
-from phase2_prefill_decode.extras.parallel.leader import DTYPES, FREE, HIDDEN, LOGITS, POOL, RECORD, REPLAY, received
 from phase2_prefill_decode.extras.parallel.ranks import LOST, LostError, receive
 from phase2_prefill_decode.extras.parallel.shard import Shard, load_part
 from phase2_prefill_decode.extras.quantized.at_load import Quantization
-from phase2_prefill_decode.step.graphs import cuda_record
+from phase2_prefill_decode.kernels.draw import SamplingInputs
+from phase2_prefill_decode.loading.config import ModelConfig
+from phase2_prefill_decode.sampling.sampler import Sampler
+from phase2_prefill_decode.step.device_state import DeviceState
+from phase2_prefill_decode.step.packed import PackedStep
+from phase2_prefill_decode.step.runner import ModelRunner
 
 log = logging.getLogger(__name__)
 
 
 class Worker:
-    """A rank's decoder, its KV pool, and the hidden states of the last step."""
+    """One rank's part of a model, and its runner. Rank 0 calls the methods."""
 
-    def __init__(self, decoder: ParallelDecoder, end: Connection) -> None:
-        self.decoder = decoder
-        self.end = end
-        self.layers = decoder.layers
-        self.pool: KVPool | None = None
-        self.recorded: list[Callable[[], Any]] = []
-        self.record: Record | None = None
+    runner: ModelRunner | None = None
 
-    # region follow
-    def follow(self) -> bool:
-        """Do what rank 0 commands next. False once it has ended."""
-        message = receive(self.end)
-        if message is not None:
-            self._run(*array("q", message))
-        return message is not None
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
 
-    def _run(self, command: int, *numbers: int) -> None:
-        decoder = self.decoder
-        if command == POOL:
-            pages, page_size, dtype = numbers
-            self.pool = None  # first: there may be no memory for two
-            self.pool = KVPool(decoder.config.kv_layout(page_size, DTYPES[dtype]), pages, decoder.device)
-            self.end.send_bytes(json.dumps({"pages": pages}).encode())
-        if command == FREE:
-            self.pool, self.record = None, None
-            self.recorded.clear()
-            self.end.send_bytes(json.dumps(free_bytes(decoder.device)).encode())
-        if command == HIDDEN:
-            layers, *sizes = numbers
-            assert self.pool is not None
-            step = received(sizes, decoder.device, decoder.group.broadcast)
-            decoder.layers = self.layers[:layers]  # a profile of a CPU takes one
-            self.hidden = decoder.hidden(step, self.pool.layers)
-        if command == LOGITS:
-            start, count = numbers
-            decoder.lm_head(self.hidden[start : start + count])
-        if command == RECORD:
-            self.record = record = self.record or cuda_record()
-            self.recorded.append(record(self._step))
-        if command == REPLAY:
-            (number,) = numbers
-            self.recorded[number]()
+    def load(
+        self, directory: Path, config: ModelConfig, size: int, device: str, transform: Quantization | None, threads: int
+    ) -> None:
+        torch.set_num_threads(threads)
+        place = torch.device(device) if device == "cpu" else torch.device(device, self.rank)
+        if place.type == "cuda":
+            torch.cuda.set_device(place)  # which kernels are compiled and launched on
+        shard = Shard(config, self.rank, size)
+        weights = load_part(directory, shard, place, transform)
+        self.decoder = ParallelDecoder(shard, weights, Group(self.rank, size), backend_for(place))
 
-    def _step(self) -> Any:
-        """One step that is recorded: its layers, then its logits."""
-        self.follow()
-        self.follow()
+    def compile(self, kv_cache_dtype: str | None) -> None:
+        self.decoder.backend.compile(self.decoder, kv_cache_dtype, False)
+
+    def connect(self, file: str, timeout: float) -> None:
+        self.decoder.group.connect(file, timeout, self.decoder.device)
+
+    # region worker
+    def build(self, layers: int, layout: KVLayout, pages: int, shape: tuple[int, int]) -> None:
+        """Make a runner, of so many layers: a profile of a CPU takes one."""
+        self.runner = None  # first: there may be no memory for two pools
+        decoder, device = copy(self.decoder), self.decoder.device
+        decoder.layers = decoder.layers[:layers]
+        pool, cache = KVPool(layout, pages, device), PagedCache(pages, layout.page_size)
+        sampler = Sampler(decoder.config.vocab_size, draw=drawn_on_rank_0)
+        self.runner = ModelRunner(decoder, pool, cache, sampler, state_of(shape, device))
+
+    def forward(self, step: PackedStep, shape: tuple[int, int]) -> None:
+        """Run a step. `shape` is the size of rank 0's page tables, which may have grown."""
+        assert self.runner is not None
+        old = self.runner.state.page_table
+        if old.shape != shape:
+            self.runner.state = state_of(shape, old.device)
+            self.runner.state.page_table[: len(old), : old.shape[1]] = old
+        self.hidden = self.runner.forward(step).hidden
+
+    def logits(self, first: int, rows: int) -> None:
+        """Compute the logits of more rows of that step."""
+        first -= self.hidden.storage_offset() // self.hidden.shape[1]
+        self.decoder.lm_head(self.hidden[first : first + rows])
+
+    def record(self, sizes: Sequence[int], context: int) -> None:
+        assert self.runner is not None
+        self.runner.record(sizes, context)
+
+    def free_bytes(self) -> int | None:
+        self.runner = None
+        return free_bytes(self.decoder.device)
 
     # endregion
 
 
-def loaded(settings: dict[str, Any], end: Connection) -> Worker:
-    """Load the part of a rank."""
-    torch.set_num_threads(settings["threads"])
-    rank, directory = settings["rank"], settings["directory"]
-    device = torch.device("cpu") if settings["device"] == "cpu" else torch.device("cuda", rank)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)  # which kernels are compiled and launched on
-    shard = Shard(connect.config_of(directory, settings["dtype"]), rank, settings["size"])
-    transform = None if settings["transform"] is None else Quantization(**settings["transform"])
-    weights = load_part(directory, shard, device, transform)
-    backend = backend_for(device)
-    decoder = ParallelDecoder(shard, weights, Group(rank, shard.size), backend)
-    receive(end)  # rank 0 has compiled the kernels
-    backend.compile(decoder, settings["kv_cache_dtype"], False)
-    return Worker(decoder, end)
+def state_of(shape: tuple[int, int], device: torch.device) -> DeviceState:
+    """Page tables of the same size as rank 0's."""
+    rows, pages = shape
+    return DeviceState(device, rows - 1, pages)
 
 
-def follow(end: Connection) -> None:
-    """Load, meet the other ranks, and do what rank 0 commands until it has ended."""
-    settings = json.loads(receive(end) or b"{}")
-    worker = loaded(settings, end)
-    end.send_bytes(json.dumps({"loaded": True}).encode())
-    worker.decoder.group.connect(settings["file"], settings["timeout"], worker.decoder.device)
-    end.send_bytes(json.dumps({"connected": True}).encode())
+def drawn_on_rank_0(logits: Tensor, inputs: SamplingInputs, num_tokens: int) -> tuple[Tensor, Tensor]:
+    """In place of a draw. Tokens come with the next step's embedding."""
+    return logits.new_zeros(len(logits), dtype=torch.int64), logits.new_zeros(len(logits), dtype=torch.float32)
+
+
+def follow(end: Connection, rank: int) -> None:
+    """Do what rank 0 calls until it has ended."""
+    worker = Worker(rank)
     with torch.inference_mode():
-        while worker.follow():
-            pass
+        while (message := receive(end)) is not None:
+            replies, method, values = pickle.loads(message)
+            result = getattr(worker, method)(*values)
+            if replies:
+                end.send_bytes(json.dumps(result).encode())
 
 
 def main() -> int:
     """Run the process. Signals are for the process that started it: this one ends with it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    descriptor, parent = map(int, sys.argv[1:])
+    descriptor, parent, rank = map(int, sys.argv[1:])
     end, code = Connection(descriptor), 0
     if die_with(parent):
         try:
-            follow(end)
+            follow(end, rank)
         except LostError:
             code = LOST
         except Exception as error:

@@ -6,6 +6,7 @@ from pathlib import Path
 from phase0_request.batch import Batch, Slice
 from phase0_request.request import Request
 from phase0_request.support.checks import ConfigError
+from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.engine import Engine
 from phase2_prefill_decode.extras.penalties import Penalties
 from phase2_prefill_decode.model import Model
@@ -46,7 +47,7 @@ def drafter_for(extender: Extender, engine: Engine[Scheduler]) -> None:
     )
     assert isinstance(runner, ModelRunner)
     layout, pages = draft.config.kv_layout(cache.page_size, draft.config.dtype), cache.max_tokens // cache.page_size
-    pool = draft.decoder.backend.kv_pool(layout, pages, draft.decoder.device)
+    pool = KVPool(layout, pages, draft.decoder.device)
     own = type(cache)(pages, cache.page_size)
     connect(drafter, ModelRunner(draft.decoder, pool, own, sampler_of_drafts(runner.sampler)), runner)
 
