@@ -37,7 +37,7 @@ MOST_FILES = 16  # of a folder of a phase
 # Modules of an extra that run in the engine's process, or in those that it starts.
 ENGINE_SIDE = tuple(
     f"structured.{name}"
-    for name in ("isolated_grammars", "isolated_process", "grammar_server", "grammar_process", "client_grammars")
+    for name in ("isolated_grammars", "isolated_constraint", "grammar_process", "grammar_worker", "client_grammars")
 )
 
 # Modules of phases 0 to 5 that work with tensors. All others there schedule and manage memory, with integers only.

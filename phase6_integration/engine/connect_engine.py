@@ -224,7 +224,7 @@ def observers(scheduler: Scheduler, options: EngineOptions, resources: ExitStack
 
 def loop_extras(model: Model, sampler: Sampler, options: EngineOptions) -> list[Extra]:
     """The extras in the process of a server's engine: they work beside the steps, and answer the server's side. It
-    trusts no grammar of a client, so these are followed in processes of their own."""
+    trusts no grammar of a client, so these are followed in a process of their own."""
     from phase6_integration.engine.loop_hooks import LoopHooks
 
     extras: list[Extra] = []

@@ -5,7 +5,7 @@
 A grammar is compiled by llguidance (`grammar`), which follows the output token by token. Its mask of the next token is
 made on the host while the device runs the model.
 
-A server does not trust the grammars of its clients: there the same Constraint runs in other processes, and masks may be
+A server does not trust the grammars of its clients: there the same Constraint runs in another process, and masks may be
 late (`phase6_integration.extras.structured.isolated_grammars`).
 """
 
@@ -25,7 +25,7 @@ from phase0_request.request import Request
 from phase2_prefill_decode.extras.grammar.grammar import Grammars
 from phase2_prefill_decode.extras.outcome import Forced
 
-if TYPE_CHECKING:  # the processes that follow the grammars of a server need no torch
+if TYPE_CHECKING:  # the process that follows the grammars of a server needs no torch
     from llguidance import LLExecutor, LLMatcher
     from torch import Tensor
 
@@ -256,7 +256,7 @@ class Filled(NamedTuple):
 
 
 class Constraints:
-    """Makes the constraints of requests, and the masks of steps. A server has one that does so in other processes."""
+    """Makes the constraints of requests, and the masks of steps. A server has one that does so in another process."""
 
     def __init__(self, vocab_size: int, grammars: Grammars | None) -> None:
         self.vocab_size = vocab_size

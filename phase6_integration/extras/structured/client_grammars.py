@@ -1,6 +1,6 @@
 """ClientGrammars: compiles the grammars of requests. Its errors are written for the response.
 
-It runs in a process with limits of time and memory, one for each client (`grammar_process`).
+It runs in a process with limits of time and memory (`grammar_worker`).
 """
 
 import json

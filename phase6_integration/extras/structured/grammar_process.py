@@ -1,154 +1,232 @@
-"""A process that follows grammars: a child of a GrammarServer, for one client of the engine.
-
-A grammar is a program that a client sends. It may take seconds to compile, gigabytes to follow, or overflow the stack
-of llguidance. So it runs in a child, which the kernel ends at a limit of memory or of processor time, and which only
-its client waits for.
-
-    engine -> FollowBatch -> Constraint (phase 2) -> Answers (forced tokens), Answers (masks) -> engine
-"""
+"""GrammarProcess: the engine's end of the process that compiles and follows the grammars of all clients."""
 
 import contextlib
-import os
-import resource
+import logging
+import selectors
 import signal
 import socket
+import subprocess
+import sys
 import time
-from collections.abc import Mapping
-from itertools import chain
-from pathlib import Path
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping
+from weakref import WeakValueDictionary
 
 import msgspec
 
-from phase0_request.params import GRAMMAR_REFUSED, SamplingParams
-from phase0_request.request import Request
-from phase2_prefill_decode.extras.grammar.constraints import Constraint, fill_masks
-from phase2_prefill_decode.extras.grammar.grammar import Grammars
-from phase2_prefill_decode.extras.outcome import Forced
-from phase6_integration.process.messages import CHUNK, Frames, frame
+from phase0_request.params import GRAMMAR_FAILED
+from phase0_request.support import entry
+from phase6_integration.extras.structured import grammar_worker
+from phase6_integration.extras.structured.grammar_worker import COMPILING, Answers, FollowBatch, from_worker
+from phase6_integration.extras.structured.isolated_constraint import IsolatedConstraint
+from phase6_integration.process.messages import Channel
 
-MEMORY = 512 << 20  # bytes that a child may allocate beyond what its parent has
-GROWN = 192 << 20  # bytes after which a child is replaced: the next one begins without what this one has kept
-COMPILING = 2.0  # seconds of processor time to compile a grammar
-FOLLOWING, EACH = 0.25, 0.01  # and to follow some: for each mask of the longest draft, and for each of all
-NICENESS = 10  # the model comes first
+log = logging.getLogger(__name__)
+PATIENCE = 0.01  # seconds that a step waits for masks
+SILENT = (
+    120.0  # seconds without an answer after which the process is killed: a start takes some, a stopped one has no end
+)
+KILLS = 2  # by SIGKILL, before the grammar that the process had alone is blamed
+TOO_MUCH = f"{GRAMMAR_FAILED}: it took more time or memory than it may use"
+NOT_STARTED = "the process that follows grammars cannot be started"
 
+# More arenas of malloc, 64 MB of addresses for each thread, would count as memory that a grammar has taken.
+ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
 
-class Follow(msgspec.Struct, array_like=True, frozen=True):
-    """Forget the output of a request from token `start` on, and follow these tokens there."""
-
-    key: int  # of the request, for its life
-    start: int
-    tokens: list[int]
-    forces: bool  # whether the tokens that the last one forces are asked for, and followed too
-    draft: list[int]  # behind all these; the mask behind each of its tokens is asked for as well
-    params: SamplingParams | None  # of a request that the child does not know yet
+Start = Callable[[], tuple["subprocess.Popen[bytes]", socket.socket]]
 
 
-class FollowBatch(msgspec.Struct, array_like=True, frozen=True):
-    """To a child: follow outputs, and make the mask behind each."""
-
-    follow: list[Follow]
-    ended: list[int]  # requests to be forgotten
-
-
-class Answers(msgspec.Struct, array_like=True, frozen=True):
-    """From a child, by request. Two answer a batch: first the forced tokens, which steps wait for, then the masks. An
-    empty one before them says that the child has begun."""
-
-    forced: Mapping[int, Forced] = {}  # what follows the tokens in any case
-    masks: Mapping[int, bytes] = {}  # one, and one behind each token of the draft
-    errors: Mapping[int, str] = {}  # why a request has no mask
-    seconds: float = 0.0  # of processor time, for the whole batch
-    leaves: bool = False  # the child has grown too large, and ends
-
-
-to_child = msgspec.msgpack.Decoder(FollowBatch)
-from_child = msgspec.msgpack.Decoder(Answers)
-
-
-class Child:
-    """Follows the grammars of one client."""
-
-    def __init__(self, grammars: Grammars, vocab_size: int) -> None:
-        self._grammars = grammars
-        self._vocab_size = vocab_size
-        self._constraints: dict[int, Constraint | str] = {}  # or why there is none
-        self._places: dict[int, tuple[int, list[int]]] = {}  # of a request's mask in the output, and the draft there
-
-    def follow(self, batch: FollowBatch) -> Answers:
-        """Follow the tokens of a batch."""
-        for key in batch.ended:
-            self._constraints.pop(key, None)
-        self._places, forced = {}, {}
-        for message in batch.follow:
-            if message.params is not None:
-                self._constraints[message.key] = self._open(message.params)
-            constraint, place = self._constraints[message.key], message.start + len(message.tokens)
-            if isinstance(constraint, Constraint):
-                constraint.go_to(message.start)
-                for index, token in enumerate(message.tokens, message.start):
-                    constraint.take(index, token)
-                if message.forces:
-                    forced[message.key] = constraint.forced(place - 1) or Forced()
-                    place += len(forced[message.key].tokens)
-            self._places[message.key] = place, message.draft
-        return Answers(forced)
-
-    def masks(self) -> Answers:
-        """Make the masks of the batch that was followed."""
-        errors, places = dict[int, str](), dict[int, list[tuple[Constraint, int]]]()
-        for key, (index, draft) in self._places.items():
-            constraint = self._constraints[key]
-            if isinstance(constraint, str):
-                errors[key] = constraint
-            else:
-                places[key] = constraint.places(index, draft)
-        bits = iter(fill_masks([*chain(*places.values())], self._vocab_size))
-        masks = {key: b"".join(next(bits).tobytes() for _ in of_key) for key, of_key in places.items()}
-        errors |= {key: row.error for key, ((row, _), *_) in places.items() if row.error is not None}
-        return Answers(masks=masks, errors=errors)
-
-    def _open(self, params: SamplingParams) -> Constraint | str:
+def start_worker(
+    directory: str, vocab_size: int, eos_ids: Collection[int]
+) -> tuple["subprocess.Popen[bytes]", socket.socket]:
+    """Start a process and connect to it. OSError if none can be started."""
+    ours, theirs = socket.socketpair()
+    code = f"from {grammar_worker.__name__} import run; run({directory!r}, {vocab_size}, {sorted(eos_ids)})"
+    environment = {**entry.environment(), **ENVIRONMENT}
+    with theirs:
         try:
-            return Constraint(Request("", (0,), params), self._vocab_size, self._grammars)
-        except ValueError as error:
-            return f"{GRAMMAR_REFUSED}: {error}"[:400]
+            process = subprocess.Popen(
+                [sys.executable, "-c", code],
+                stdin=theirs.fileno(),
+                process_group=0,  # so that Ctrl-C reaches the owner only
+                env=environment,
+            )
+        except OSError:
+            ours.close()
+            raise
+    return process, ours
 
 
-def serve(connection: socket.socket, child: Child) -> None:
-    """The child's loop, until the engine closes the connection. The kernel ends the child in a batch that takes too
-    long or too much memory."""
-    os.nice(NICENESS)
-    _limit_memory()
-    frames, begin = Frames(to_child), _memory()[1]
-    with contextlib.suppress(ConnectionError):
-        connection.sendall(frame(Answers()))
-        while data := connection.recv(CHUNK):
-            for batch in frames.feed(data):
-                new = sum(message.params is not None for message in batch.follow)
-                masks = [1 + len(message.draft) for message in batch.follow]
-                seconds = FOLLOWING * max(masks, default=1) + COMPILING * new + EACH * sum(masks)
-                signal.setitimer(signal.ITIMER_PROF, seconds)
-                before = time.process_time()
-                connection.sendall(frame(child.follow(batch)))
-                answers = child.masks()
-                signal.setitimer(signal.ITIMER_PROF, 0)
-                leaves = _memory()[1] - begin > GROWN
-                seconds = time.process_time() - before
-                connection.sendall(frame(msgspec.structs.replace(answers, seconds=seconds, leaves=leaves)))
+class GrammarProcess:
+    """Sends the process what requests need, and starts another when it has ended.
 
+    It sends a batch when the one before is answered: either all that waits of requests that the process knows, or one
+    request that it does not know. A request that has ended meanwhile is in no batch.
 
-def _limit_memory() -> None:
-    """Limit the address space, where the system can; no core is dumped."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if mapped := _memory()[0]:
-        with contextlib.suppress(ValueError):  # the limit is lower already
-            resource.setrlimit(resource.RLIMIT_AS, (mapped + MEMORY, mapped + MEMORY))
+    If the process dies, its successor knows no request, and so gets them one by one: the one that ends it again fails.
+    Half of the time is for requests that have had a mask: new grammars, however bad, cannot stop those that run.
+    """
 
+    def __init__(self, start: Start, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self.patience = PATIENCE  # 0 after masks that took longer than that
+        self.failed: list[IsolatedConstraint] = []  # their requests are to be ended
+        self.seconds = defaultdict[str, float](float)  # of processor time, by tenant, not charged yet
+        self._start = start
+        self._selector = selectors.DefaultSelector()
+        self._running: tuple[subprocess.Popen[bytes], Channel] | None = None
+        self._has_begun = False
+        self._requests: WeakValueDictionary[int, IsolatedConstraint] = WeakValueDictionary()
+        self._waiting: list[int] = []  # keys of the requests to be sent
+        self._known: set[int] = set()  # keys of the requests that the process has been sent
+        self._batch: dict[int, str] = {}  # keys of the requests that it is to answer, and their tenants
+        self._since = 0.0  # when the batch was sent, or when the process has begun with it
+        self._compiles = False  # the batch is a new grammar
+        self._last_tenant = ""  # the client of the latest new grammar
+        self._compile_from = 0.0  # when the next new grammar may be compiled
 
-def _memory() -> tuple[int, int]:
-    """The bytes that this process has mapped, and those that it has in memory. Zeros where there is no /proc."""
-    with contextlib.suppress(OSError):
-        mapped, resident, *_ = map(int, Path("/proc/self/statm").read_text().split())
-        return mapped * resource.getpagesize(), resident * resource.getpagesize()
-    return 0, 0
+    def fileno(self) -> int:
+        """A descriptor that is readable when an answer has come."""
+        return self._selector.fileno()
+
+    def add(self, constraint: IsolatedConstraint) -> None:
+        """Have what is new of a request sent by the next `poll`."""
+        self._requests[constraint.key] = constraint
+        if constraint.key not in self._waiting and constraint.error is None:
+            self._waiting.append(constraint.key)
+
+    def wait(self, done: Callable[[], bool], deadline: float) -> None:
+        """Send and receive until `done`, or until the deadline. What has arrived is read in any case."""
+        while not done():
+            left = deadline - self.clock()
+            self.poll(max(left, 0.0))
+            if left <= 0:
+                return
+
+    def poll(self, timeout: float = 0.0) -> None:
+        """Send what waits and read answers; wait for these so many seconds if there is none."""
+        self._send()
+        if self._waiting and not self._batch:  # a new grammar, for which it is too early
+            timeout = min(timeout, max(self._compile_from - self.clock(), 0.0))
+        if self._selector.select(timeout):
+            self._read()
+            self._send()
+
+    def _send(self) -> None:
+        """Send a batch, if the one before is answered."""
+        if self._batch:
+            if self.clock() - self._since > SILENT:
+                log.warning("the process that follows grammars has not answered in %d seconds: it is killed", SILENT)
+                self._ended()
+            return
+        requests = {**self._requests}
+        self._waiting = [key for key in self._waiting if key in requests]
+        ended = self._known - requests.keys()
+        batch = self._next_batch(requests)
+        if not (batch or ended):
+            return
+        try:
+            channel = self._connected()
+        except OSError:  # too many open files, say
+            self._ended()
+            return
+        self._batch, self._since = {key: requests[key].tenant for key in batch}, self.clock()
+        self._compiles = any(not requests[key].is_compiled for key in batch)
+        follow = [requests[key].message(key not in self._known) for key in batch]
+        self._known = (self._known - ended) | {*batch}
+        self._waiting = [key for key in self._waiting if key not in self._batch]
+        with contextlib.suppress(ConnectionError):  # it has ended: that is read next
+            channel.send(FollowBatch(follow, [*ended]))
+
+    def _next_batch(self, requests: Mapping[int, IsolatedConstraint]) -> list[int]:
+        """The keys of the next batch. Clients take turns with new grammars."""
+        compiled = [key for key in self._waiting if requests[key].is_compiled]
+        new = [key for key in self._waiting if not requests[key].is_compiled]
+        is_paused = self.clock() < self._compile_from and any(one.is_compiled for one in requests.values())
+        if not new or is_paused:
+            return [key for key in compiled if key in self._known] or compiled[:1]
+        self._waiting.sort(key=lambda key: requests[key].tenant == self._last_tenant)
+        first = next(key for key in self._waiting if key in new)
+        self._last_tenant = requests[first].tenant
+        return [first]
+
+    def _pause(self) -> None:
+        """Compile no new grammar for as long as this batch took."""
+        now = self.clock()
+        self._compile_from = max(self._compile_from, now + (now - self._since))
+
+    def _connected(self) -> Channel:
+        if self._running is None:
+            process, connection = self._start()
+            self._running = process, Channel(connection, from_worker)
+            self._selector.register(self._running[1], selectors.EVENT_READ)
+        return self._running[1]
+
+    def _read(self) -> None:
+        """Read the answers that have come, or that the process has ended."""
+        assert self._running is not None
+        try:
+            for answers in self._running[1].receive(wait=False):
+                self._receive(answers)
+        except (EOFError, OSError, ValueError, msgspec.MsgspecError):  # it has ended, or writes what is no message
+            self._ended()
+
+    def _receive(self, answers: Answers) -> None:
+        """Pass on answers."""
+        if not self._has_begun:
+            self._has_begun, self._since = True, self.clock()
+        for key in self._batch:
+            if (request := self._requests.get(key)) is not None:
+                if key in answers.forced:
+                    request.receive_forced(answers.forced[key])
+                if key in answers.masks:
+                    request.receive_masks(answers.masks[key])
+        self._fail(answers.errors)
+        if answers.seconds:
+            self._charge(self._batch, answers.seconds)
+            self.patience = 0.0 if answers.seconds > PATIENCE else PATIENCE
+        if answers.masks or answers.errors:
+            self._batch = {}
+            if self._compiles:
+                self._pause()
+
+    def _ended(self) -> None:
+        """The process has ended, is given up, or cannot be started. If it had one request to answer, that may be the
+        reason."""
+        batch, has_begun, code = self._batch, self._has_begun, self.close()
+        self._waiting = [*dict.fromkeys([*batch, *self._waiting])]
+        if not has_begun:
+            self._fail(dict.fromkeys(self._waiting, NOT_STARTED))
+        elif batch and code:  # 0: it had grown too large
+            self._pause()
+            self._charge(batch, COMPILING)  # at most: it did not say
+            for suspect in filter(None, map(self._requests.get, batch if len(batch) == 1 else ())):
+                suspect.kills += 1 if code == -signal.SIGKILL else KILLS  # the system sends SIGKILL, too
+                if suspect.kills >= KILLS:
+                    log.warning("a grammar ended the process that follows grammars")
+                    self._fail({suspect.key: TOO_MUCH})
+
+    def _fail(self, errors: Mapping[int, str]) -> None:
+        """Have requests end with these errors."""
+        for key, error in errors.items():
+            if (request := self._requests.get(key)) is not None:
+                request.fail(error)
+                self.failed.append(request)
+        self._waiting = [key for key in self._waiting if key not in errors]
+
+    def _charge(self, batch: Mapping[int, str], seconds: float) -> None:
+        """Charge clients for processor time: each request of the batch has an equal share in it."""
+        for tenant in batch.values():
+            self.seconds[tenant] += seconds / len(batch)
+
+    def close(self) -> int:
+        """End the process. Returns its exit code, which is above 0 or the negative number of a signal if it failed."""
+        code = 0
+        if self._running is not None:
+            process, channel = self._running
+            self._selector.unregister(channel)
+            channel.close()
+            process.kill()  # unless it has ended
+            code = process.wait()
+        self._running, self._has_begun, self._known, self._batch = None, False, set(), {}
+        return code

@@ -12,15 +12,15 @@ from typing import Any
 MAPS = {"properties", "patternProperties", "$defs", "definitions"}  # of names to schemas
 LISTS = {"anyOf", "oneOf", "allOf", "prefixItems"}
 SCHEMAS = {"items", "additionalProperties"}
-# Of these, what a reader of an answer may have to check; a schema that is not strict may have the others too.
-UNREAD = {"contentEncoding", "contentMediaType", "contentSchema"}
+# These are left out of every schema, and noted. A schema that is not strict may have those of LENIENT too.
+DECODED = {"contentEncoding", "contentMediaType", "contentSchema"}
 LENIENT = {
     *("not", "if", "then", "else", "contains", "minContains", "maxContains", "dependentRequired", "dependentSchemas"),
     *("dependencies", "unevaluatedItems", "unevaluatedProperties", "additionalItems"),
 }
-LOOKS = re.compile(r"\\[1-9BkpP]|\(\?[=!<]")  # around, behind, or back
+LOOKAROUND = re.compile(r"\\[1-9BkpP]|\(\?[=!<]")  # and references back
 INTEGER = 9 * 10**18  # as in 64 bits
-MAX_SCHEMAS = 1 << 15  # in one another: a tenth of a second's work
+MAX_SCHEMAS = 1 << 15  # within one: they take a tenth of a second
 MAX_NAMES = 1 << 18  # characters of patterns for `propertyNames`, which may refer to one long list many times
 
 _YEAR = r"(?:[0-9]{3}[1-9]|[0-9]{2}[1-9][0-9]|[0-9][1-9][0-9]{2}|[1-9][0-9]{3})"
@@ -52,7 +52,7 @@ _NUMBERS = {"int32", "int64", "float", "double", "decimal"}  # formats of OpenAP
 
 
 class Rewrite:
-    """One schema. `notes` are what its answers are not held to, in words that are none of the client's."""
+    """One schema. `notes` are the keywords that are not enforced, without any text of the client."""
 
     def __init__(self, schema: Mapping[str, Any], lenient: bool = False, closes: bool = False) -> None:
         """`closes`: an object that lists its properties has no others, unless it says so. ValueError for a schema that
@@ -61,20 +61,20 @@ class Rewrite:
         self._notes = set[str]()
         self._schemas = self._characters = 0
         self._patterns: dict[str, str | None] = {}  # of the names that a reference allows
-        self.schema: dict[str, Any] = self._of(schema)
+        self.schema: dict[str, Any] = self._rewritten(schema)
 
     @property
     def notes(self) -> tuple[str, ...]:
         return tuple(sorted(self._notes))
 
-    def _of(self, schema: Any) -> Any:
+    def _rewritten(self, schema: Any) -> Any:
         if not isinstance(schema, dict):
             return schema
         self._schemas += 1
         if self._schemas > MAX_SCHEMAS:
             raise ValueError(f"a schema may have at most {MAX_SCHEMAS} others in it")
-        made = {name: self._inner(name, value) for name, value in schema.items()}
-        for name in made.keys() & (UNREAD | (LENIENT if self._lenient else set())):
+        made = {name: self._value(name, value) for name, value in schema.items()}
+        for name in made.keys() & (DECODED | (LENIENT if self._lenient else set())):
             self._leave_out(made, name)
         if made.get("uniqueItems") is True and made.get("maxItems") not in (0, 1):
             self._notes.add("uniqueItems")
@@ -83,35 +83,35 @@ class Rewrite:
         if self._lenient and "oneOf" in made and "anyOf" not in made:
             made["anyOf"] = made.pop("oneOf")
             self._notes.add("oneOf")
-        self._text(made)
+        self._string(made)
         if "propertyNames" in made:
-            self._names(made)
+            self._property_names(made)
         if self._closes and "properties" in made and not made.keys() & {"additionalProperties", "patternProperties"}:
             made["additionalProperties"] = False
         if made.get("type") == "integer" and not made.keys() & {"enum", "const"}:
             _bound(made)
         return made
 
-    def _inner(self, name: str, value: Any) -> Any:
+    def _value(self, name: str, value: Any) -> Any:
         """The value of a keyword, with the schemas in it rewritten."""
         if name in MAPS and isinstance(value, dict):
-            return {key: self._of(inner) for key, inner in value.items()}
+            return {key: self._rewritten(inner) for key, inner in value.items()}
         if isinstance(value, list) and (name in LISTS or name == "items"):
-            return [self._of(inner) for inner in value]
-        return self._of(value) if name in SCHEMAS else value
+            return [self._rewritten(inner) for inner in value]
+        return self._rewritten(value) if name in SCHEMAS else value
 
     def _leave_out(self, schema: dict[str, Any], name: str, note: str = "") -> None:
         del schema[name]
         self._notes.add(note or name)
 
-    def _text(self, schema: dict[str, Any]) -> None:
+    def _string(self, schema: dict[str, Any]) -> None:
         """Formats and patterns of strings."""
         format, pattern = schema.get("format"), schema.get("pattern")
         if isinstance(pattern, str):
-            if self._lenient and LOOKS.search(pattern):
+            if self._lenient and LOOKAROUND.search(pattern):
                 self._leave_out(schema, "pattern")
             else:
-                schema["pattern"] = self._words(pattern)
+                schema["pattern"] = self._without_boundaries(pattern)
         if not isinstance(format, str):
             return
         if format in FORMATS and "pattern" not in schema:
@@ -123,7 +123,7 @@ class Rewrite:
         elif format in _NUMBERS or (self._lenient and format not in KNOWN):
             self._leave_out(schema, "format")
 
-    def _words(self, pattern: str) -> str:
+    def _without_boundaries(self, pattern: str) -> str:
         r"""A pattern without \b, which is true where a pattern begins or ends with a letter, and noted elsewhere."""
         if r"\b" not in pattern:
             return pattern
@@ -134,7 +134,7 @@ class Rewrite:
             self._notes.add(r"pattern \b")
         return bare
 
-    def _names(self, schema: dict[str, Any]) -> None:
+    def _property_names(self, schema: dict[str, Any]) -> None:
         """`propertyNames` of an object that lists no properties, as the pattern of all that it has."""
         names = schema["propertyNames"]
         if isinstance(names, dict) and isinstance(reference := names.get("$ref"), str):
@@ -154,7 +154,7 @@ class Rewrite:
         schema["additionalProperties"] = False
 
     def _pattern_of(self, names: Any) -> str | None:
-        return _pattern_of(self._of(names)) if isinstance(names, dict) else ".*" if names is True else None
+        return _pattern_of(self._rewritten(names)) if isinstance(names, dict) else ".*" if names is True else None
 
     def _target(self, reference: str) -> Any:
         """What a reference within the schema refers to; None if it is anything else."""

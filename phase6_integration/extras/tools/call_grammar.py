@@ -1,5 +1,4 @@
-"""The grammar of an answer with calls: what it may be, put together from reasoning, calls of tools, and a grammar of
-the content.
+"""The grammar of an answer with calls: reasoning, then calls of tools or content that follows a grammar of its own.
 
 The grammars of the content and of the arguments are parts with a name each, such as `@f0`. A grammar in Lark, the first
 part, refers to them.
@@ -34,8 +33,8 @@ class Rules(NamedTuple):
 
 
 def answer_grammar(thinking: Thinking, calls: Rules | None, content: str | None, token_id: TokenId) -> str:
-    """A grammar of an answer that is `calls` or `content`, whichever is given. ValueError if that of the content cannot
-    be a part of it."""
+    """A grammar of an answer that is `calls` or `content`, whichever is given. ValueError if the grammar of the
+    content cannot be embedded."""
     rules, parts, either = _reasoning(thinking, token_id), [], []
     if content is not None:
         parts.append(_part("content", content))

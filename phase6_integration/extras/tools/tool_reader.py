@@ -31,12 +31,12 @@ class Section(Enum):
 
 
 class MalformedError(ValueError):
-    """The text is no call."""
+    """The text is not a call."""
 
 
 class ToolReader:
-    """Reads one answer. What looks like a call and is none, or of a function that is not one of `names`, is content. A
-    call begins once its name and the beginning of its arguments are read; from then on the arguments are streamed."""
+    """Reads one answer. Malformed calls, and calls of functions that are not in `names`, are passed through as content.
+    A call begins once its name and the beginning of its arguments are read. From then on the arguments are streamed."""
 
     def __init__(
         self,
@@ -56,10 +56,10 @@ class ToolReader:
         self._reasons, self._begun, self._include_reasoning = reasons, begun, include_reasoning
         self._parallel, self._must_call = parallel, must_call
         self._text = ""
-        self._start = 0  # of the text that has been added to no part
+        self._start = 0  # where the text begins that belongs to no section yet
         self._at = 0  # the next character to read
-        self._last = False  # whether no more text comes
-        self._streams: Section | None = None  # what the text from `start` is part of, whatever follows it
+        self._last = False  # all text has come
+        self._streams: Section | None = None  # the section of the text from `start`, whatever follows it
         self._content = self._new_reasoning = ""
         self._new_calls: list[dict[str, Any]] = []
         self.calls = 0  # so far
@@ -88,14 +88,14 @@ class ToolReader:
 
     # What is found.
 
-    def _emit(self, part: Section, end: int | None = None) -> None:
-        """The text from `start` is this part."""
+    def _emit(self, section: Section, end: int | None = None) -> None:
+        """Add the text from `start` to this section."""
         end = self._at if end is None else max(end, self._start)
         text, self._start = self._text[self._start : end], end
-        self._add(part, text)
+        self._add(section, text)
 
-    def _add(self, part: Section, text: str) -> None:
-        match part:
+    def _add(self, section: Section, text: str) -> None:
+        match section:
             case Section.CONTENT:
                 self._content += text
             case Section.REASONING if self._include_reasoning:
@@ -106,7 +106,7 @@ class ToolReader:
                 self._new_calls[-1]["function"]["arguments"] += text
 
     def _skip(self) -> None:
-        """The text from `start` is no part of the answer."""
+        """Drop the text from `start`."""
         self._start = self._at
 
     def _begin_call(self, name: str) -> None:
@@ -226,7 +226,7 @@ class ToolReader:
                 if not depth:
                     return self._text[self._start + begin : self._at]
 
-    # Words.
+    # Pieces of a call.
 
     def _next(self, pattern: str) -> "Wait[regex.Match[str] | None]":
         """Read white space, and what this pattern matches if it is next. Waits for the text that decides it."""
@@ -258,16 +258,16 @@ class ToolReader:
         yield from self._next(r"(?=\S)")
         self._skip()
 
-    def _until(self, marker: str, part: Section) -> Wait[bool]:
-        """The text up to a marker is this part, but for white space before the marker. False if there is none: then all
-        the text is."""
+    def _until(self, marker: str, section: Section) -> Wait[bool]:
+        """Add the text up to a marker to this section, without the white space before the marker. False, and all the
+        text, if there is no marker."""
         pattern = regex.compile(regex.escape(marker))
         while not (found := pattern.search(self._text, self._at, partial=True)) or found.partial:
             self._at = found.start() if found and not self._last else len(self._text)
-            self._emit(part, None if self._last else len(self._text[: self._at].rstrip()))
+            self._emit(section, None if self._last else len(self._text[: self._at].rstrip()))
             if self._last:
                 return False
             yield
-        self._emit(part, len(self._text[: found.start()].rstrip()))
+        self._emit(section, len(self._text[: found.start()].rstrip()))
         self._at = found.end()
         return True

@@ -21,8 +21,8 @@ from phase6_integration.extras.tools.tool_reader import BEGIN, END, ToolReader
 from phase6_integration.extras.tools.tool_settings import ToolSettings
 from phase6_integration.process.outputs import Chunk
 
-TAIL = 16  # tokens of a prompt that a template ends with a tag of reasoning in
-# Keywords of a schema in which an object may be closed: none of them lets another part of it need a property.
+TAIL = 16  # last tokens of a prompt, among which a template may write a tag of reasoning
+# An object with no other keywords may be closed: none of these lets another part of the schema need a property.
 PLAIN = {"type", "properties", "required", "title", "description", "strict", "$defs", "definitions", "$schema", "$id"}
 NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 HELLO = {"messages": [{"role": "user", "content": "Hello"}]}

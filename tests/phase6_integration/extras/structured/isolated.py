@@ -1,17 +1,21 @@
-"""Processes of grammars that are in the test: they answer when it says so."""
+"""The process of grammars as a part of the test: it answers when the test says so, and the clock stands still."""
 
+import signal
 import socket
+import subprocess
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from llguidance import LLMatcher
 
 from phase0_request import Request, SamplingParams
-from phase0_request.tokenizer import BUNDLED
-from phase6_integration.extras.structured.grammar_process import Answers, Child, FollowBatch, to_child
+from phase2_prefill_decode.extras.grammar.constraints import Constraints
+from phase2_prefill_decode.extras.grammar.masks import Masks
+from phase6_integration.extras.structured.grammar_process import GrammarProcess
+from phase6_integration.extras.structured.grammar_worker import Answers, FollowBatch, GrammarWorker, to_worker
+from phase6_integration.extras.structured.isolated_constraint import IsolatedConstraint
 from phase6_integration.extras.structured.isolated_grammars import IsolatedGrammars
-from phase6_integration.extras.structured.isolated_process import IsolatedConstraint
 from phase6_integration.process.messages import Frames, frame
 from tests.phase6_integration.cities import TOKENIZER, grammars
 
@@ -23,15 +27,16 @@ POINT = LLMatcher.grammar_from_json_schema(
 (BRACE,) = TOKENIZER.encode("{", False)
 
 
-class Process:
-    """The other end of a connection: a child that answers when a test says so."""
+class Worker:
+    """One process, and its end of the connection."""
 
     def __init__(self, begins: bool) -> None:
         self.engine, self.connection = socket.socketpair()
         self.connection.setblocking(False)
-        self.child = Child(GRAMMARS, SIZE)
-        self.frames = Frames(to_child)
+        self.worker = GrammarWorker(GRAMMARS, SIZE)
+        self.frames = Frames(to_worker)
         self.batches: list[FollowBatch] = []  # that it has read
+        self.code = -signal.SIGKILL
         if begins:
             self.send(Answers())
 
@@ -41,7 +46,7 @@ class Process:
     def answer(self) -> None:
         """Answer all that has arrived."""
         for batch in self.read():
-            self.send(self.child.follow(batch), self.child.masks())
+            self.send(self.worker.follow(batch), self.worker.masks())
 
     def read(self) -> list[FollowBatch]:
         try:
@@ -51,50 +56,55 @@ class Process:
         self.batches += batches
         return batches
 
-    def dies(self) -> None:
+    def ends(self, code: int) -> None:
         self.read()
+        self.code = code
         self.connection.close()
 
+    def kill(self) -> None:
+        self.connection.close()
 
-class Here(IsolatedGrammars):
-    """The processes of a test. With `answers`, they answer whenever the engine waits for them."""
+    def wait(self) -> int:
+        return self.code
+
+
+class Process(GrammarProcess):
+    """With `answers`, the workers answer whenever the engine waits for them."""
 
     def __init__(self) -> None:
-        super().__init__(SIZE, str(BUNDLED), EOS)
-        self.server = self  # type: ignore[assignment]
-        self.made: list[Process] = []
+        super().__init__(self.start, lambda: self.now)
+        self.made: list[Worker] = []
         self.answers = self.begins = True
-        self.has_answered = False
+        self.now = 0.0
 
-    def connect(self) -> socket.socket:
-        self.made.append(Process(self.begins))
-        return self.made[-1].engine
+    def start(self) -> tuple["subprocess.Popen[bytes]", socket.socket]:
+        self.made.append(Worker(self.begins))
+        return cast("subprocess.Popen[bytes]", self.made[-1]), self.made[-1].engine
 
     def poll(self, timeout: float = 0.0) -> None:
         super().poll(0.0)
         if timeout and self.answers:
-            for process in self.made:
-                if process.connection.fileno() >= 0:
-                    process.answer()
+            self.made[-1].answer()
             super().poll(0.0)
 
-    def turn(self, number: int = -1) -> None:
-        """A process answers, and the engine reads that."""
+    def turn(self) -> None:
+        """The worker answers, and the engine reads that."""
         self.poll()
-        self.made[number].answer()
-        self.poll()
-
-    def die(self, number: int = -1) -> None:
-        self.poll()
-        self.made[number].dies()
+        self.made[-1].answer()
         self.poll()
 
-    def close(self) -> None:
-        for process in self._processes.values():
-            process.close()
-        self._selector.close()
-        for process in self.made:
-            process.connection.close()
+    def end(self, code: int = -signal.SIGPROF) -> None:
+        """The worker ends: by the limit of time, unless it is another code."""
+        self.poll()
+        self.made[-1].ends(code)
+        self.poll()
+
+
+class Here(IsolatedGrammars):
+    process: Process
+
+    def __init__(self) -> None:
+        super().__init__(SIZE, Masks(Constraints(SIZE, None)), Process())
 
 
 def request(name: str = "a", tenant: str = "", **params: Any) -> Request:
@@ -117,10 +127,10 @@ def three_that_draw_together(silent: Here) -> tuple[list[Request], list[Isolated
     """Requests of which the process has one batch of tokens to answer."""
     made, constraints = several(silent, "", "", "")
     for _ in made:
-        silent.turn()
+        silent.process.turn()
     for constraint in constraints:
         constraint.take(0, BRACE)
-    silent.poll()
+    silent.process.poll()
     return made, constraints
 
 

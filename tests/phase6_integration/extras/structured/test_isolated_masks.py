@@ -1,4 +1,4 @@
-"""Masks that other processes make are those of phase 2, and the engine waits for none. The oracle is a Constraint."""
+"""Masks that the process makes are those of phase 2, and the engine waits for none. The oracle is a Constraint."""
 
 import random
 from typing import Any
@@ -29,7 +29,7 @@ from tests.phase6_integration.extras.structured.isolated import (
 
 @pytest.mark.parametrize("seed", range(6))
 def test_masks_and_forced_tokens_are_those_of_a_constraint_in_this_process(here: Here, seed: int) -> None:
-    """Along random outputs, with steps that are void, processes that die between two tokens, and lists beside it."""
+    """Along random outputs, with steps that are void, processes that end between two tokens, and lists beside it."""
     rng = random.Random(seed)
     params: dict[str, Any] = rng.choice([{}, {"bad_words": [[9], [300, 5]]}, {"logprobs": 0}])
     made = request(**params)
@@ -56,7 +56,7 @@ def test_masks_and_forced_tokens_are_those_of_a_constraint_in_this_process(here:
         if token in EOS or (forced and forced.ends) or len(output) > 60:
             return
         if rng.random() < 0.2:
-            here.die()
+            here.process.end()
 
 
 def test_a_mask_that_is_not_ready_is_late_and_nothing_waits_for_it(silent: Here) -> None:
@@ -67,7 +67,7 @@ def test_a_mask_that_is_not_ready_is_late_and_nothing_waits_for_it(silent: Here)
     assert not late_bits.any()
     assert other_bits.any()
     assert not constraint.done()
-    silent.turn()
+    silent.process.turn()
     assert constraint.done()
     assert not bits(silent, [(3, constraint, 0)])[1]
 
@@ -75,16 +75,16 @@ def test_a_mask_that_is_not_ready_is_late_and_nothing_waits_for_it(silent: Here)
 def test_forced_tokens_that_come_too_late_are_drawn(silent: Here) -> None:
     made = request(grammar=LLMatcher.grammar_from_regex("abc+d"))
     constraint, tokens = constraint_of(silent, made), [TOKENIZER.encode(letter, False)[0] for letter in "abc"]
-    silent.turn()
+    silent.process.turn()
     constraint.take(0, tokens[0])
     assert constraint.forced(0) is None
     made.output_tokens.append(tokens[0])
     assert bits(silent, [(0, constraint, 1)])[1] == {0: constraint}
     for _ in range(2):  # the answer behind the forced tokens, then the mask that was asked for
-        silent.turn()
+        silent.process.turn()
     (mask,), late = bits(silent, [(0, constraint, 1)])
     if late:
-        silent.turn()
+        silent.process.turn()
         (mask,), late = bits(silent, [(0, constraint, 1)])
     assert not late
     assert mask[tokens[1] // 32] == 1 << tokens[1] % 32, "b is the only one, and is drawn"
@@ -101,7 +101,7 @@ def test_masks_behind_a_draft_are_not_those_of_another_draft(silent: Here) -> No
     constraint, oracle = constraint_of(silent, made), Constraint(made, SIZE, GRAMMARS)
     drafts = TOKENIZER.encode('{"x":1', False)[:3], TOKENIZER.encode('{ "x":1', False)[:3], []
     bits(silent, [(0, constraint, 0)], drafts[0])
-    silent.turn()
+    silent.process.turn()
     for draft in drafts:
         wanted = fill_masks(oracle.places(0, draft), SIZE)
         for answered in (False, True):
@@ -110,7 +110,7 @@ def test_masks_behind_a_draft_are_not_those_of_another_draft(silent: Here) -> No
             assert (masks[0] == wanted[0]).all()
             made_already = masks.any(axis=1)
             assert (masks == wanted).all() if answered else (masks[made_already] == wanted[made_already]).all()
-            silent.turn()
+            silent.process.turn()
 
 
 def test_a_mask_that_is_on_its_way_is_used_though_a_draft_has_come(silent: Here) -> None:
@@ -119,7 +119,7 @@ def test_a_mask_that_is_on_its_way_is_used_though_a_draft_has_come(silent: Here)
     draft = TOKENIZER.encode('{"x":1', False)[:3]
     bits(silent, [(0, constraint, 0)])
     bits(silent, [(0, constraint, 0)], draft)
-    silent.turn()
+    silent.process.turn()
     masks, late = bits(silent, [(0, constraint, 0)], draft)
     assert not late
     assert (masks[0] == fill_masks(oracle.places(0, draft), SIZE)[0]).all()
@@ -128,14 +128,14 @@ def test_a_mask_that_is_on_its_way_is_used_though_a_draft_has_come(silent: Here)
 def test_tokens_that_are_drawn_before_an_answer_are_sent_together(silent: Here) -> None:
     made = request(grammar=LLMatcher.grammar_from_regex("[a-z]+"))
     constraint = constraint_of(silent, made)
-    silent.turn()
+    silent.process.turn()
     for index, token in enumerate(TOKENIZER.encode(letter, False)[0] for letter in "abc"):
         constraint.take(index, token)
         made.output_tokens.append(token)
-        silent.poll()
+        silent.process.poll()
     for _ in range(2):
-        silent.turn()
-    assert [message.start for batch in silent.made[0].batches for message in batch.follow] == [0, 0, 1]
+        silent.process.turn()
+    assert [message.start for batch in silent.process.made[0].batches for message in batch.follow] == [0, 0, 1]
     assert constraint.done()
 
 
@@ -143,9 +143,9 @@ def test_a_token_that_replaces_an_unanswered_one_is_sent_when_that_is_answered(s
     """The answer to the first is about another place of the output."""
     _, constraints = three_that_draw_together(silent)
     assert constraints[0].ask(0)
-    silent.turn()
+    silent.process.turn()
     assert not constraints[0].done()
-    silent.turn()
+    silent.process.turn()
     assert constraints[0].done()
     (mask,), late = bits(silent, [(0, constraints[0], 0)])
     assert not late
