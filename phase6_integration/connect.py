@@ -28,11 +28,12 @@ def extra_settings() -> list[type]:
     if not has_extras(PACKAGE):
         return []
     from phase6_integration.extras.edge.edge_settings import EdgeSettings
+    from phase6_integration.extras.fields.field_settings import FieldSettings
     from phase6_integration.extras.observe.span_settings import SpanSettings
     from phase6_integration.extras.page.page_settings import PageSettings
     from phase6_integration.extras.tools.tool_settings import ToolSettings
 
-    return [EdgeSettings, ToolSettings, PageSettings, SpanSettings]
+    return [EdgeSettings, FieldSettings, ToolSettings, PageSettings, SpanSettings]
 
 
 def settings(**given: Any) -> ServerSettings:

@@ -6,7 +6,6 @@ from functools import partial
 from ipaddress import ip_address
 from typing import Any, TypeVar
 
-from phase0_request.params import MAX_LOGPROBS
 from phase0_request.support.checks import check_bool, check_choice, check_int, check_number
 from phase0_request.support.options import at_least, check_fields, chosen, option, positive, text, texts
 
@@ -45,9 +44,6 @@ class ServerSettings:
     )
     max_body_bytes: int = option(4 << 20, "largest request body; more is a 413", "BYTES", at_least(1))
     max_choices: int = option(128, "most choices of one request: prompts times n", check=at_least(1))
-    max_logprobs: int = option(
-        MAX_LOGPROBS, "most alternatives per token", check=partial(check_int, low=0, high=MAX_LOGPROBS)
-    )
     allow_unknown_fields: bool = option(
         False, "ignore unknown fields of requests, with a warning for each", check=check_bool
     )

@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx2
 
+from phase6_integration import connect
 from phase6_integration.api.settings import ServerSettings
 from tests.phase6_integration import running
 from tests.phase6_integration.fake_engine import FakeEngine, client
@@ -16,7 +17,7 @@ CHAT = "/v1/chat/completions"
 PROMPT: dict[str, Any] = {"prompt": "Hello", "max_tokens": 2}
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}
 BODIES = {COMPLETE: PROMPT, CHAT: HELLO}
-SETTINGS = ServerSettings(max_choices=8, max_logprobs=5)
+SETTINGS = connect.settings(max_choices=8, max_logprobs=5)
 
 
 def send(

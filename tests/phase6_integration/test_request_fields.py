@@ -5,7 +5,6 @@ import json
 from typing import Any
 
 import pytest
-from tests.phase6_integration.application import create_app
 
 from phase6_integration.connect import create_app
 from phase6_integration.extras.fields.request_fields import ChatRequest, CompletionRequest

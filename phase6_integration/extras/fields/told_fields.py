@@ -9,6 +9,7 @@ from phase6_integration.api.additions import Addition, Asked, Json, Prepare
 from phase6_integration.api.errors import unservable
 from phase6_integration.api.schemas import SamplingFields as CoreFields
 from phase6_integration.api.state import ServerState
+from phase6_integration.extras.fields.field_settings import FieldSettings
 from phase6_integration.extras.fields.logprobs import TokenNames, for_chat, for_completion, for_prompt, prompt_offsets
 from phase6_integration.extras.fields.request_fields import ChatRequest, CompletionRequest, SamplingFields
 from phase6_integration.extras.fields.token_details import LogprobArrays, TokenDetails, details_of
@@ -30,15 +31,15 @@ class ToldFields:
 
     def __init__(self, server: ServerState, names: TokenNames) -> None:
         self._server, self._names = server, names
+        self._most = server.settings.of(FieldSettings).max_logprobs
 
     def __call__(self, body: CoreFields) -> Prepare | None:
         if not isinstance(body, ChatRequest | CompletionRequest):
             return None
-        most = self._server.settings.max_logprobs
         for name in ("logprobs", "top_logprobs", "prompt_logprobs"):
             asked = getattr(body, name, None)
-            if type(asked) is int and asked > most:
-                raise unservable(name, f"{name} may be at most {most} on this server, got {asked}")
+            if type(asked) is int and asked > self._most:
+                raise unservable(name, f"{name} may be at most {self._most} on this server, got {asked}")
         if body.prompt_logprobs is not None and body.stream:
             raise unservable("prompt_logprobs", "a stream has no prompt_logprobs; set stream to false")
         if isinstance(body, ChatRequest):
