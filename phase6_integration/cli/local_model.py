@@ -56,7 +56,8 @@ def open_engine(options: EngineOptions) -> "NanoServingEngine":
     with loading():
         from phase6_integration.engine.engine import NanoServingEngine  # loads torch
 
-        return NanoServingEngine.from_pretrained(**asdict(options))
+        given = asdict(options)
+        return NanoServingEngine.from_pretrained(**given.pop("more"), **given)
 
 
 @contextmanager

@@ -113,17 +113,16 @@ class NoDecoder:
 
     config = SimpleNamespace(vocab_size=VOCABULARY)
     dtype = torch.float32
-    lm_head = staticmethod(lambda hidden, logits: logits.copy_(hidden))
     backend = TORCH
 
     def rope(self, positions: int) -> None:
         """It has no tables."""
 
-    def hidden(self, step: StepTensors, layers: Sequence[KVLayer]) -> Tensor:
-        return self(step, layers)
-
-    def __call__(self, step: StepTensors, layers: Sequence[KVLayer]) -> Tensor:
-        return torch.zeros(len(step.tokens if step.last is None else step.last), VOCABULARY)
+    def __call__(
+        self, step: StepTensors, layers: Sequence[KVLayer], out: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        logits = torch.zeros(len(step.newest_rows), VOCABULARY) if out is None else out.zero_()
+        return logits, logits[:0]
 
 
 @dataclass(slots=True)

@@ -131,7 +131,7 @@ def test_answers_are_the_same_under_graphs_and_one_step_ahead() -> None:
         for one, plain in zip(answers, found["eager"], strict=True):
             assert one.output_tokens == plain.output_tokens, name
             assert one.finish_reason is plain.finish_reason, name
-            pairs = zip(one.logprobs or (), plain.logprobs or (), strict=True)
+            pairs = zip(one.more, plain.more, strict=True)
             assert all(abs(a.logprob - b.logprob) < CLOSE for a, b in pairs), name
 
 

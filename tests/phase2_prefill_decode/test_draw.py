@@ -321,8 +321,8 @@ def test_the_threshold_of_a_filter_is_found_exactly(backend: str, dtype: torch.d
 
 
 SIZES = [
-    {"CANDIDATES": 8, "SEARCH": 256},  # most filters need the whole row
-    {"BLOCK": 32, "TILE": 128, "SEARCH": 64, "CANDIDATES": 128},  # many tiles, and the candidates of a few of them
+    {"ROW_CANDIDATES": 8, "SEARCH": 256},  # most filters need the whole row
+    {"BLOCK": 32, "TILE": 128, "SEARCH": 64, "ROW_CANDIDATES": 128},  # many tiles, and the candidates of a few of them
 ]
 
 

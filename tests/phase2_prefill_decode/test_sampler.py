@@ -36,8 +36,8 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_greedy_takes_the_likeliest_token_and_the_first_of_a_tie(dtype: torch.dtype, device: str) -> None:
-    logits = torch.tensor([[0.0, 2.0, 1.0, 2.0], [-1.0, -3.0, -torch.inf, -1.0], [0.0, 0.0, 0.0, 5.0]], dtype=dtype)
-    sampler = sampler_of((), 4, device)
+    logits = torch.tensor([[0.0, 2.0, 1.0, 2.0], [-1.0, -3.0, -torch.inf, -1.0], [0.0, 0.0, 0.0, 5.0]])
+    logits, sampler = logits.to(device, dtype), sampler_of((), 4, device)
     assert run(sampler, logits, [request_of(temperature=0) for _ in range(3)]).tokens == [1, 0, 3]
     assert run(sampler, logits, [request_of(top_k=1, seed=i) for i in range(3)]).tokens == [1, 0, 3]
 
@@ -245,7 +245,7 @@ def test_the_batch_changes_no_draw(
 ) -> None:
     """Alone, in any batch and in any row: the same tokens, failures and log-probabilities, to the last bit."""
     sampler = sampler_of((2,), VOCAB, device, seed=0)
-    logits = some_logits(len(crowd), seed).to(dtype)
+    logits = some_logits(len(crowd), seed).to(device, dtype)
     logits[data.draw(st.integers(0, len(crowd) - 1))] = data.draw(st.sampled_from([0.0, math.nan, -1.0]))
     requests = [request_of(f"{i}", (1, 5, 8), (3, 8, 8)[: i % 4], **asked) for i, asked in enumerate(crowd)]
     order = data.draw(st.permutations(range(len(crowd))))

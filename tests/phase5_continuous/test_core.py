@@ -46,7 +46,7 @@ def ahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> in
     monkeypatch.setitem(continuous.__kwdefaults__, "speculative_config", config)
     monkeypatch.setitem(continuous.__kwdefaults__, "ahead", steps)
     if request.param == "recorded":
-        monkeypatch.setattr(engine_module, "ModelRunner", recorded_runner)
+        monkeypatch.setattr(engine_module, "runner_for", recorded_runner)
     return steps
 
 

@@ -62,7 +62,7 @@ def _says_nan(packed: Any, forward: Callable[[], Any]) -> Any:
     """In the logits of each request that ends in NAN."""
     last = packed.tokens if packed.last is None else packed.tokens[packed.last]
     logits, hidden = forward()
-    return logits.masked_fill((last == NAN)[:, None], float("nan")), hidden
+    return logits.masked_fill((last[: len(logits)] == NAN)[:, None], float("nan")), hidden
 
 
 def _hang(_: Any) -> None:

@@ -52,7 +52,7 @@ def params(rng: random.Random, number: int) -> SamplingParams:
 
 def told(answer: Completion) -> tuple[Any, ...]:
     request = answer.request
-    return request.output_tokens, answer.text, answer.finish_reason, answer.logprobs, extras_of(request).prompt_logprobs
+    return request.output_tokens, answer.text, answer.finish_reason, answer.more, extras_of(request).prompt_logprobs
 
 
 @pytest.mark.parametrize("seed", [0, 1, pytest.param(3, marks=pytest.mark.slow)])

@@ -147,7 +147,7 @@ def test_a_closed_engine_says_so() -> None:
 
 def set_free_bytes(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
     backend = replace(backend_for(torch.device("cpu")), free_bytes=lambda device: free)
-    monkeypatch.setattr("phase2_prefill_decode.model.backend_for", lambda device: backend)
+    monkeypatch.setattr("phase2_prefill_decode.connect.backend_for", lambda device: backend)
 
 
 def test_the_pool_is_sized_to_free_memory_and_limits_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
