@@ -199,7 +199,7 @@ def _echo(asked: ResponsesRequest, defaults: Json) -> Json:
         "top_logprobs": 0,
         "user": None,
     }
-    given = asked.model_dump(include=set(repeated), exclude_none=True)
+    given = asked.model_dump(include=set(repeated), exclude_none=True, warnings=False)  # no tag of a choice of tools
     return {
         **repeated,
         **given,
