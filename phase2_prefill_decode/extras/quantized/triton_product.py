@@ -36,7 +36,7 @@ MANY = 256  # rows, above which the weight is widened in memory
 WIDENED = 8192  # outputs of a weight that are in memory, widened, at once
 JOINED = 1024  # numbers of a row that a program of join_splits_kernel adds
 LARGEST = tl.constexpr(448.0)  # number of a float8
-FEW = 64  # rows, at most, that stay in 16 bits beside a float8 weight: the product waits for memory
+FEW = 16  # rows, at most, that stay in 16 bits beside a float8 weight: the product waits for memory
 
 
 # region product
@@ -220,12 +220,13 @@ def quantize_rows_constants(inputs: int) -> dict[str, int]:
     return {"inputs": inputs, "block_inputs": block, "num_warps": min(max(block // 512, 1), 16)}
 
 
-def tiling(rows: int, itemsize: int) -> ProductTiling:
+def tiling(rows: int, itemsize: int, kind: str) -> ProductTiling:
     """The tiling for so many rows. With few of them a program loads more of the weight at once."""
     if itemsize == 4:  # float32 products take more registers and no tensor cores
         return ProductTiling(16, 64, 32, 4, 3) if rows <= 16 else ProductTiling(32, 64, 32, 4, 3)
     if rows <= 16:
-        return ProductTiling(16, 64, LONGEST_TILE, 4, 4)
+        few = {"int4": (64, LONGEST_TILE, 4, 3), "int8": (64, LONGEST_TILE, 4, 4), "fp8": (32, LONGEST_TILE, 2, 3)}
+        return ProductTiling(16, *few[kind])
     return ProductTiling(64, 64, LONGEST_TILE, 4, 3) if rows <= 64 else ProductTiling(128, 64, 64, 4, 3)
 
 
@@ -240,7 +241,7 @@ def constants(
     outputs: int, inputs: int, group: int, kind: str, rows: int, itemsize: int
 ) -> tuple[dict[str, Any], dict[str, int]]:
     """The constants that product_kernel is compiled for, and the options of the compiler, for so many rows."""
-    tiles = tiling(rows, itemsize)
+    tiles = tiling(rows, itemsize, kind)
     shape = {"inputs": inputs, "group": group, "kind": kind, "split": split_of(outputs, inputs)}
     tile = {"tile_rows": tiles.rows, "tile_out": tiles.outputs, "tile_in": tiles.inputs}
     return shape | tile, {"num_warps": tiles.num_warps, "num_stages": tiles.num_stages}
