@@ -75,7 +75,7 @@ class TokenizerPool:
     @property
     def template(self) -> str:
         """The chat template."""
-        if self.tokenizer.chat_template is None:
+        if not self.tokenizer.chat_template:
             raise unservable("messages", "this model has no chat template; send a prompt to /v1/completions")
         return self.tokenizer.chat_template
 
@@ -86,23 +86,22 @@ class TokenizerPool:
         def encode(_: int) -> list[list[int]]:
             return tokenizer.encode_batch(texts, add_special_tokens)
 
-        return await self._run(texts, client, "prompt", encode, self._max_chars)
+        return await self._encode_in_lane(texts, client, "prompt", encode, self._max_chars)
 
     async def chat(
         self, conversation: Mapping[str, Any], client: str, add_special_tokens: bool = False, fits: bool = False
     ) -> tuple[int, ...]:
         """The tokens of a conversation, given as the arguments of Tokenizer.chat, rendered by the chat template. With
         `fits` it is refused before it is encoded if the rendered text is too long for the context."""
-        tokenizer = self.tokenizer
-        assert self.template
+        tokenizer, template = self.tokenizer, self.template
         most = self.most_chars if fits else self._max_chars
 
         def encode(max_chars: int) -> list[list[int]]:
-            given = _with_known_roles(tokenizer, conversation, max_chars)
+            given = _with_known_roles(tokenizer, template, conversation, max_chars)
             tokens = tokenizer.chat(**given, max_chars=max_chars)
             return [tokenizer.wrap(tokens) if add_special_tokens else tokens]
 
-        (tokens,) = await self._run(conversation, client, "messages", encode, most)
+        (tokens,) = await self._encode_in_lane(conversation, client, "messages", encode, most)
         return tokens
 
     async def decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -114,12 +113,11 @@ class TokenizerPool:
         """The result of `call`, which runs in a thread unless its input is short."""
         return call() if size < LONG else await asyncio.to_thread(call)
 
-    async def _run(
+    async def _encode_in_lane(
         self, given: Any, client: str, param: str, job: Callable[[int], list[list[int]]], most: int
     ) -> Tokens:
-        """The tokens that a job finds in a thread for what is `given`, which may be rendered as `most` characters. It
-        gets the most that it may encode there: what a template makes longer goes to the other lane. A RequestError says
-        what is wrong with `param`."""
+        """Encode `given` in the short lane, or in the long one if its text, or what the template makes of it, is too
+        long. `job` gets the most characters it may encode; `most` is the limit in any lane. Errors name `param`."""
 
         def encode(most_here: int) -> Tokens:
             tokens = list(map(tuple, job(most_here)))
@@ -156,12 +154,14 @@ def is_long(given: Any) -> bool:
     return left < 0
 
 
-def _with_known_roles(tokenizer: Tokenizer, conversation: Mapping[str, Any], max_chars: int) -> Mapping[str, Any]:
+def _with_known_roles(
+    tokenizer: Tokenizer, template: str, conversation: Mapping[str, Any], max_chars: int
+) -> Mapping[str, Any]:
     """The conversation, with a system message in place of a developer's where the template does not know these.
     ValueError if the template refuses another role, leaves out its messages, as many do, or makes a control token of
     it, as '<|' + role + '|>' does of endoftext."""
     messages: Sequence[Mapping[str, Any]] = conversation["messages"]
-    if "developer" not in (tokenizer.chat_template or ""):
+    if "developer" not in template:
         messages = [{**one, "role": "system"} if one["role"] == "developer" else one for one in messages]
     conversation = {**conversation, "messages": messages}
     salt = token_hex(8)

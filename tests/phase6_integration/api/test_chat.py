@@ -151,6 +151,13 @@ def test_a_template_of_the_operator_is_the_one_that_counts() -> None:
     assert list(engine.submitted[0].prompt_tokens) == TOKENIZER.encode("<Hello>", add_special_tokens=False)
 
 
+def test_an_empty_template_is_none() -> None:
+    response = post(FakeEngine(), CHAT, ServerSettings(chat_template=""), messages=HELLO)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, "messages")
+    assert "this model has no chat template" in error["message"]
+
+
 KNOWN = """\
 {%- for m in messages -%}
 {%- if m.role in ('user', 'system', 'context') %}<{{ m.role }}>{{ m.content }}{% endif -%}
