@@ -43,16 +43,16 @@ def _size(files: Sequence[Path]) -> str:
     hours = sum(map(_lines, files)) / LINES_AN_HOUR
     evenings = math.ceil(hours / HOURS_AN_EVENING)
     last = f"{hours:.0f} hours: {evenings} evening{'s' * (evenings > 1)}"
-    return f"{_about_many(files, 100)} lines in {len(files)} files, {last}"
+    return f"{_about_many(files)} lines in {len(files)} files, {last}"
 
 
 def _lines(file: Path) -> int:
     return len(file.read_text("utf-8").splitlines())
 
 
-def _about_many(files: Sequence[Path], unit: int = 10) -> str:
-    """Lines in round numbers: so a small change of a file does not change the map."""
-    return f"{math.ceil(sum(map(_lines, files)) / unit) * unit:,}"
+def _about_many(files: Sequence[Path]) -> str:
+    """Lines in tens: so a small change of a file rarely changes the map."""
+    return f"{math.ceil(sum(map(_lines, files)) / 10) * 10:,}"
 
 
 def _table(title: str, files: Sequence[Path]) -> list[str]:

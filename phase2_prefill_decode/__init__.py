@@ -1,4 +1,4 @@
-"""Phase 2, prefill and decode: the model over the pool, its kernels, the sampler, and the cost of a step.
+"""Phase 2, prefill and decode: the model over the pool, its kernels, and the sampler.
 
 The names that need no torch are exported here. Of the others, `Engine` is in `engine`, `Model` in `model`,
 `Decoder` in `decoder`, `ModelRunner` in `step.runner`, `Sampler` in `sampling.sampler`, `load_weights` in

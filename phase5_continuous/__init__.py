@@ -1,4 +1,4 @@
-"""Phase 5, deciding: the scheduler and its policies, the loop, and the simulator that runs both without a model."""
+"""Phase 5, deciding: the scheduler and its policies, admission, and the requests that run."""
 
 from phase0_request.support.lazy import lazy_names
 
