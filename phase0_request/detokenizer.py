@@ -34,7 +34,7 @@ class Detokenizer:
         return self._scanner.matched
 
     @property
-    def held(self) -> int:
+    def held_chars(self) -> int:
         """The number of characters held back because a stop string may begin with them."""
         return len(self._scanner.held())
 
@@ -140,9 +140,9 @@ class Transcript:
         return self._detokenizer is not None
 
     @property
-    def held(self) -> int:
+    def held_chars(self) -> int:
         """The number of characters held back because a stop string may begin with them."""
-        return self._detokenizer.held if self._detokenizer is not None else 0
+        return self._detokenizer.held_chars if self._detokenizer is not None else 0
 
     def add(self, token: int | None, reason: FinishReason | None = None) -> str:
         """Add a token, a finish reason, or both. Returns the text that can be sent now, which is the last if

@@ -108,7 +108,7 @@ class BaseScheduler(ABC):
         reason = reason_to_finish(request, self.eos_ids)
         self._events.append(Event(request, token, reason, more))
         if reason is not None:
-            self._finish(request, reason, now)
+            self._retire(request, reason, now)
 
     # endregion
 
@@ -119,7 +119,7 @@ class BaseScheduler(ABC):
     def end(self, request: Request, reason: FinishReason, now: float, error: str | None = None) -> None:
         """End a request between two of its tokens, in whichever state it is."""
         self._events.append(Event(request, None, reason))
-        self._finish(request, reason, now, error)
+        self._retire(request, reason, now, error)
 
     def discard_in_flight(self) -> None:
         """Forget the steps in flight, because one of them raised. What is committed stands. An interrupt may have come
@@ -145,7 +145,7 @@ class BaseScheduler(ABC):
                 if token is None and part.completes and not known:
                     raise ValueError(f"the step gave no token for request {part.request.id}, which it completed")
 
-    def _finish(self, request: Request, reason: FinishReason, now: float, error: str | None = None) -> None:
+    def _retire(self, request: Request, reason: FinishReason, now: float, error: str | None = None) -> None:
         sequence = self._live[request.id]
         request.finish(reason, now, error)
         self._remove(sequence)

@@ -54,9 +54,9 @@ class Chunker:
         pending_lengths += waiting
         step = StepPlan.of_step(self.budget, self.page_size, len(decodes), pending_lengths)
         ready = allocate_slots([*self.rotate_decodes(decodes, step.decodes), *prompts])
-        first = [each for each in ready if each.num_tokens - each.num_scheduled == 1] if prompts else ready
-        step.add_decodes(first)
-        for sequence in ready[len(first) :]:
+        ready_decodes = [each for each in ready if each.num_tokens - each.num_scheduled == 1] if prompts else ready
+        step.add_decodes(ready_decodes)
+        for sequence in ready[len(ready_decodes) :]:
             step.add_prompt(sequence)
         return step
 

@@ -92,7 +92,7 @@ class Admission:
         running_set, turns = self.running_set, self.turns
         if turns and not (self.is_open or running_set.leaving) and (victim := turns.gives_way(running_set.running)):
             running_set.preempted_for = None
-            running_set.remove(victim)
+            running_set.leave(victim)
 
 
 @dataclass(slots=True)

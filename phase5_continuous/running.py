@@ -67,16 +67,16 @@ class RunningSet:
             if self.leaving or len(self.running) == 1 or sequence.num_tokens > self.cache.max_tokens:
                 return
             self.preempted_for = sequence.request
-            self.remove(self.turns.victim(self.running))
+            self.leave(self.turns.victim(self.running))
 
     def grow(self, sequence: SequenceState, tokens: int) -> None:
         """Give a request pages for so many tokens. They must be available."""
         self.cache.grow(sequence.request, tokens)
         sequence.capacity = len(self.cache.table(sequence.request)) * self.cache.page_size
 
-    def remove(self, sequence: SequenceState) -> None:
-        """Remove a request because it has ended, or else to preempt it. Its pages are freed now, or once nothing of it
-        is in flight."""
+    def leave(self, sequence: SequenceState) -> None:
+        """Take a request out of the steps. If it has ended, its pages are freed; otherwise it is preempted. Either
+        happens once nothing of it is in flight."""
         if sequence.capacity:  # else it is leaving already
             self.running.remove(sequence)
             sequence.capacity = 0

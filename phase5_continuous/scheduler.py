@@ -99,7 +99,7 @@ class Scheduler(BaseScheduler):
         self.admission.max_chunk_size = budget.max_chunk_size
 
     @property
-    def is_waiting(self) -> bool:
+    def has_blocked(self) -> bool:
         """Whether a running request is blocked, and can take part in no step yet."""
         return any(sequence.blocked_by is not None for sequence in self.running_set.running)
 
@@ -164,7 +164,7 @@ class Scheduler(BaseScheduler):
 
     def _remove(self, sequence: SequenceState) -> None:
         if self.cache.has_table(sequence.request):
-            self.running_set.remove(sequence)
+            self.running_set.leave(sequence)
         else:
             self.turns.remove(sequence)
             self.running_set.did_not_fit = None  # it may have been that one

@@ -5,7 +5,7 @@ from itertools import chain
 from typing import Protocol
 
 from phase0_request.batch import Event
-from phase0_request.queue import QueueFullError, RequestQueue, SequenceState
+from phase0_request.queue import RequestQueue, SequenceState
 from phase0_request.request import RequestState
 
 
@@ -61,19 +61,17 @@ class OneQueue:
         return chain(self.preempted, self.waiting)
 
     def add(self, sequence: SequenceState) -> None:
-        if self.limit is not None and len(self.waiting) >= self.limit:
-            raise QueueFullError(self.limit)
         self.waiting.add(sequence)
 
     def put_back(self, sequence: SequenceState) -> None:
         preempted = sequence.request.state is RequestState.PREEMPTED
-        (self.preempted if preempted else self.waiting).add(sequence)
+        (self.preempted if preempted else self.waiting).add(sequence, again=True)
 
     def remove(self, sequence: SequenceState) -> None:
         (self.preempted if sequence in self.preempted else self.waiting).remove(sequence)
 
     def clear(self) -> None:
-        self.waiting, self.preempted = RequestQueue(), RequestQueue()
+        self.waiting, self.preempted = RequestQueue(self.limit), RequestQueue()
 
     def in_turn(self) -> Iterator[SequenceState]:
         return iter(self.preempted or self.waiting)

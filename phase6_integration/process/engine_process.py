@@ -59,7 +59,7 @@ class Loop:
         for hooks in self.hooks:
             for descriptor in hooks.descriptors:
                 channel.watch(descriptor, hooks.woken)
-        self._all_wait = False  # each request that runs waits for an extra
+        self._all_blocked = False  # each request that runs waits for an extra
         self._requests: dict[str, Request] = {}  # the end of each is not sent yet
         self._unannounced: dict[str, Request] = {}  # the admission of each is not sent yet
 
@@ -67,8 +67,8 @@ class Loop:
     def run(self) -> NoReturn:
         """Read messages and run steps until the HTTP process closes the channel."""
         while True:
-            wait = self._all_wait or not self.core.has_work
-            soon = self._all_wait or any(hooks.is_due() for hooks in self.hooks)
+            wait = self._all_blocked or not self.core.has_work
+            soon = self._all_blocked or any(hooks.is_due() for hooks in self.hooks)
             for message in self.channel.receive(wait, CLOCKED if soon else None):
                 self.handle(message)
             self.turn()
@@ -78,7 +78,7 @@ class Loop:
         for hooks in self.hooks:
             hooks.before_step()
         step = self.core.step() if self.core.has_work else None
-        self._all_wait = step is None and self.scheduler.is_waiting
+        self._all_blocked = step is None and self.scheduler.has_blocked
         if step is not None:
             self.channel.send(self._update(step))
         else:
@@ -160,12 +160,16 @@ def bundled_engine(options: EngineOptions) -> LoadedEngine:
 
     parts = assemble(options)
     decoder, cache = parts.model.decoder, parts.scheduler.cache
-    context, dtype = parts.model.config.max_position_embeddings, str(decoder.dtype).removeprefix("torch.")
-    layout, pages, matrices = parts.layout, cache.usage.total, decoder.layers[0].mlp.down_proj.kernel
     ready = Ready(
-        context, pages, cache.page_size, str(decoder.device), dtype, matrices, layout.dtype,
-        pages * layout.bytes_per_page,
-    )  # fmt: skip
+        max_model_len=parts.model.config.max_position_embeddings,
+        pages=cache.usage.total,
+        page_size=cache.page_size,
+        device=str(decoder.device),
+        dtype=str(decoder.dtype).removeprefix("torch."),
+        linear=decoder.layers[0].mlp.down_proj.kernel,
+        kv_cache_dtype=parts.layout.dtype,
+        kv_cache_bytes=cache.usage.total * parts.layout.bytes_per_page,
+    )
     return LoadedEngine(parts.core, ready, loop_extras(parts.model, parts.sampler, options))
 
 

@@ -37,7 +37,7 @@ class EngineRequest(msgspec.Struct, tag=True, frozen=True):
     """To the engine: generate n completions of each prompt. Completion i is sample i % n of prompt i // n. What they
     share is checked, sent and kept once."""
 
-    id: str  # with the number of a completion behind it, unique among those that have not finished
+    id: str  # `{id}-{number}` names a completion, and must be unique among unfinished ones
     prompts: list[tuple[int, ...]]
     params: SamplingParams
     lengths: list[int]  # max_tokens for each prompt

@@ -128,7 +128,7 @@ class Output:
         """Keep a token until its text is sent."""
         held = self._held
         held.tokens.append(token)
-        held.offsets.append(self._sent_chars + self._transcript.held)
+        held.offsets.append(self._sent_chars + self._transcript.held_chars)
 
     def _count_begun(self, text: str) -> int:
         """Count the held tokens that begin before `text`, which is sent next, ends."""
@@ -185,9 +185,6 @@ class OutputStream:
             chunks, self._chunks, self._newest = self._chunks, [], {}
             yield chunks
 
-    # endregion
-
-    # region exercise 6.4
     def put(self, chunk: Chunk) -> None:
         """Add a chunk, and wake the reader. It is joined to the unread chunk of the same output, up to JOINED tokens;
         the chunk of a failure stays by itself."""

@@ -221,7 +221,7 @@ class Engine:
     def plan(self) -> Batch:
         scheduler, step = self.scheduler, self.core.launch()
         self.pending_preemptions += any(not sequence.request.finished for sequence in scheduler.running_set.leaving)
-        if step is None and not self.in_flight and not scheduler.is_waiting:
+        if step is None and not self.in_flight and not scheduler.has_blocked:
             assert not scheduler.sequences, "a request is live and nothing is in flight, but the step is empty"
         return step.batch if step is not None else Batch()
 

@@ -62,7 +62,7 @@ def test_when_all_wait_there_is_no_step_and_no_request_is_ended(ahead: int) -> N
     engine.submit(request("a", 4, 3), request("b", 4, 3))
     empty = sum(not engine.step() for _ in range(6))
     assert empty > 0
-    assert engine.scheduler.is_waiting
+    assert engine.scheduler.has_blocked
     engine.run().check_the_end()
 
 
@@ -83,9 +83,9 @@ def test_a_late_request_can_be_ended() -> None:
     engine = Engine(Scheduler(PagedCache(64, 4)), delays=lambda one: 10_000)
     engine.submit(request("a", 4, 3))
     engine.step()
-    assert engine.scheduler.is_waiting
+    assert engine.scheduler.has_blocked
     assert engine.scheduler.finish(engine.requests["a"], FinishReason.TIMEOUT, 1.0)
-    assert not engine.scheduler.is_waiting
+    assert not engine.scheduler.has_blocked
     engine.run()
 
 

@@ -65,7 +65,7 @@ class Line:
     def receive(self, wait: bool, timeout: float | None = None) -> list[Any]:
         if not self.core.has_work:
             assert wait, "an idle engine polls for messages: it must wait for one"
-        elif not cast(Scheduler, self.core.scheduler).is_waiting:
+        elif not cast(Scheduler, self.core.scheduler).has_blocked:
             assert not wait, "the engine waits for messages while it has requests"
         self.waited += wait
         if wait and not self.arrivals:
