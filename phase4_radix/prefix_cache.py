@@ -117,7 +117,7 @@ class PrefixCache(PagedCache):
             raise PageError(f"request {request.id} has computed {request.computed} tokens, with {len(table)} pages")
         tokens = request.tokens(handle.published * self.page_size, full * self.page_size)
         own = table[handle.published : full]
-        node, _, known = self.tree.insert(tokens, own, request.cache_salt, after=handle.node)
+        node, known = self.tree.insert(tokens, own, request.cache_salt, after=handle.node)
         self.allocator.share([*known, *own[len(known) :]])  # known pages: this table; the others: the tree
         table[handle.published : handle.published + len(known)] = known
         self.allocator.release(own[: len(known)])

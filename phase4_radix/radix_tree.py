@@ -74,7 +74,9 @@ class RadixTree:
             return self._split(match.node, match.offset)
         return match.node
 
-    def insert(self, tokens: Sequence[int], pages: Sequence[int], salt: str = "", after: int = ROOT) -> Match:
+    def insert(
+        self, tokens: Sequence[int], pages: Sequence[int], salt: str = "", after: int = ROOT
+    ) -> tuple[int, list[int]]:
         """Add `tokens`, held in `pages`, after the path to node `after`. Returns the node where they end now, and the
         pages that the tree had already for the first of them; the pages given for those are not taken.
 
@@ -91,7 +93,7 @@ class RadixTree:
         if count < len(key):
             node = self._append(node, key[count:], list(pages[count:]), ref_count=int(node == after))
         self._touch(node)
-        return Match(node, len(self.nodes[node].key), known.pages)
+        return node, known.pages
 
     def lock(self, node: int) -> None:
         """Add one reference to every node on the path to this one. Each `lock` needs an `unlock`."""

@@ -13,7 +13,7 @@ def tree() -> RadixTree:
     """Two prefixes of three pages that diverge after two. The second is locked."""
     tree = RadixTree(2)
     tree.insert(flat(A, B, C), [10, 11, 12])
-    tree.lock(tree.insert(flat(A, B, D), [20, 21, 22]).node)
+    tree.lock(tree.insert(flat(A, B, D), [20, 21, 22])[0])
     return tree
 
 

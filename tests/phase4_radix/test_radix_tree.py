@@ -70,7 +70,7 @@ def test_salts_share_nothing() -> None:
     salts = ["", "a", "b", "ab", "\ud800", "a" * 256]
     for number, salt in enumerate(salts):
         assert tree.match(flat(A, B), salt).pages == []
-        assert tree.insert(flat(A, B), [2 * number, 2 * number + 1], salt).pages == []
+        assert tree.insert(flat(A, B), [2 * number, 2 * number + 1], salt)[1] == []
     for number, salt in enumerate(salts):
         assert tree.match(flat(A, B), salt).pages == [2 * number, 2 * number + 1]
     assert [node.salt for node in nodes_of(tree)] == salts
@@ -82,7 +82,7 @@ def test_salts_share_nothing() -> None:
 
 def test_a_salt_counts_only_at_the_root() -> None:
     tree = RadixTree(2)
-    node = tree.insert(flat(A), [0], "salt").node
+    node, _ = tree.insert(flat(A), [0], "salt")
     tree.lock(node)
     tree.insert(flat(B), [1], "salt", after=node)
     found = tree.match(flat(A, B), "salt").pages
@@ -149,7 +149,7 @@ def test_no_operation_walks_the_tree(act: str) -> None:
 def test_a_tree_deeper_than_the_recursion_limit() -> None:
     tree, node, deep = RadixTree(1), ROOT, sys.getrecursionlimit() + 100
     for token in range(deep):
-        node = tree.insert([token], [token], after=node).node
+        node, _ = tree.insert([token], [token], after=node)
         tree.lock(node)
         tree.lock(node)  # two locks: the next page gets a node of its own
     assert len(tree) == deep, f"{deep} pages continue a node with two locks each, and the tree has {len(tree)} nodes"

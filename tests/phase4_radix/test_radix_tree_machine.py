@@ -68,7 +68,7 @@ class AgainstADictOfPrefixes(RuleBasedStateMachine):
         tokens = self.whole(tokens)
         prefixes, known = self.prefixes(salt, tokens), self.known(salt, tokens)
         pages = self.new_pages(len(prefixes))
-        cached, wanted = self.tree.insert(tokens, pages, salt).pages, [self.pages[p] for p in known]
+        (_, cached), wanted = self.tree.insert(tokens, pages, salt), [self.pages[p] for p in known]
         assert cached == wanted, f"{tokens} inserted: the tree had pages {wanted}, and returns {cached}"
         self.pages |= {p: page for p, page in zip(prefixes, pages, strict=True) if p not in known}
         self.touch(prefixes)
@@ -84,7 +84,7 @@ class AgainstADictOfPrefixes(RuleBasedStateMachine):
         prefixes = self.prefixes(*after)[len(before) // self.size :]
         known = [p for p in prefixes if p in self.pages]
         pages = self.new_pages(len(prefixes))
-        end, _, cached = self.tree.insert(tokens, pages, salt, after=node)
+        end, cached = self.tree.insert(tokens, pages, salt, after=node)
         assert cached == [self.pages[p] for p in known]
         self.pages |= {p: page for p, page in zip(prefixes, pages, strict=True) if p not in known}
         self.touch(self.prefixes(*after))
