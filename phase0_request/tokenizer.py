@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer as Backend
+from tokenizers import Tokenizer as HFTokenizer
 
 from phase0_request.chat_template import ChatTemplate, Messages
 from phase0_request.connect import has_tokenizer, is_single_file, tokenizer_in
@@ -37,7 +37,7 @@ class Tokenizer:
 
     def __init__(
         self,
-        backend: Backend,
+        backend: HFTokenizer,
         eos_ids: Iterable[int] = (),
         chat_template: str | None = None,
         named_tokens: Mapping[str, str] | None = None,
@@ -97,10 +97,10 @@ class Tokenizer:
         return _encode(self._backend, texts, add_special_tokens)
 
     @cached_property
-    def _plain(self) -> Backend:
+    def _plain(self) -> HFTokenizer:
         """A copy of the backend, to which the name of a control token is text like any other. A switch of one backend
         would stop the threads that encode in the other way."""
-        plain = Backend.from_str(self.to_json())
+        plain = HFTokenizer.from_str(self.to_json())
         plain.encode_special_tokens = True
         return plain
 
@@ -232,7 +232,7 @@ class Tokenizer:
         return tokens
 
 
-def _encode(backend: Backend, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
+def _encode(backend: HFTokenizer, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
     for text in texts:
         try:
             text.encode()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers, processors
-from tokenizers import Tokenizer as Backend
+from tokenizers import Tokenizer as HFTokenizer
 from tokenizers.models import BPE
 
 from phase0_request.extras.gguf_file import GGUFHeader, read_header
@@ -64,7 +64,7 @@ def named_tokens(header: GGUFHeader) -> dict[str, str]:
     }
 
 
-def backend_of(header: GGUFHeader) -> Backend:
+def backend_of(header: GGUFHeader) -> HFTokenizer:
     """The tokenizer, without what concerns conversations. ConfigError if it is of a kind that is not supported."""
     tokens = header.get("tokenizer.ggml.tokens", list)
     kinds = header.get("tokenizer.ggml.token_type", list, [1] * len(tokens))
@@ -96,7 +96,7 @@ def backend_of(header: GGUFHeader) -> Backend:
     return backend
 
 
-def _byte_level(header: GGUFHeader, vocabulary: Mapping[str, int]) -> tuple[Backend, bool]:
+def _byte_level(header: GGUFHeader, vocabulary: Mapping[str, int]) -> tuple[HFTokenizer, bool]:
     """GPT-2's kind of BPE. Its bytes are characters of an alphabet."""
     split = header.get("tokenizer.ggml.pre", str)
     if split not in SPLITS:
@@ -105,7 +105,7 @@ def _byte_level(header: GGUFHeader, vocabulary: Mapping[str, int]) -> tuple[Back
         )
     merges = [tuple(merge.split(" ")) for merge in header.get("tokenizer.ggml.merges", list)]
     whole = split in WHOLE_WORDS
-    backend = Backend(BPE(vocab=dict(vocabulary), merges=merges, ignore_merges=whole))
+    backend = HFTokenizer(BPE(vocab=dict(vocabulary), merges=merges, ignore_merges=whole))
     steps: list[Any] = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in SPLITS[split]]
     steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
     backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
@@ -115,7 +115,7 @@ def _byte_level(header: GGUFHeader, vocabulary: Mapping[str, int]) -> tuple[Back
     return backend, whole
 
 
-def _sentencepiece(header: GGUFHeader, vocabulary: Mapping[str, int]) -> tuple[Backend, bool]:
+def _sentencepiece(header: GGUFHeader, vocabulary: Mapping[str, int]) -> tuple[HFTokenizer, bool]:
     """SentencePiece's BPE. A byte without a token of its own is <0x00> to <0xFF>."""
     scores = header.get("tokenizer.ggml.scores", list)
     unknown = named_tokens(header).get("unk_token")
@@ -126,7 +126,7 @@ def _sentencepiece(header: GGUFHeader, vocabulary: Mapping[str, int]) -> tuple[B
         fuse_unk=True,
         byte_fallback=True,
     )
-    backend = Backend(model)
+    backend = HFTokenizer(model)
     spaces: list[Any] = [normalizers.Replace(" ", SPACE)]
     decoding: list[Any] = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     if header.get("tokenizer.ggml.add_space_prefix", bool, True):

@@ -10,7 +10,7 @@ from phase0_request.params import MAX_TOKEN_ID
 from phase0_request.support.checks import ConfigError, check_int, invalid
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer as Backend
+    from tokenizers import Tokenizer as HFTokenizer
 
 MAX_FILE_BYTES = 1 << 24  # of a JSON file, or a template
 NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
@@ -20,7 +20,7 @@ class TokenizerFiles(NamedTuple):
     """What the files of a model say about its tokenizer."""
 
     file: Path  # which has it
-    backend: "Backend"
+    backend: "HFTokenizer"
     eos_ids: Iterable[int]
     chat_template: str | None
     named_tokens: Mapping[str, str]
@@ -28,7 +28,7 @@ class TokenizerFiles(NamedTuple):
 
 def read_tokenizer(directory: Path) -> TokenizerFiles:
     """Read the tokenizer of a directory in Hugging Face layout."""
-    from tokenizers import Tokenizer as Backend  # here: whoever reads only a config needs no tokenizer
+    from tokenizers import Tokenizer as HFTokenizer  # here: whoever reads only a config needs no tokenizer
 
     file = directory / "tokenizer.json"
     if not file.is_file():
@@ -37,7 +37,7 @@ def read_tokenizer(directory: Path) -> TokenizerFiles:
             "(AutoTokenizer.from_pretrained(...).save_pretrained(directory) writes it for older formats)"
         )
     with unreadable(file):
-        backend = Backend.from_file(str(file))
+        backend = HFTokenizer.from_file(str(file))
     ends = eos_ids(directory, backend.token_to_id)
     return TokenizerFiles(file, backend, ends, chat_template(directory), named_tokens(directory))
 

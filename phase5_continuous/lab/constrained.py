@@ -19,7 +19,7 @@ import torch
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 from rich.console import Console
-from tokenizers import Tokenizer as Backend
+from tokenizers import Tokenizer as HFTokenizer
 
 from phase0_request.lab.report import finish, parser, section, table
 from phase0_request.params import SamplingParams
@@ -76,7 +76,7 @@ def vocabulary(size: int) -> Tokenizer:
             model["vocab"][left + right] = added
             model["merges"].append([left, right])
             added += 1
-    return Tokenizer(Backend.from_str(json.dumps(whole)), Tokenizer.from_pretrained().eos_ids)
+    return Tokenizer(HFTokenizer.from_str(json.dumps(whole)), Tokenizer.from_pretrained().eos_ids)
 
 
 class Drawn(NamedTuple):

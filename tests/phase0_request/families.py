@@ -5,7 +5,7 @@ from functools import cache
 from typing import Any
 
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from tokenizers import Tokenizer as Backend
+from tokenizers import Tokenizer as HFTokenizer
 from transformers import PreTrainedTokenizerFast
 
 from phase0_request.tokenizer import BUNDLED, Tokenizer
@@ -76,21 +76,21 @@ def special(*names: str) -> list[AddedToken]:
     return [AddedToken(name, special=True, normalized=False) for name in names]
 
 
-def byte_level(control: tuple[str, ...], plain: tuple[str, ...] = ()) -> Backend:
+def byte_level(control: tuple[str, ...], plain: tuple[str, ...] = ()) -> HFTokenizer:
     """The bundled vocabulary with more added tokens."""
-    backend = Backend.from_file(str(BUNDLED / "tokenizer.json"))
+    backend = HFTokenizer.from_file(str(BUNDLED / "tokenizer.json"))
     backend.add_special_tokens(special(*control))
     backend.add_tokens([AddedToken(name, special=False, normalized=False) for name in plain])
     return backend
 
 
-def qwen3() -> Backend:
+def qwen3() -> HFTokenizer:
     backend = byte_level((), ("<think>", "</think>", "<tool_call>"))
     backend.normalizer = normalizers.NFC()
     return backend
 
 
-def llama() -> Backend:
+def llama() -> HFTokenizer:
     control = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
     backend = byte_level((*control, *(f"<|reserved_special_token_{number}|>" for number in range(250))))
     begin = backend.token_to_id("<|begin_of_text|>")
@@ -100,9 +100,9 @@ def llama() -> Backend:
     return backend
 
 
-def mistral() -> Backend:
+def mistral() -> HFTokenizer:
     """SentencePiece's manner: a mark for a space, put in front of the first piece of a text, and bytes as <0xAB>."""
-    words = Backend(models.BPE())
+    words = HFTokenizer(models.BPE())
     words.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
     trainer = trainers.BpeTrainer(vocab_size=200, show_progress=False)
     words.train_from_iterator(["What is a page of the cache? Sixteen tokens. Be brief and kind."] * 4, trainer)
@@ -110,7 +110,7 @@ def mistral() -> Backend:
     names = ["<unk>", "<s>", "</s>", "[INST]", "[/INST]", *(f"<0x{byte:02X}>" for byte in range(256)), *learnt["vocab"]]
     vocabulary = {name: number for number, name in enumerate(names)}
     merges = [tuple(pair) for pair in learnt["merges"]]
-    backend = Backend(models.BPE(vocabulary, merges, byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    backend = HFTokenizer(models.BPE(vocabulary, merges, byte_fallback=True, unk_token="<unk>", fuse_unk=True))
     backend.pre_tokenizer = words.pre_tokenizer
     backend.decoder = decoders.Sequence(
         [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer as Backend
+from tokenizers import Tokenizer as HFTokenizer
 
 from phase0_request import Detokenizer, SamplingParams, Tokenizer
 from phase0_request.detokenizer import StopScanner
@@ -15,7 +15,7 @@ from phase0_request.tokenizer import BUNDLED
 from tests.phase0_request.support import brute_force, cut
 
 TOKENIZER = Tokenizer.from_pretrained()
-REFERENCE = Backend.from_file(str(BUNDLED / "tokenizer.json"))
+REFERENCE = HFTokenizer.from_file(str(BUNDLED / "tokenizer.json"))
 MULTI_BYTE = "caf\u00e9 \u4f60\u597d \u043f\u0440\u0438 \U0001f469\u200d\U0001f680 \U0001f1ea\U0001f1fa done"
 
 ids = st.integers(0, TOKENIZER.vocab_size - 1)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer as Backend
+from tokenizers import Tokenizer as HFTokenizer
 from tokenizers import decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer
 
@@ -85,7 +85,7 @@ def test_qwen_composes_accents_as_its_tokenizer_json_does(tmp_path: Path) -> Non
 
 def test_a_sentencepiece_vocabulary_has_the_tokens_of_transformers(tmp_path: Path) -> None:
     """Its merges follow from the scores of its tokens."""
-    backend = Backend(models.BPE())
+    backend = HFTokenizer(models.BPE())
     backend.decoder = decoders.ByteLevel()
     corpus = [text.replace(" ", "\u2581") for text in TEXTS]
     backend.train_from_iterator(corpus, trainers.BpeTrainer(vocab_size=600, show_progress=False))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
-from tokenizers import Tokenizer as Backend
+from tokenizers import Tokenizer as HFTokenizer
 from transformers import AutoTokenizer
 
 from phase0_request import Detokenizer, Tokenizer
@@ -115,11 +115,11 @@ def test_a_directory_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
         Tokenizer.from_pretrained(tmp_path)
 
 
-def sentencepiece(decoder: decoders.Decoder) -> Backend:
+def sentencepiece(decoder: decoders.Decoder) -> HFTokenizer:
     """A SentencePiece vocabulary: words with a mark for the space before them, and bytes as <0xAB>."""
     as_bytes = (f"<0x{b:02X}>" for b in range(256))
     entries = ["<unk>", "<s>", *as_bytes, *("\u2581", "\u2581Hello", "\u2581wor", "ld", "\u4f60")]
-    backend = Backend(models.BPE(vocab={e: i for i, e in enumerate(entries)}, merges=[], byte_fallback=True))
+    backend = HFTokenizer(models.BPE(vocab={e: i for i, e in enumerate(entries)}, merges=[], byte_fallback=True))
     backend.pre_tokenizer = pre_tokenizers.Metaspace()
     backend.decoder = decoder
     backend.add_special_tokens([AddedToken("<s>", special=True)])
@@ -158,7 +158,7 @@ def test_invalid_bytes_do_not_replace_valid_neighbours() -> None:
 
 def test_ids_that_the_tokenizer_does_not_know_have_no_text() -> None:
     """A hole among its ids, and the padding of the model's embedding beyond them."""
-    backend = Backend(models.BPE(vocab={"a": 0, "b": 5}, merges=[]))
+    backend = HFTokenizer(models.BPE(vocab={"a": 0, "b": 5}, merges=[]))
     backend.decoder = decoders.ByteLevel()
     tokenizer = Tokenizer(backend)
     assert (tokenizer.vocab_size, tokenizer.decode([0, 3, 5, 6, 151_935])) == (6, "ab")
@@ -204,13 +204,13 @@ def test_a_streamed_answer_keeps_its_leading_space() -> None:
 def test_an_unsupported_decoder_is_refused_on_creation() -> None:
     with pytest.raises(ValueError, match="decoder is WordPiece; supported are ByteLevel"):
         Tokenizer(sentencepiece(decoders.WordPiece()))
-    plain = Backend(models.BPE(vocab={"a": 0}, merges=[]))
+    plain = HFTokenizer(models.BPE(vocab={"a": 0}, merges=[]))
     with pytest.raises(ValueError, match="decoder is missing"):
         Tokenizer(plain)
 
 
 def test_added_tokens_that_are_not_special_have_text() -> None:
-    backend = Backend.from_file(str(BUNDLED / "tokenizer.json"))
+    backend = HFTokenizer.from_file(str(BUNDLED / "tokenizer.json"))
     backend.add_tokens([AddedToken("<think> caf\u00e9", special=False)])
     tokenizer = Tokenizer(backend)
     assert tokenizer.vocab_size == 4097

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from openai import OpenAI
-from tokenizers import Tokenizer as Backend
+from tokenizers import Tokenizer as HFTokenizer
 
 from phase0_request.request import FinishReason, Request
 from phase0_request.tokenizer import BUNDLED
@@ -54,7 +54,7 @@ def model_of(directory: Path, template: str, control: tuple[str, ...] = ()) -> s
     """A model directory with the bundled vocabulary, this template and more control tokens."""
     for name in ("tokenizer_config.json", "generation_config.json"):
         shutil.copy(BUNDLED / name, directory)
-    backend = Backend.from_file(str(BUNDLED / "tokenizer.json"))
+    backend = HFTokenizer.from_file(str(BUNDLED / "tokenizer.json"))
     backend.add_special_tokens(special(*control))
     backend.save(str(directory / "tokenizer.json"))
     config = json.loads((BUNDLED / "config.json").read_text())

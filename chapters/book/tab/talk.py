@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tokenizers import Tokenizer as Backend
+from tokenizers import Tokenizer as HFTokenizer
 
 from phase0_request.core import EngineCore
 from phase0_request.detokenizer import Transcript
@@ -34,7 +34,7 @@ class Talk:
         config = json.loads((BUNDLED / "config.json").read_text("utf-8"))
         self.context: int = config["max_position_embeddings"]
         self.tell, self.tokenizer = tell, Tokenizer.from_pretrained()
-        self.plain = Backend.from_file(str(BUNDLED / "tokenizer.json"))
+        self.plain = HFTokenizer.from_file(str(BUNDLED / "tokenizer.json"))
         self.plain.encode_special_tokens = True  # the name of a control token in a message is text
         cache = PrefixCache(PAGES, PAGE_SIZE)
         runner = PagedRunner(Forward(ops, config, weights, cache.max_tokens), cache)
