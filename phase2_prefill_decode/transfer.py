@@ -1,13 +1,7 @@
 """Copies between the host and a device that do not wait for the device's pending work."""
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
-
-
-def to_device(numbers: Sequence[object], dtype: torch.dtype, device: torch.device) -> Tensor:
-    return moved(torch.tensor(numbers, dtype=dtype), device)
 
 
 def moved(numbers: Tensor, device: torch.device) -> Tensor:

@@ -15,7 +15,7 @@ from phase0_request.batch import Batch, Slice, StepOutput
 from phase0_request.params import SamplingParams, TokenLogprobs
 from phase2_prefill_decode.extras.outcome import outcome_of
 from phase2_prefill_decode.sampling.processors import DrawRow, Processor, Work
-from phase2_prefill_decode.transfer import to_device, to_host
+from phase2_prefill_decode.transfer import moved, to_host
 
 BLOCK = 64  # prompt rows at a time: each row of a large vocabulary takes megabytes
 
@@ -83,7 +83,7 @@ class DrawnLogprobsWork(Work):
 
     def collect(self, logits: Tensor, tokens: Tensor, hidden: Tensor) -> None:
         alternatives = tuple(draw.part.request.params.logprobs or 0 for draw in self.asked)
-        rows = to_device([draw.row for draw in self.asked], torch.int64, logits.device)
+        rows = moved(torch.tensor([draw.row for draw in self.asked]), logits.device)
         self._logprobs = logprobs_of(logits[rows], tokens[rows], alternatives).to_host()
 
     def finish(self, output: StepOutput, tokens: Sequence[int], peaks: Sequence[float]) -> None:
@@ -131,7 +131,7 @@ class PromptLogprobsWork(Work):
 
     def collect(self, logits: Tensor, tokens: Tensor, hidden: Tensor) -> None:
         """Logits are computed for a block of rows at a time."""
-        targets = to_device(self.targets, torch.int64, hidden.device)
+        targets = moved(torch.tensor(self.targets), hidden.device)
         blocks = (slice(start, start + BLOCK) for start in range(0, len(self.targets), BLOCK))
         self._blocks = [
             logprobs_of(self.lm_head(hidden[rows]), targets[rows], self.alternatives[rows]).to_host() for rows in blocks

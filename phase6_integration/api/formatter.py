@@ -4,7 +4,6 @@ Chunks are many and small, so they are assembled from bytes: what all of them sh
 may be large, so it is encoded in pieces while it is sent: what extras add may be iterators until then.
 """
 
-import json
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,16 +33,6 @@ def encode(value: Any) -> bytes:
         for line_break, escape in LINE_BREAKS.items():
             data = data.replace(line_break, escape)
     return data
-
-
-def object_of(text: str) -> msgspec.Raw:
-    """The object that the arguments of a call are, as JSON. It is empty for those that were cut off, or are nested too
-    deeply to be read."""
-    try:
-        value = json.loads(text or "{}")
-        return msgspec.Raw(encode(value if isinstance(value, dict) else {}))
-    except (ValueError, RecursionError):
-        return msgspec.Raw(b"{}")
 
 
 def pieces(value: Any) -> Iterator[bytes]:

@@ -22,7 +22,7 @@ from phase2_prefill_decode.extras.grammar.mask import apply_mask_on
 from phase2_prefill_decode.extras.outcome import drawn_of, outcome_of
 from phase2_prefill_decode.sampling.processors import DrawRow, Processor, Work
 from phase2_prefill_decode.sampling.sampler import Sampler
-from phase2_prefill_decode.transfer import moved, to_device
+from phase2_prefill_decode.transfer import moved
 
 
 class Masks(Processor):
@@ -88,7 +88,7 @@ class MasksWork(Work):
         self._filled = constraints.fill(self.constrained) if filling is None else filling()
         masked = [row + place for row, _, _, draft in self.constrained for place in range(1 + len(draft))]
         masks = {row: number for number, row in enumerate(masked)}
-        of_rows = to_device([masks.get(row, -1) for row in range(len(logits))], torch.int64, self.masks.device)
+        of_rows = moved(torch.tensor([masks.get(row, -1) for row in range(len(logits))]), self.masks.device)
         return self.masks.apply(logits, moved(self._filled.bits, self.masks.device), of_rows)
 
     def finish(self, output: StepOutput, tokens: Sequence[int], peaks: Sequence[float]) -> None:

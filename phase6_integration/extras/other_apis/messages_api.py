@@ -10,7 +10,7 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from phase0_request.request import FinishReason
 from phase6_integration.api.conversation import conversation
 from phase6_integration.api.errors import RequestError, own_names
-from phase6_integration.api.formatter import encode, object_of
+from phase6_integration.api.formatter import encode
 from phase6_integration.api.state import Server, json_body
 from phase6_integration.extras.other_apis.messages_request import CountTokensRequest, MessagesRequest, chat_fields
 from phase6_integration.extras.other_apis.translation import (
@@ -20,6 +20,7 @@ from phase6_integration.extras.other_apis.translation import (
     TranslatedFormatter,
     answer_as,
     chat_request,
+    object_of,
 )
 
 TYPES = {  # of errors, by their status

@@ -11,12 +11,12 @@ from pydantic import Field, Tag
 from phase6_integration.api.chat import ChatFormatter
 from phase6_integration.api.errors import RequestError
 from phase6_integration.api.field_types import FromClient, FunctionName, Name, RequestModel, Unsupported, by_kind
-from phase6_integration.api.formatter import encode, object_of
+from phase6_integration.api.formatter import encode
 from phase6_integration.api.schemas import MAX_CALLS, MAX_MESSAGES
 from phase6_integration.api.state import Server, ServerState, json_body
 from phase6_integration.extras.fields.request_fields import MAX_TOOLS, Tool
 from phase6_integration.extras.other_apis.ollama_models import OPTIONS, router, served
-from phase6_integration.extras.other_apis.translation import Json, also_takes, answer_as
+from phase6_integration.extras.other_apis.translation import Json, also_takes, answer_as, object_of
 
 CHAT, GENERATE = "/api/chat", "/api/generate"
 OPENED = {"role": "assistant", "content": ""}

@@ -2,12 +2,14 @@
 answer consists of parts, which the deltas of the chat open, let grow and close.
 """
 
+import json
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, TypeVar
 
+import msgspec
 from fastapi import Request, Response
 from pydantic import BaseModel, Discriminator, create_model
 
@@ -93,6 +95,16 @@ class Part:
     @property
     def text(self) -> str:
         return "".join(self.pieces)
+
+
+def object_of(text: str) -> msgspec.Raw:
+    """The object that the arguments of a call are, as JSON. It is empty for those that were cut off, or are nested too
+    deeply to be read."""
+    try:
+        value = json.loads(text or "{}")
+        return msgspec.Raw(encode(value if isinstance(value, dict) else {}))
+    except (ValueError, RecursionError):
+        return msgspec.Raw(b"{}")
 
 
 class TranslatedFormatter(ChatFormatter):

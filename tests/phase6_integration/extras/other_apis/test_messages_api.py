@@ -9,9 +9,10 @@ from anthropic.types import Message, MessageTokensCount, RawMessageStreamEvent
 
 from phase0_request.request import FinishReason, Request
 from phase6_integration import connect
-from phase6_integration.api.formatter import encode, object_of
+from phase6_integration.api.formatter import encode
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.app import create_app
+from phase6_integration.extras.other_apis.translation import object_of
 from tests.phase6_integration import posting
 from tests.phase6_integration.asgi import Call, awaited
 from tests.phase6_integration.fake_engine import FakeEngine, Script, echo, says
