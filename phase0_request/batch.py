@@ -90,7 +90,9 @@ class Outcome(Protocol):
 class StepOutput:
     """The results of one step. `failed` and `more` are keyed by the index of the slice, and empty in most steps."""
 
-    tokens: MutableSequence[int | None]  # of each slice: the next token if it completes its request, else None
+    tokens: MutableSequence[
+        int | None
+    ]  # of each slice: the next one if it reaches the newest token of its request, else None
     failed: dict[int, str] = field(default_factory=dict)  # error messages of requests that cannot go on
     more: dict[int, Outcome] = field(default_factory=dict)  # of slices that yield more than a token
 

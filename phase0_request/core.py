@@ -45,9 +45,9 @@ class Runner(Protocol[P]):
 
 @dataclass(slots=True)
 class Step:
-    """What one step did, and the seconds that its parts took. When steps run ahead, the other parts of a step are
-    within the `run` of another. Without a batch, nothing ran: the events come from outside of steps, an abort for
-    example."""
+    """What one step did, and the seconds that its parts took. When the engine runs ahead, the plan, pack and commit of
+    one step overlap the `run` of its neighbour. Without a batch, nothing ran: the events come from outside of steps, an
+    abort for example."""
 
     batch: Batch = field(default_factory=Batch)  # committed: `completes` of its slices no longer holds
     prefill_tokens: int = 0

@@ -27,10 +27,13 @@ class SequenceState:
     A slice counts here as soon as it is scheduled, in the request itself when it is committed. So a step can be planned
     while another is on the device:
 
-        request.computed <= num_scheduled <= num_tokens     computed; computed or in flight; to be computed
+        request.computed <= num_scheduled <= num_tokens
 
-    `num_tokens` counts a token that a step in flight will yield as if it were known: computing it is the next slice. A
-    scheduler with one step at a time needs no more than the request and the key.
+    - `request.computed`: committed
+    - `num_scheduled`: also counts what is in flight
+    - `num_tokens`: all there is to compute, including a token still in flight
+
+    A scheduler with one step at a time needs no more than the request and the key.
     """
 
     request: Request

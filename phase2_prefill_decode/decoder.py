@@ -167,8 +167,8 @@ class Decoder:
         """Compute one step: store the keys and values of its tokens. Returns the logits of the draws, in `out` if that
         is given, and the final hidden states of the rows behind those."""
         draws = len(step.newest_rows)
-        is_sampled = step.last is None or len(step.last) == draws
-        if self.whole_step is not None and out is None and is_sampled and self.whole_step.takes(step):
+        only_draws = step.last is None or len(step.last) == draws
+        if self.whole_step is not None and out is None and only_draws and self.whole_step.takes(step):
             x, rope = self.inputs(step)
             return self.whole_step(x, rope, step, pool), x[draws:]
         hidden = self.hidden(step, pool)
@@ -178,7 +178,7 @@ class Decoder:
     def hidden(self, step: StepTensors, pool: Sequence[KVLayer]) -> Tensor:
         """The same step up to `lm_head`: the final hidden states [rows, hidden_size]."""
         (x, rope), residual = self.inputs(step), None
-        for layer, kv in zip(self.layers, pool, strict=False):
+        for layer, kv in zip(self.layers, pool, strict=False):  # sizing runs one layer over the whole pool
             rows = step.last if layer is self.layers[-1] else None  # other rows end with the last attention
             x, residual = layer(x, residual, rope, step, kv, rows)
         x, _ = self.norm(x, residual)

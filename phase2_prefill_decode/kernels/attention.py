@@ -26,7 +26,7 @@ from phase1_kv_pool.layer import HIGHEST, KVLayer
 class AttentionMetadata:
     """The layout of a ragged batch: sequences of any length, each with any number of new tokens at its end.
 
-    It serves one step. Kernels keep in it what they plan for all layers, so the next step, or a captured one, needs its
+    It serves one step. Kernels keep in it what they plan for all layers, so the next step, or a recorded one, needs its
     own, even over the same tensors.
     """
 

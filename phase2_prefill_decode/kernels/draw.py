@@ -76,10 +76,9 @@ def keep(logits: Tensor, weights: Tensor, params: SamplingInputs) -> Tensor:
 
 def weigh(logits: Tensor, peaks: Tensor, temperatures: Tensor) -> Tensor:
     """e^((logit - peak) / temperature): the weight of each token, from 0 to the likeliest one's 1."""
+    # A number / a tensor would be multiplied by the reciprocal, which is rounded twice.
     scales = torch.full_like(temperatures, LOG2_E) / torch.where(temperatures > 0, temperatures, 1)
-    return exp2(
-        (logits - peaks[:, None]) * scales[:, None]
-    )  # a number / a tensor would be its reciprocal, rounded twice
+    return exp2((logits - peaks[:, None]) * scales[:, None])
 
 
 def exp2(x: Tensor) -> Tensor:

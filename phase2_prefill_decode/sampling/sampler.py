@@ -70,8 +70,8 @@ class Sampler:
 
     # region pack
     def pack(self, batch: Batch) -> tuple[Columns, Sequence[Work]]:
-        """The parameters of a step's draws, and the work of processors. A slice that completes its request has a row
-        for its next token, and one more for each token beyond."""
+        """The parameters of a step's draws, and the work of processors. A slice that reaches the newest token of its
+        request has a row for its next token, and one more for each token beyond."""
         requests: list[Request] = []
         totals: list[int] = []  # the position of the token to draw, from each row
         asks = False
@@ -124,7 +124,7 @@ class Sampler:
         each = [*dict.fromkeys(requests)]
         known = len(each) == len(self._packed)
         if not known or not all(packed() is request for packed, request in zip(self._packed, each, strict=True)):
-            self._packed, self._columns = [*map(ref, each)], pack_columns(each, totals[: len(each)], self._key)
+            self._packed, self._columns = [*map(ref, each)], pack_columns(each, [0] * len(each), self._key)
             self._asks_for_more = any(map(self._asks, each))
         keys, _, *others = self._columns
         if len(each) < len(requests):

@@ -21,7 +21,7 @@ class DeviceState:
     """Page tables and newest tokens, in rows. One row more is scratch, for padding.
 
     The rows are those of the PagedCache. Both dimensions grow as needed, unless `rows` and `pages` were given: then the
-    tensors stay where they are, as a captured step needs.
+    tensors stay where they are, as a recorded step needs.
     """
 
     def __init__(self, device: torch.device, rows: int = 0, pages: int = 0) -> None:

@@ -19,7 +19,7 @@ from phase2_prefill_decode.sampling.processors import Work
 from phase2_prefill_decode.sampling.sampler import NO_COLUMNS, Columns
 from phase2_prefill_decode.transfer import moved
 
-CHANGES = 2  # entries of page tables that may change in a captured step, for each slice
+CHANGES = 2  # entries of page tables that may change in a recorded step, for each slice
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class PackedStep:
     tokens: list[int]  # -1 - row: the newest token of this row, which the host does not know yet
     positions: list[int]
     slots: list[int]
-    last: list[int]
+    last: list[int]  # rows that need logits or hidden states
     newest_rows: list[int]  # the rows of the device state that get the drawn tokens
     changed: list[int]  # the entries of page tables that have changed, counted from the first of the first row
     cu_seqlens_q: list[int]
@@ -73,7 +73,7 @@ class PackedStep:
     # region exercise 7.3
     def padded(self, size: int, scratch_row: int, scratch_entry: int, context: int) -> "PackedStep":
         """A step of decodes with slices added that read and write nothing, up to `size`. Whatever the sequences, all
-        that the host knows of it is the same, as a captured step needs."""
+        that the host knows of it is the same, as a recorded step needs."""
         more, changes = size - len(self.tokens), CHANGES * size - len(self.changed)
         columns = tuple(np.concatenate((c, np.zeros(size - len(c), c.dtype))) for c in self.columns)
         return replace(
@@ -112,9 +112,9 @@ def split(array: Tensor, arrays: Sequence[NDArray[Any]]) -> list[Tensor]:
 def pack(
     batch: Batch, cache: PagedCache, width: int, columns: Columns = NO_COLUMNS, works: Sequence[Work] = ()
 ) -> PackedStep:
-    """Pack a batch. Logits are computed for the last row of each slice that completes its request, and for those of the
-    tokens beyond. The sampler has packed `columns` and `works`. `width` is the number of entries of a page table on the
-    device."""
+    """Pack a batch. Logits are computed for the last row of each slice that reaches the newest token of its request,
+    and for those of the tokens beyond. The sampler has packed `columns` and `works`. `width` is the number of entries
+    of a page table on the device."""
     tokens: list[int] = []
     positions: list[int] = []
     slots: list[int] = []

@@ -19,7 +19,8 @@ from phase2_prefill_decode.transfer import to_host
 
 
 class LaunchedStep:
-    """A step that may still be on the device, and its result on the way to the host."""
+    """A step that may still be on the device, and its result on the way to the host: the tokens, and of each row the
+    peak, its largest logit."""
 
     def __init__(self, step: PackedStep, tokens: Tensor, peaks: Tensor) -> None:
         """Start to copy the draws to the host: a GPU copies them while the next step is launched. A recorded step
@@ -42,6 +43,7 @@ class LaunchedStep:
             self._copied.synchronize()
         tokens, peaks = self._tokens.tolist(), self._peaks.tolist()
         output, last = StepOutput([None] * self.step.slices), None
+        # A padded step draws more rows.
         for number, token, peak in zip(self.step.slice_numbers, tokens, peaks, strict=False):
             if number == last:
                 continue

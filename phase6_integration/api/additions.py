@@ -61,6 +61,5 @@ class Asked:
 
 
 Prepare = Callable[[Asked], Awaitable[None]]
-Feature = Callable[
-    [SamplingFields], Prepare | None
-]  # RequestError if the fields cannot be served; None: nothing is asked
+# RequestError if the fields cannot be served; None: nothing is asked
+Feature = Callable[[SamplingFields], Prepare | None]

@@ -22,8 +22,8 @@ from phase6_integration.process.outputs import Output
 
 MANY = 1000  # errors of one body, beyond which not even the first is formatted: that takes as long as all of them
 M = TypeVar("M", bound=BaseModel)
-# Holds memory for the answer to a request until the end of a `with`. A RequestError if there is too little. The other
-# argument is the field of the request that sets the length.
+# Reserves memory for an answer while a `with` runs; RequestError if there is too little. The second argument is the
+# field that sets the length.
 Lease = Callable[[EngineRequest, str], AbstractContextManager[object]]
 log = logging.getLogger("nanoserve")
 
@@ -39,7 +39,7 @@ class ServerState:
     bodies: dict[type[BaseModel], type[BaseModel]] = field(default_factory=dict)  # by the schema that each replaces
     advice: Callable[[str], str] = lambda name: ""  # about a field that is unknown: the end of a sentence
     lease: Lease = lambda request, length_field: nullcontext()
-    # How an API writes an error of the request with this id, by the path that its routes begin with; else as OpenAI's.
+    # How an API writes its errors (error and request id to body), by path prefix. OpenAI's format otherwise.
     error_bodies: dict[str, Callable[[RequestError, str], bytes]] = field(default_factory=dict)
     warned: set[str] = field(default_factory=set)  # unknown fields that the log has
 

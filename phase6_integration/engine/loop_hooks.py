@@ -23,7 +23,7 @@ class LoopHooks:
 
     name: str = ""  # of its messages to and from the HTTP process
     descriptors: Sequence[int] = ()  # an idle engine wakes up when one is readable
-    woken: Callable[[], object] = _nothing  # one is
+    woken: Callable[[], object] = _nothing  # called when a descriptor is readable
     is_due: Callable[[], bool] = _never  # whether it must be called soon: then an idle engine sleeps for a moment only
     before_step: Callable[[], object] = _nothing  # a turn begins, which runs a step if there is work
     no_step: Callable[[], object] = _nothing  # a turn has ended without a step

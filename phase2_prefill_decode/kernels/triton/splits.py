@@ -2,7 +2,7 @@
 """The table of splits: which keys of which sequence each split of the decode kernel covers.
 
 It is made on the device, once a step for each kind of layer, from the lengths that lie there. The host need not know
-them, so a captured step (a CUDA graph) follows them. The host sets only an upper bound, which sizes the table.
+them, so a recorded step (a CUDA graph) follows them. The host sets only an upper bound, which sizes the table.
 
 Where a sequence is cut depends on its own length alone, so its result is the same to the last bit in any batch. It gets
 a split for every `chunk` keys, up to `max_splits`; longer sequences get longer splits. That bounds the memory for the
