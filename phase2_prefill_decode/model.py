@@ -14,7 +14,7 @@ from phase2_prefill_decode.backend import Backend
 from phase2_prefill_decode.decoder import Decoder
 from phase2_prefill_decode.loading.checkpoint import Source
 from phase2_prefill_decode.loading.config import ModelConfig
-from phase2_prefill_decode.loading.weights import check_memory, random_weights
+from phase2_prefill_decode.loading.weights import check_memory, check_tensors, random_weights
 from phase2_prefill_decode.sampling.sampler import Sampler
 
 Transform = Callable[[Source, ModelConfig, torch.device], Source]  # puts weights into another form while they are read
@@ -48,6 +48,7 @@ class Model:
         config, tokenizer = read(directory, dtype)
         source = connect.source_of(directory)
         if transform is not None:
+            check_tensors(source, config)  # as they are stored
             source = transform(source, config, place)
         check_memory(source.nbytes(config), place, connect.sizes_in_fewer_bits(config))
         backend = backend or connect.backend_for(place)

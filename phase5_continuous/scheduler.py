@@ -162,6 +162,16 @@ class Scheduler(BaseScheduler):
                 del self._live[sequence.request.id]
         return events
 
+    def plan_again(self) -> None:
+        """Forget the steps in flight, between two steps. What runs keeps its pages and what is committed."""
+        for sequence in self.running_set.running:
+            sequence.reset(sequence.capacity)
+        for sequence in self.running_set.leaving:
+            sequence.in_flight = 0
+        for sequence in self.running_set.free_landed():
+            if sequence.request.finished:
+                del self._live[sequence.request.id]
+
     def _remove(self, sequence: SequenceState) -> None:
         if self.cache.has_table(sequence.request):
             self.running_set.leave(sequence)

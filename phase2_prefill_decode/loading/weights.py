@@ -146,7 +146,7 @@ def _faults(wanted: dict[str, Tensor], source: Source, config: ModelConfig) -> l
         tied_head = config.tie_word_embeddings and name == HEAD
         if name not in wanted and not tied_head and not name.endswith(HARMLESS):
             faults.append(f"{name} is unexpected: found {list(tensor.shape)}")
-    if config.tie_word_embeddings and HEAD in stored and not faults:
+    if config.tie_word_embeddings and HEAD in stored and not faults and stored[HEAD].dtype != ENCODED:
         pairs = zip(source.chunks(HEAD), source.chunks(EMBED_TOKENS), strict=False)
         same = stored[HEAD].shape == stored[EMBED_TOKENS].shape and all(
             isinstance(head, Tensor) and isinstance(rows, Tensor) and torch.equal(head, rows) for head, rows in pairs

@@ -158,8 +158,12 @@ class IsolatingCore(EngineCore[Scheduler, IsolatedStep[P]]):
     """The engine loop over an IsolatingRunner. A step that fails through no request's fault is planned again by the
     next call, and returned as an empty one: requests that ended in flight have freed their pages."""
 
-    def step(self) -> Step | None:
+    def complete(self) -> Step:
         try:
-            return super().step()
-        except StepFailedError:
+            return super().complete()
+        except StepFailedError:  # nothing is half done
+            self._in_flight.clear()
+            self.scheduler.plan_again()
+            for observer in self.observers:
+                observer.discarded()
             return Step(events=self.drain())

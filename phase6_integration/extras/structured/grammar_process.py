@@ -26,6 +26,7 @@ PATIENCE = 0.01  # seconds that a step waits for masks
 SILENT = (
     120.0  # seconds without an answer after which the process is killed: a start takes some, a stopped one has no end
 )
+STARTS = 3  # that fail in a row, before the requests that wait do
 KILLS = 2  # by SIGKILL, before the grammar that the process had alone is blamed
 TOO_MUCH = f"{GRAMMAR_FAILED}: it took more time or memory than it may use"
 NOT_STARTED = "the process that follows grammars cannot be started"
@@ -63,7 +64,8 @@ class GrammarProcess:
     It sends a batch when the one before is answered: either all that waits of requests that the process knows, or one
     request that it does not know. A request that has ended meanwhile is in no batch.
 
-    If the process dies, its successor knows no request, and so gets them one by one: the one that ends it again fails.
+    If the process dies, its successor gets the requests of its last batch one by one, always: the one that ends it
+    again fails. Together they may have taken too long, and none of them alone.
     Half of the time is for requests that have had a mask: new grammars, however bad, cannot stop those that run.
     """
 
@@ -76,6 +78,7 @@ class GrammarProcess:
         self._selector = selectors.DefaultSelector()
         self._running: tuple[subprocess.Popen[bytes], Channel] | None = None
         self._has_begun = False
+        self._failed_starts = 0  # in a row
         self._requests: WeakValueDictionary[int, IsolatedConstraint] = WeakValueDictionary()
         self._waiting: list[int] = []  # keys of the requests to be sent
         self._known: set[int] = set()  # keys of the requests that the process has been sent
@@ -144,7 +147,9 @@ class GrammarProcess:
         new = [key for key in self._waiting if not requests[key].is_compiled]
         is_paused = self.clock() < self._compile_from and any(one.is_compiled for one in requests.values())
         if not new or is_paused:
-            return [key for key in compiled if key in self._known] or compiled[:1]
+            known = [key for key in compiled if key in self._known] or compiled[:1]
+            together = [key for key in known if not requests[key].is_suspect]
+            return known[:1] if known[:1] != together[:1] else together
         self._waiting.sort(key=lambda key: requests[key].tenant == self._last_tenant)
         first = next(key for key in self._waiting if key in new)
         self._last_tenant = requests[first].tenant
@@ -174,7 +179,7 @@ class GrammarProcess:
     def _receive(self, answers: Answers) -> None:
         """Pass on answers."""
         if not self._has_begun:
-            self._has_begun, self._since = True, self.clock()
+            self._has_begun, self._since, self._failed_starts = True, self.clock(), 0
         for key in self._batch:
             if (request := self._requests.get(key)) is not None:
                 if key in answers.forced:
@@ -196,11 +201,17 @@ class GrammarProcess:
         batch, has_begun, code = self._batch, self._has_begun, self.close()
         self._waiting = [*dict.fromkeys([*batch, *self._waiting])]
         if not has_begun:
-            self._fail(dict.fromkeys(self._waiting, NOT_STARTED))
+            self._failed_starts += 1
+            if self._failed_starts == STARTS:
+                self._failed_starts = 0
+                self._fail(dict.fromkeys(self._waiting, NOT_STARTED))
         elif batch and code:  # 0: it had grown too large
             self._pause()
             self._charge(batch, COMPILING)  # at most: it did not say
-            for suspect in filter(None, map(self._requests.get, batch if len(batch) == 1 else ())):
+            for suspect in filter(None, map(self._requests.get, batch)):
+                suspect.is_suspect = True
+                if len(batch) > 1:
+                    continue
                 suspect.kills += 1 if code == -signal.SIGKILL else KILLS  # the system sends SIGKILL, too
                 if suspect.kills >= KILLS:
                     log.warning("a grammar ended the process that follows grammars")

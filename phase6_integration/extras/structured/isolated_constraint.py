@@ -35,6 +35,7 @@ class IsolatedConstraint:
         self.error: str | None = None
         self.is_compiled = False  # it has had a mask, and has not failed
         self.kills = 0  # processes that ended while they had this request alone to answer
+        self.is_suspect = False  # a process ended while it had this request and others: it is asked alone from then on
         self._process = process
         self._followed: list[int] = []  # the output up to the mask: what is drawn, and what that forces
         self._sent = 0  # tokens of that which the process has been sent

@@ -1,9 +1,11 @@
 """Quantization at load: numbers near the weight's, and a model that answers nearly as before."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from phase0_request.params import SamplingParams
@@ -126,3 +128,18 @@ def test_embeddings_are_quantized_if_asked(scheme: str, tied: bool, tmp_path: Pa
     assert torch.equal(table.rows(tokens, torch.bfloat16), wanted.bfloat16())
     (answer,) = static(loaded).generate([[5, 6, 7]], SamplingParams(max_tokens=2, temperature=0, ignore_eos=True))
     assert len(answer.output_tokens) == 2
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"), [("", ""), ("another head", "lm_head.weight differs"), ("integers", "holds I32")]
+)
+def test_weights_are_checked_as_they_are_stored(tmp_path: Path, fault: str, words: str) -> None:
+    """A tied model may store its head, too: the same one."""
+    saved(tiny_model("qwen3", tie_word_embeddings=True), tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    embedding, query = "model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight"
+    tensors["lm_head.weight"] = tensors[embedding] + (fault == "another head")
+    tensors[query] = tensors[query].int() if fault == "integers" else tensors[query]
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ConfigError, match=words) if fault else nullcontext():
+        Model.load(tmp_path, device="cpu", transform=Quantization("int8", embeddings=True))

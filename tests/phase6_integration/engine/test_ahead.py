@@ -7,7 +7,7 @@ import pytest
 import torch
 from llguidance import LLMatcher
 
-from phase0_request import Batch, FinishReason, SamplingParams
+from phase0_request import Batch, FinishReason, RequestState, SamplingParams
 from phase2_prefill_decode.extras.outcome import extras_of
 from phase2_prefill_decode.generation import Completion
 from phase6_integration.engine.engine import NanoServingEngine
@@ -87,13 +87,14 @@ def test_a_step_that_fails_ahead_of_another_costs_only_the_request_at_fault(
     wanted = {}
     for fails in (False, True):
         with NanoServingEngine.from_pretrained(
-            **SMALL, async_scheduling=True, speculative_config=None, check_invariants=True
+            **{**SMALL, "kv_cache_pages": 80}, async_scheduling=True, speculative_config=None, check_invariants=True
         ) as engine:
             if fails:
                 raise_at(stage, engine, monkeypatch)
             requests = [engine.add_request(f"{text} {number}", greedy) for number, text in enumerate(TEXTS)]
             while engine.has_work:
                 engine.step()
+                assert not fails or RequestState.PREEMPTED not in {request.state for request in requests}
             wanted[fails] = [(request.finish_reason, request.output_tokens) for request in requests]
             assert engine.get_stats()["pages"]["used"] == 0
     assert wanted[True][0][0] is FinishReason.ERROR

@@ -11,7 +11,7 @@ from phase0_request import FinishReason
 from phase1_kv_pool import PagedCache
 from phase5_continuous import Scheduler
 from phase5_continuous.extras.fairness import FairQueues
-from phase6_integration.extras.structured.grammar_process import KILLS, NOT_STARTED, SILENT, TOO_MUCH
+from phase6_integration.extras.structured.grammar_process import KILLS, NOT_STARTED, SILENT, STARTS, TOO_MUCH
 from phase6_integration.extras.structured.grammar_worker import COMPILING, Answers
 from tests.phase6_integration.extras.structured.isolated import (
     BRACE,
@@ -72,6 +72,17 @@ def test_after_an_end_with_several_requests_each_is_sent_alone_and_one_fails(sil
     assert [one.done() for one in constraints[:2]] == [True, True]
 
 
+def test_requests_that_end_a_process_together_are_asked_alone_from_then_on(silent: Here) -> None:
+    made, constraints = three_that_draw_together(silent)
+    silent.process.end()
+    for token in (BRACE, BRACE):
+        for one in made:
+            silent.process.turn()
+            one.output_tokens.append(token)
+    assert [one.error for one in constraints] == [None] * 3
+    assert {len(batch.follow) for batch in silent.process.made[1].batches} == {1}
+
+
 def test_a_request_is_not_blamed_for_one_that_has_ended_meanwhile(silent: Here) -> None:
     made, constraints = three_that_draw_together(silent)
     del made[:2], constraints[:2]  # their clients have left, and a token of theirs ends the process
@@ -107,9 +118,12 @@ def test_a_process_that_cannot_be_started_is_the_fault_of_no_request(
         if fault == "no descriptor":
             patch.setattr(silent.process, "_start", start)
         _, (constraint,) = made = several(silent, "")
-        silent.process.poll()
-        silent.process.now += SILENT if fault == "it ends" else SILENT + 1  # a start may take that long
-        silent.process.end() if fault == "it ends" else silent.process.poll()
+        for _ in range(STARTS):
+            assert constraint.error is None
+            silent.process.poll()
+            if fault != "no descriptor":
+                silent.process.now += SILENT if fault == "it ends" else SILENT + 1  # a start may take that long
+                silent.process.end() if fault == "it ends" else silent.process.poll()
     assert (len(made), constraint.error) == (2, NOT_STARTED)
     silent.process.begins = True
     _, (later,) = made = several(silent, "")
