@@ -23,7 +23,8 @@ def processors_for(
     tokenizer: Tokenizer | None,
     lm_head: Callable[[Tensor], Tensor],
 ) -> Sequence[Processor]:
-    """Penalties edit logits before masks do. Masks follow all that is drawn, so they finish last."""
+    """In the order in which they edit logits and finish. Masks edit after all that shifts logits, and finish last: they
+    follow what was drawn. A filter of the tokens that remain comes after them."""
     grammars = None if tokenizer is None else Grammars(tokenizer, vocab_size, eos_ids)
     return [
         Verification(),

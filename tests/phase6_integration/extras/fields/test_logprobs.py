@@ -51,31 +51,6 @@ def on_the_engine() -> Iterator[OnTheEngine]:
         yield run_on
 
 
-def test_every_parameter_reaches_the_engine() -> None:
-    engine = FakeEngine(scheduling_policy="priority")
-    given: dict[str, Any] = {
-        "max_tokens": 7,
-        "min_tokens": 7,
-        "temperature": 0.5,
-        "top_p": 0.9,
-        "top_k": 40,
-        "min_p": 0.05,
-        "stop": ["END", "end"],
-        "stop_token_ids": [9, 10],
-        "seed": 11,
-        "presence_penalty": 0.25,
-        "frequency_penalty": -0.5,
-        "repetition_penalty": 1.5,
-        "logprobs": 2,
-        "ignore_eos": True,
-    }
-    answer(engine, COMPLETE, prompt="Hello", priority=-3, cache_salt="tenant", logit_bias={"5": -1.5}, **given)
-    (asked,) = engine.submitted
-    assert asked.params == SamplingParams(**given, logit_bias={5: -1.5})
-    assert (asked.priority, asked.cache_salt) == (-3, "tenant")
-    assert asked.prompt_tokens == tuple(TOKENIZER.encode("Hello"))
-
-
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("prompt", ["Hello there", [5, 6, 7], EMOJI])
 @pytest.mark.parametrize("logprobs", [None, 0, 2])
