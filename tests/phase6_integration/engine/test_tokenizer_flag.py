@@ -37,14 +37,14 @@ def model(tmp_path: Path) -> Path:
 
 
 def test_requests_are_tokenized_with_it(other: Path, model: Path) -> None:
-    async def main() -> list[int]:
+    async def main() -> FakeEngine:
         engine = FakeEngine(model=str(model), tokenizer=str(other))
         async with client(engine) as http:
-            response = await http.post("/tokenize", json={"messages": MESSAGES})
-        tokens: list[int] = response.json()["tokens"]
-        return tokens
+            assert (await http.post("/v1/chat/completions", json={"messages": MESSAGES})).status_code == 200
+        return engine
 
-    assert asyncio.run(main()) == Tokenizer.from_pretrained().encode("hi, other")
+    (asked,) = asyncio.run(main()).submitted
+    assert asked.prompt_tokens == tuple(Tokenizer.from_pretrained().encode("hi, other"))
 
 
 def test_an_engine_ends_answers_at_the_ends_of_both(other: Path, model: Path) -> None:
