@@ -28,7 +28,8 @@ def exercises(course: Course, args: argparse.Namespace, out: Console) -> int:
     table = make_table("exercise", "title", "lines", "file", "hints", "tests named")
     lines = {each: exercise_files.answer_lines(course.root, each) for each in its}
     for each in its:
-        title = f"{each.title} (large)" if each.large else each.title
+        marks = ", ".join(mark for mark, has in (("core", each.core), ("large", each.large)) if has)
+        title = f"{each.title} ({marks})" if marks else each.title
         table.add_row(each.id, title, str(lines[each]), each.file, str(len(each.hints)), str(len(each.tests)))
     out.print(table)
     out.print(f"{len(its)} exercises; the reference's answers have {sum(lines.values())} lines of code.")

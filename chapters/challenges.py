@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from chapters import authoring, bugs, checking, exercises
+from chapters import authoring, bugs, checking, workspace
 from chapters import quiz as quizzes
 from chapters.bugs import Bug
 from chapters.commands import execute, print_diff, show_hints
@@ -27,7 +27,7 @@ def break_it(course: Course, args: argparse.Namespace, out: Console) -> int:
         return _list(course, out)
     planting = not (args.check or args.hint or args.reveal or args.stop or args.program is not None)
     if planting:
-        return _plant(course, args.bug, args.anyway, out)
+        return _plant(course, args.bug, out)
     bug = bugs.current(course)
     if args.program is not None:
         command = args.program or [str(bugs.folder(course) / "repro.py")]
@@ -42,23 +42,21 @@ def break_it(course: Course, args: argparse.Namespace, out: Console) -> int:
     return 0
 
 
-def _plant(course: Course, what: str | None, anyway: bool, out: Console) -> int:
+def _plant(course: Course, what: str | None, out: Console) -> int:
     """Plant the bug with this id, or the next of this chapter that is not mended. The copy shows answers to exercises
-    of its phase, so those up to this chapter come first."""
+    of its phase: the reader is told which of them are open."""
     if what is None:
         raise CourseError("say which: `break N` plants a bug of chapter N, `break --list` shows all of them")
     state = State(course)
     its = bugs.choose(course, what)
     bug = next((each for each in its if not state.of(each.key).passed), its[0])
-    copied = (each for each in exercises.every(course) if each.package == bug.package and "/lab/" not in each.file)
-    shown = [each.id for each in copied if each.chapter <= bug.chapter]
-    if not anyway and (left := [id for id in shown if not state.of(id).passed]):
-        ask = f"solve those first, or go on with `break {what} --anyway`"
-        raise CourseError(f"the copy holds the reference's answers to {', '.join(left)}; {ask}")
     bugs.plant(course, bug)
     state.update(bug.key, result="planted")
     out.print(f"Bug {bug.id} is planted in a copy of {bug.package}, in workspace/bug/. The report says:\n")
     out.print(f"{bug.symptom}\n")
+    begun = (each for each in workspace.begun(course) if each.package == bug.package and "/lab/" not in each.file)
+    if left := [each.id for each in begun if not state.of(each.id).passed]:
+        out.print(f"The copy holds the reference's answers to {', '.join(left)}: leave those closed.\n")
     server = "-m phase6_integration.cli serve --check-invariants"
     for command, what in (
         ("break --run", "its reproduction, workspace/bug/repro.py"),

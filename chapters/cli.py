@@ -59,8 +59,11 @@ def make_parser() -> argparse.ArgumentParser:
 
 def _add_workspace(known: Known) -> None:
     """Exercises: begin, judge, run, get help."""
-    start = _add(known, "start", commands.start, "put a chapter's exercises into workspace/")
+    start = _add(
+        known, "start", commands.start, "put a chapter's exercises of the core into workspace/; beyond it, all of them"
+    )
     start.add_argument("chapter", type=int)
+    start.add_argument("--all", action="store_true", help="those beyond the core, too")
     start.add_argument("--fresh", action="store_true", help="start over; old files move to .course/backups/")
     check = _add(
         known, "check", commands.check, "judge each exercise that you have written, alone; then all together", 120
@@ -95,7 +98,6 @@ def _add_challenges(known: Known) -> None:
     help = "run the reproduction; -m MODULE: a module"
     act.add_argument("--run", dest="program", nargs=argparse.REMAINDER, metavar="ARG", help=help)
     for flag, help in (
-        ("--anyway", "plant a bug though exercises are open whose answers its copy shows"),
         ("--check", "whether the planted bug is mended"),
         ("--hint", "one more hint"),
         ("--reveal", "what it is, where it shipped, and how it is mended"),

@@ -37,13 +37,15 @@ def make_table(*columns: str) -> Table:
 
 def start(course: Course, args: argparse.Namespace, out: Console) -> int:
     chapter = args.chapter
-    files, backup = workspace.start(course, chapter, args.fresh)
+    files, backup = workspace.start(course, chapter, args.fresh, args.all)
     if backup:
         out.print(f"Your old files are in {course.name(backup)}/.")
-    its = exercise_files.load(course, chapter)
+    its = _started(course, chapter)
     for path in files:
         ids = ", ".join(each.id for each in its if path == course.workspace / each.file)
         out.print(f"{course.name(path)}: exercise {ids}", soft_wrap=True)
+    if further := len(exercise_files.load(course, chapter)) - len(its):
+        out.print(f"{further} more are beyond the core: `python -m chapters start {chapter} --all` adds them.")
     out.print(f"\nOpen a file, find `# region exercise {its[0].id}`, and answer its question there. Then:")
     out.print(f"  python -m chapters check {its[0].id}    judge the answer (watch {chapter}: after each save)")
     out.print(f"  python -m chapters hint {its[0].id}     when you are stuck")
@@ -86,20 +88,23 @@ def _chosen(course: Course, target: str | None) -> list[Exercise]:
         raise CourseError(f"a chapter is a number, an exercise N.M, not '{target}'")
     if target and "." in target:
         exercise = exercise_files.find(course, target)
-        _started(course, exercise.chapter)
+        if exercise not in _started(course, exercise.chapter):
+            ask = f"`python -m chapters start {exercise.chapter} --all` puts it there"
+            raise CourseError(f"exercise {target} is not in the workspace: {ask}")
         return [exercise]
     return _started(course, int(target) if target else None)
 
 
 def _started(course: Course, chapter: int | None) -> list[Exercise]:
     """The exercises in the workspace: those of the given chapter, or all."""
-    started = workspace.started_chapters(course)
+    its = workspace.begun(course)
     if chapter is None:
-        if not started:
+        if not its:
             raise CourseError("there is no workspace yet: `python -m chapters start N` creates it")
-        return [each for number in started for each in exercise_files.load(course, number)]
-    its = exercise_files.need(course, chapter)
-    if chapter not in started:
+        return list(its)
+    exercise_files.need(course, chapter)
+    its = tuple(each for each in its if each.chapter == chapter)
+    if not its:
         raise CourseError(f"chapter {chapter} is not in the workspace: `python -m chapters start {chapter}` creates it")
     return list(its)
 
@@ -168,19 +173,24 @@ def print_diff(lines: Sequence[str], out: Console) -> None:
 
 def status(course: Course, args: argparse.Namespace, out: Console) -> int:
     state = State(course)
-    columns = ("chapter", "exercises", "passed", "last not passed", "bugs mended", "hints used", "workspace")
-    table, started = make_table(*columns), workspace.started_chapters(course)
+    columns = ("chapter", "part", "on the path", "further", "last not passed", "bugs mended", "hints used", "workspace")
+    table, started = make_table(*columns), {each.chapter for each in workspace.begun(course)}
     for chapter in sorted({*course.chapters_with("exercises"), *course.chapters_with("bugs")}):
         its, planted = exercise_files.load(course, chapter), bugs.load(course, chapter)
-        known = {each.id: state.of(each.id) for each in its}
-        passed = f"{sum(progress.passed for progress in known.values())}/{len(its)}"
+        known = {each: state.of(each.id) for each in its}
+        core = [progress for each, progress in known.items() if each.core]
+        further = [progress for each, progress in known.items() if not each.core]
         mended = f"{sum(state.of(bug.key).passed for bug in planted)}/{len(planted)}"
         hints = str(sum(progress.hints for progress in known.values()))
-        last = ", ".join(filter(None, (_not_passed(course, each, known[each.id]) for each in its)))
-        there = "yes" if chapter in started else ""
-        table.add_row(str(chapter), str(len(its)), passed, last, mended, hints, there)
+        last = ", ".join(filter(None, (_not_passed(course, each, progress) for each, progress in known.items())))
+        part, there = "core" if core else "beyond", "yes" if chapter in started else ""
+        table.add_row(str(chapter), part, _passed(core), _passed(further), last, mended, hints, there)
     out.print(table)
     return 0
+
+
+def _passed(known: Sequence[workspace.Progress]) -> str:
+    return f"{sum(progress.passed for progress in known)}/{len(known)}" if known else ""
 
 
 def _not_passed(course: Course, exercise: Exercise, progress: workspace.Progress) -> str:

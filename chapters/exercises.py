@@ -17,7 +17,8 @@ RUNS = ("everywhere", "gpu", "cpu", "tests")  # "tests": in no server, for it is
 @dataclass(frozen=True)
 class Exercise:
     """One exercise, as its TOML file defines it. `tests` are test files or node ids, relative to the root. `large`
-    marks the one that is most of a layer. `runs` says where a server may run it: one of RUNS."""
+    marks the one that is most of a layer, `core` one of the path through part I. `runs` says where a server may run
+    it: one of RUNS."""
 
     id: str
     title: str
@@ -26,6 +27,7 @@ class Exercise:
     hints: tuple[str, ...]
     tests: tuple[str, ...]
     large: bool = False
+    core: bool = False
     runs: str = "everywhere"
 
     @property
@@ -88,6 +90,12 @@ def answer_lines(root: Path, exercise: Exercise) -> int:
 def load(course: Course, chapter: int) -> tuple[Exercise, ...]:
     """The exercises of a chapter; none if there is no file."""
     return course.tables(chapter, "exercises", "exercise", lambda table: _exercise(course, table))
+
+
+def on_path(its: Iterable[Exercise]) -> tuple[Exercise, ...]:
+    """Those of a chapter's exercises that a reader meets first: the ones of the core, or all where none is."""
+    its = tuple(its)
+    return tuple(exercise for exercise in its if exercise.core) or its
 
 
 def every(course: Course) -> tuple[Exercise, ...]:

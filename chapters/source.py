@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -139,6 +139,13 @@ def replace_regions(text: str, where: str, bodies: Mapping[str, Sequence[Sequenc
             raise CourseError(f"{where}: {len(regions[name])} pieces of region '{name}', not {len(new)}")
         pieces += [(old.first + 1, old.last, lines) for old, lines in zip(regions[name], new, strict=True)]
     return replace_lines(text, pieces)
+
+
+def unmarked(text: str, kept: Callable[[str], bool] = lambda name: False) -> str:
+    """The text without the markers of exercises, other than those of the regions to be `kept`."""
+    regions = (each for name, its in find_regions(text, "").items() for each in its if name.startswith("exercise "))
+    lines = [line for each in regions if not kept(each.name) for line in (each.first, each.last)]
+    return replace_lines(text, ((line, line + 1, ()) for line in lines))
 
 
 def locate(root: Path, anchor: str) -> tuple[str, list[tuple[int, int]]]:

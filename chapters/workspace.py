@@ -5,16 +5,19 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 from chapters.course import Course, CourseError, write_atomically
-from chapters.exercises import Exercise, blanked, every, need
-from chapters.source import find_regions, replace_regions
+from chapters.exercises import Exercise, blanked, every, load, need, on_path
+from chapters.source import find_regions, replace_regions, unmarked
+
+_ASKED = re.compile(r"^[ \t]*# ?region exercise (\d+\.\d+)[ \t]*$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -64,43 +67,64 @@ def by_file(exercises: Iterable[Exercise]) -> dict[str, list[Exercise]]:
     return files
 
 
-def started_chapters(course: Course) -> tuple[int, ...]:
-    """The chapters that have a file in the workspace; one that chapters share says nothing."""
-    found = set[int]()
-    for file, its in by_file(every(course)).items():
-        chapters = {exercise.chapter for exercise in its}
-        if len(chapters) == 1 and (course.workspace / file).is_file():
-            found |= chapters
-    return tuple(sorted(found))
+def put(course: Course, file: str) -> set[str]:
+    """The exercises that the workspace's copy of `file` asks for."""
+    path = course.workspace / file
+    return set(_ASKED.findall(path.read_text(encoding="utf-8", errors="replace"))) if path.is_file() else set()
 
 
-def start(course: Course, chapter: int, fresh: bool = False) -> tuple[list[Path], Path | None]:
-    """Copy the chapter's files with blank exercises into the workspace. Returns them, and the backup if one was made.
-    Edited files are never overwritten: they are an error; with `fresh` they move to `.course/backups/<n>/`."""
-    wanted = by_file(need(course, chapter))
-    shared = {file: its for file, its in by_file(every(course)).items() if file in wanted}
-    texts = {course.workspace / file: _begun(course, file, its, chapter) for file, its in shared.items()}
-    present = [path for path in texts if path.exists()]
-    edited = [course.name(path) for path in present if path.read_bytes() != texts[path].encode()]
+def begun(course: Course) -> tuple[Exercise, ...]:
+    """The exercises in the workspace. Those of a chapter's path belong to it even if one's file or marker is gone."""
+    found: list[Exercise] = []
+    for chapter in course.chapters_with("exercises"):
+        its = load(course, chapter)
+        there = [each for each in its if each.id in put(course, each.file)]
+        if there:
+            found += [each for each in its if each in there or each in on_path(its)]
+    return tuple(found)
+
+
+def start(course: Course, chapter: int, fresh: bool = False, every_one: bool = False) -> tuple[list[Path], Path | None]:
+    """Put a chapter's exercises, blank, into the workspace: those of the path, or all; the answers that it holds stay.
+    Returns the files, and the backup if one was made. Where nothing is new, or code outside of the exercises was
+    edited, it is an error to overwrite work; with `fresh` the files move to `.course/backups/<n>/`."""
+    its = need(course, chapter)
+    there = {each for each in every(course) if each.id in put(course, each.file)}
+    chosen = {*(its if every_one else on_path(its)), *there.intersection(its)}
+    over = fresh or chosen <= there
+    texts, edited = dict[Path, str](), list[str]()
+    for file, here in by_file(every(course)).items():
+        new = [each for each in here if each in chosen and (over or each not in there)]
+        kept = [each for each in here if each in there and each not in new]
+        if not new:
+            continue
+        path = course.workspace / file
+        texts[path] = _composed(course, file, [*kept, *new], kept)
+        untouched = texts[path] if over else _composed(course, file, kept, kept)
+        if path.exists() and path.read_bytes() != untouched.encode():
+            edited.append(course.name(path))
     if edited and not fresh:
         raise CourseError(
             f"the workspace holds your work in {', '.join(edited)}. `python -m chapters check {chapter}` tests "
             f"it; `start {chapter} --fresh` starts over and moves the old files to .course/backups/"
         )
+    present = [path for path in texts if path.exists()]
     backup = back_up(course, present) if fresh and present else None
     for path, text in texts.items():
         write_atomically(path, text.encode())
     return list(texts), backup
 
 
-def _begun(course: Course, file: str, its: Iterable[Exercise], chapter: int) -> str:
-    """The text of `file` with blank exercises: those of other chapters are as the workspace has them."""
-    text, path = blanked(course, file, its), course.workspace / file
+def _composed(course: Course, file: str, asked: Sequence[Exercise], kept: Sequence[Exercise]) -> str:
+    """The reference's text of `file` with these exercises blank, apart from the `kept` ones, which are as the workspace
+    has them. The others have no marker."""
+    names = {each.region for each in asked}
+    text = unmarked(blanked(course, file, asked), names.__contains__)
     with suppress(OSError, CourseError):  # no file yet, or one with broken markers
-        theirs = path.read_text(encoding="utf-8")
+        theirs = (course.workspace / file).read_text(encoding="utf-8")
         regions, lines = find_regions(theirs, file), theirs.split("\n")
-        others = [each.region for each in its if each.chapter != chapter and each.region in regions]
-        text = replace_regions(text, file, {name: [piece.body(lines) for piece in regions[name]] for name in others})
+        texts = {each.region: [piece.body(lines) for piece in regions[each.region]] for each in kept}
+        text = replace_regions(text, file, texts)
     return text
 
 
@@ -159,7 +183,7 @@ def fingerprint(course: Course, exercise: Exercise) -> str:
     """Identifies the content of an exercise's file: another one means that its last result may not hold any more."""
     path = course.workspace / exercise.file
     try:
-        text = _answered(course, exercise.file, [exercise])
+        text = unmarked(_answered(course, exercise.file, [exercise]))
     except (CourseError, OSError, ValueError):  # an editor may replace files in between
         text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -251,9 +251,10 @@ def bugs(course: Course) -> Iterator[Path]:
 
 
 def test_a_bug_is_planted_found_and_mended(course: Course, tool: Tool, bugs: Path, edit: Edit) -> None:
+    start(course, 0)
     said = tool("break", "0")
-    assert (said.code, "answers to 0.1, 0.2, 0.3; solve those first" in said.err) == (2, True)
-    assert "clamp gives too much" in tool("break", "0", "--anyway").out
+    assert "clamp gives too much" in said.out
+    assert "The copy holds the reference's answers to 0.1, 0.2, 0.3: leave those closed." in said.out
     copy = course.workspace / "bug/phase0_request/limits.py"
     assert "max(" in copy.read_text()
     said = tool("break", "--check")

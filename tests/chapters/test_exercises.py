@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -140,6 +141,12 @@ def test_exercises_carry_the_number_of_their_chapter() -> None:
         assert [each.id for each in load(COURSE, chapter)] == [
             f"{chapter}.{number}" for number in range(1, len(load(COURSE, chapter)) + 1)
         ]
+
+
+def test_the_path_of_part_one_is_about_twenty_exercises_and_some_of_each_chapter() -> None:
+    core = Counter(each.chapter for each in every(COURSE) if each.core)
+    assert sorted(core) == [0, 1, 2, 3, 4, 5, 6]
+    assert 18 <= core.total() <= 30
 
 
 def test_blanks_filled_with_the_reference_are_the_reference() -> None:

@@ -49,6 +49,38 @@ def test_start_never_overwrites_work_and_fresh_backs_it_up(course: Course, tool:
         assert file.read_text() == blank
 
 
+def test_start_puts_the_path_of_a_chapter_and_then_all_of_it(
+    course: Course, tool: Tool, solve: Solve, edit: Edit
+) -> None:
+    edit("chapters/00_exercises.toml", 'title = "Push"', 'title = "Push"\ncore = true')
+    said = tool("start", "0")
+    assert "2 more are beyond the core: `python -m chapters start 0 --all` adds them." in said.out
+    assert [course.name(path) for path in course.workspace.rglob("*.py")] == ["workspace/phase0_request/queue.py"]
+    text = (course.workspace / "phase0_request/queue.py").read_text()
+    assert ("exercise 0.2" in text, "return self.items.pop(0)" in text) == (False, True)
+    solve("0.1", "self.items.append(item)")
+    assert "0.2" not in tool("check").out
+    assert "exercise 0.2 is not in the workspace: `python -m chapters start 0 --all`" in tool("check", "0.2").err
+    assert "0.1 failed before your last edit" not in tool("status").out
+    assert tool("start", "0", "--all").code == 0
+    assert stages(course) == {"0.1": "attempted", "0.2": "not begun", "0.3": "not begun"}
+    row = next(line for line in tool("status").out.split("\n") if "core" in line)
+    assert row.split()[:5] == ["0", "core", "1/1", "0/2", "0/0"]
+    edit("workspace/phase0_request/queue.py", '"""A queue."""', "import bisect")
+    assert tool("start", "0", "--all").code == 2
+    assert tool("start", "0", "--fresh").code == 0
+    assert stages(course) == {"0.1": "not begun", "0.2": "not begun", "0.3": "not begun"}
+
+
+def test_work_outside_of_the_exercises_is_never_overwritten(course: Course, tool: Tool, edit: Edit) -> None:
+    edit("chapters/00_exercises.toml", 'title = "Push"', 'title = "Push"\ncore = true')
+    tool("start", "0")
+    edit("workspace/phase0_request/queue.py", '"""A queue."""', "import bisect")
+    said = tool("start", "0", "--all")
+    assert (said.code, "workspace/phase0_request/queue.py" in said.err) == (2, True)
+    assert "import bisect" in (course.workspace / "phase0_request/queue.py").read_text()
+
+
 def test_chapters_that_share_a_file_keep_their_answers_apart(
     course: Course, tool: Tool, solve: Solve, edit: Edit
 ) -> None:
@@ -127,7 +159,7 @@ def test_hints_come_one_at_a_time_and_status_counts(course: Course, tool: Tool) 
     State(course).update("0.1", passed=True, result="passed")
     State(course).update("0.3", result="failed")
     row = next(line for line in tool("status").out.split("\n") if "failed" in line)
-    assert row.split() == ["0", "3", "1/3", "0.3", "failed", "0/0", "3"]
+    assert row.split() == ["0", "beyond", "1/3", "0.3", "failed", "0/0", "3"]
 
 
 @pytest.mark.parametrize("text", ["{", '{"0.1": {"unknown": 1}}'])
