@@ -49,7 +49,8 @@ def execute(path: Path, root: Path | None = None, timeout: float = 600) -> Any:
     )
     try:
         with tempfile.TemporaryDirectory(prefix="course-") as settings:
-            client.execute(env=os.environ | {"IPYTHONDIR": settings}, cleanup_kc=True)
+            found = os.pathsep.join(filter(None, [str(root or Course.here().root), os.environ.get("PYTHONPATH")]))
+            client.execute(env=os.environ | {"IPYTHONDIR": settings, "PYTHONPATH": found}, cleanup_kc=True)
     except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
         why = f"{error.ename}: {error.evalue}" if isinstance(error, CellExecutionError) else f"{error}".split("\n")[0]
         raise NotebookError(f"{path.name}, cell {started[-1] + 1}: {why}") from error
