@@ -4,7 +4,8 @@
 name, functions end after their docstrings. `<!-- KIND: WHAT -->` owns the text up to `<!-- /KIND -->`:
 
 - `measured: file.json#dotted.key FORMAT`: a figure of a result.
-- `answers: N`: the answers to the exercises of chapter N. No listing may show their code.
+- `answers: N`: the answers to the exercises of chapter N; `answers: N.M N.K`: to these, on one of a chapter's pages. No
+  listing may show their code.
 - `generated: NAME`: what the function of that name in `generated.py` writes.
 
 Markers inside fenced blocks or inline code are ignored.
@@ -21,7 +22,7 @@ from pathlib import Path
 
 from chapters.claims import ClaimError, figures
 from chapters.course import Course, CourseError
-from chapters.exercises import Exercise, every, need
+from chapters.exercises import Exercise, every, find, need
 from chapters.generated import GENERATED
 from chapters.source import find_regions, listing, locate
 
@@ -123,14 +124,15 @@ def _owned(course: Course, kind: str, what: str) -> str:
         return _measured(course, what)
     if kind == "generated" and what not in GENERATED:
         raise CourseError(f"nothing generates {what!r}; there is {', '.join(GENERATED)}")
-    lines = GENERATED[what]() if kind == "generated" else _answers(course, int(what))
+    lines = GENERATED[what]() if kind == "generated" else _answers(course, what)
     return "\n".join(["", *lines, ""])
 
 
-def _answers(course: Course, chapter: int) -> list[str]:
-    """The answers to a chapter's exercises, each folded."""
+def _answers(course: Course, what: str) -> list[str]:
+    """The answers to a chapter's exercises, or to these of them, each folded."""
+    exercises = need(course, int(what)) if what.isdecimal() else [find(course, id) for id in what.split()]
     lines: list[str] = []
-    for exercise in need(course, chapter):
+    for exercise in exercises:
         code = listing(course.root, f"{exercise.file}#{exercise.region}")
         summary = f"<summary>{exercise.id} {html.escape(exercise.title, quote=False)}</summary>"
         lines += [

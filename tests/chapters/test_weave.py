@@ -1,5 +1,6 @@
 """Listings and figures in prose."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -87,6 +88,7 @@ def test_figures_are_made_from_results(course: Course, marker: str, value: str) 
         (f"    {MARK}", "a malformed `weave` marker"),
         ("<!-- answers: 0 -->", "a malformed `answers` marker"),
         ("<!-- answers: 1 -->\nx\n<!-- /answers -->", "chapter 1 has no exercises"),
+        ("<!-- answers: 0.1 0.9 -->\nx\n<!-- /answers -->", "there is no exercise 0.9"),
         ("<!-- measured: host.json#steps.us.0 .2f -->1", "a malformed `measured` marker"),
         ("<!-- measured: no.json#a d -->1<!-- /measured -->", "there is no result no.json"),
         ("<!-- measured: host.json#steps.ms d -->1<!-- /measured -->", "has no number or text at 'steps.ms'"),
@@ -127,6 +129,11 @@ def test_answers_are_folded_and_stand_nowhere_else(course: Course) -> None:
     assert weave(course, path, load(course, 0)).problems == [
         "chapters/00_request.md:1: 'phase0_request/queue.py#pop' shows the answer to exercise 0.2; show its signature"
     ]
+
+
+def test_a_page_has_the_answers_that_it_names(course: Course) -> None:
+    text = woven(course, "<!-- answers: 0.3 0.1 -->\n<!-- /answers -->\n")
+    assert re.findall(r"<summary>(.*)</summary>", text) == ["0.3 Clamp", "0.1 Push"]
 
 
 def test_check_finds_drift_and_writes_nothing(
