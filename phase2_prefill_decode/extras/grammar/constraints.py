@@ -151,7 +151,7 @@ class Constraint:
             there.matcher, there._allowed = None, NOTHING
         return there
 
-    # region exercise 8.4
+    # region exercise 8.6
     def restrict(self, mask: NDArray[np.uint32]) -> None:
         """Clear the bits of what the lists exclude."""
         if self._allowed is not None:
@@ -162,7 +162,7 @@ class Constraint:
 
     # endregion
 
-    # region exercise 8.3
+    # region exercise 8.5
     def forced(self, index: int) -> Forced | None:
         """What follows output token `index`, just drawn, in any case. None if there is a choice.
 
@@ -239,13 +239,9 @@ Rows = Sequence[tuple[int, Follower, int, Sequence[int]]]
 draft that the rows behind it verify."""
 
 
-# region exercise 8.4
 def in_flight(rows: Rows) -> bool:
     """Whether the step before must end first: it draws a token that one of the masks depends on."""
     return any(index > len(constraint.output) for _, constraint, index, _ in rows)
-
-
-# endregion
 
 
 class Filled(NamedTuple):

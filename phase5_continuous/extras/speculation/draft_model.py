@@ -1,7 +1,7 @@
-"""A draft model: a smaller model of the same vocabulary computes the next tokens, one after the other.
+"""A draft model: a smaller model with the same vocabulary computes the next tokens, one after the other.
 
-Both models draw a token with the noise of its request's seed and its position. So where they agree on the
-probabilities, they draw the same token, at any temperature.
+Both models draw a token with the noise of its request's seed and position. Where they agree on the probabilities, they
+draw the same token, at any temperature.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,23 +16,23 @@ CATCH_UP = 256  # tokens that a step computes, at most, before the first drafts
 
 
 class DraftModel:
-    """Drafts by a runner and a KV cache of its own.
+    """Drafts with a runner and a KV cache of its own.
 
-    A request that finds no room in that cache gets no drafts. One that ends or is preempted loses its pages there when
-    the next drafts are made. Tokens that the draft model has not computed, such as a prompt, come before the first
-    draft, in chunks.
+    A request that finds no room in this cache gets no drafts. A request that ends or is preempted loses its pages here
+    when the next drafts are made. Tokens that the draft model has not computed, such as a prompt, are computed before
+    the first draft, in chunks.
     """
 
     runner: Runner[Any]
     cache: PagedCache
-    cost: float  # the time of its steps, as a share of the other model's
+    cost: float  # the time of its steps, as a share of the target model's
     context: int  # tokens of its longest request
 
     def __init__(self, model: str) -> None:
         """A model by its directory; `draft_loading` loads and connects it."""
         self.model = model
         self.computed: dict[Request, int] = {}  # tokens of each request that has pages
-        self.drafts: dict[Request, list[int]] = {}  # what it drafted behind these; all but the last token is computed
+        self.drafts: dict[Request, list[int]] = {}  # what it drafted after them; all but the last token is computed
 
     def connect(self, runner: Runner[Any], cache: PagedCache, cost: float, context: int) -> None:
         self.runner, self.cache, self.cost, self.context = runner, cache, cost, context
@@ -48,7 +48,7 @@ class DraftModel:
 
     # region exercise 11.4
     def draft(self, wanted: Mapping[Request, int]) -> None:
-        """Draft so many tokens for each request, one a step. The steps are those of all requests together."""
+        """Draft this many tokens for each request. A step computes one token of all requests together."""
         for request in [request for request in self.computed if request.state is not RequestState.RUNNING]:
             self._release(request)
         slices, left = list[Slice](), CATCH_UP
@@ -74,9 +74,12 @@ class DraftModel:
             if drafts[request]:
                 self.cache.publish(request)
 
+    # endregion
+
+    # region exercise 11.6
     def _allocate(self, request: Request, tokens: int) -> int | None:
-        """Make room for so many tokens of a request. Returns how many are computed: of the last draft, those that
-        turned out right. None: there is no room."""
+        """Make room for this many tokens of a request. Returns how many are computed, with the tokens of the last draft
+        that turned out right; None if there is no room."""
         if request not in self.computed:
             self.computed[request], self.drafts[request] = self.cache.attach(request), []
         if tokens > self.context or not self.cache.can_grow(request, tokens):
@@ -91,8 +94,8 @@ class DraftModel:
             computed += 1
         return computed
 
+    # endregion
+
     def _release(self, request: Request) -> None:
         self.cache.release(request)
         del self.computed[request], self.drafts[request]
-
-    # endregion

@@ -161,12 +161,14 @@ class Speculation:
 
     # region exercise 11.3
     def _worthwhile(self, chance: float, rows: float, expected: float, price: float = 1) -> int:
-        """How many tokens of a draft pay in a step of so many rows, if each takes the time of `price` rows. One is
-        accepted only if those before it are."""
+        """How many tokens of one draft pay in a step of this many rows, if each takes the time of `price` rows. A token
+        is accepted only if those before it are."""
         most, accepted = 0, chance
         while most < self.most and accepted * (self.spare_rows + rows) > expected * price:
             most, rows, expected, accepted = most + 1, rows + price, expected + accepted, accepted * chance
         return most
+
+    # endregion
 
     def committed(self, batch: Batch, output: StepOutput) -> None:
         """Judge the proposals of a step."""
@@ -176,15 +178,17 @@ class Speculation:
                 self.learn(part.request, len(part.beyond), drawn)
 
     def learn(self, request: Request, drafted: int, drawn: Sequence[int]) -> None:
-        """Judge a proposal by the tokens that a step drew: one, and one more behind each accepted token of the draft.
-        The tokens behind the first wrong one say nothing. A right token of the draft is judged as wrong if nothing was
-        drawn from its row, because the mask was late or the grammar forces what follows: it has gained nothing."""
+        """Judge a proposal by the tokens that a step drew: one, and one more after each accepted token of the draft.
+        Tokens after the first wrong one say nothing. A right token of the draft is judged wrong if nothing was drawn
+        from its row, because the mask was late or the grammar forces what follows: it has gained nothing."""
         proposal, chance = self.proposals.pop(request)
+        # region exercise 11.5
         for place, (token, right) in enumerate(zip(proposal, drawn, strict=False)):
             counts = place >= drafted or place + 1 < len(drawn)
             chance.learn(token == right and counts)
             if token != right:
                 break
+        # endregion
         if drafted:
             self.drafts += 1
             self.drafted += drafted
@@ -194,8 +198,6 @@ class Speculation:
             extras.rejected_drafts += drafted - accepted
             for place in range(accepted):
                 self.accepted[place] += 1
-
-    # endregion
 
 
 def allocate(running_set: RunningSet, sequence: SequenceState, tokens: int) -> int:
