@@ -37,7 +37,6 @@ class DeviceState:
     def scratch_row(self) -> int:
         return len(self.newest) - 1
 
-    # region exercise 7.2
     def reserve(self, cache: PagedCache) -> None:
         """Make room for the page tables of a cache."""
         rows = max((row + 1 for row, _, _ in cache.changes()), default=0)
@@ -56,14 +55,14 @@ class DeviceState:
         """Complete a step, given its arrays on the device: what it changes is stored, what it lacks is added."""
         tokens, positions, slots, last, newest_rows, changed, keys, places, *narrow = arrays
         cu_seqlens_q, seq_lens, rows, pages, *filters = narrow
+        # region exercise 7.2
         if step.changed:
             self.page_table.view(-1).index_copy_(0, changed, pages)
         if step.in_flight:
             tokens = torch.where(tokens < 0, self.newest[(-1 - tokens).clamp_(min=0)], tokens)
         table = self.page_table[:, : -(-step.max_seqlen_k // page_size)].index_select(0, rows)
+        # endregion
         metadata = AttentionMetadata(cu_seqlens_q, seq_lens, table, step.max_seqlen_q, step.max_seqlen_k, step.sizes)
         last_rows = None if step.all_logits else last
         sampling = SamplingInputs(keys, places, *filters)
         return StepTensors(tokens, positions, slots, metadata, last_rows, newest_rows, sampling)
-
-    # endregion

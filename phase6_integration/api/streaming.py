@@ -63,7 +63,6 @@ class GenerationResponse(Response):
         self.formatter = formatter
         self.is_stream, self.user = is_stream, user
 
-    # region exercise 6.5
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Submit the requests and send their outputs, while a task waits for the client to disconnect."""
         formatter, account = self.formatter, scope["state"]["account"]
@@ -82,8 +81,6 @@ class GenerationResponse(Response):
             finally:
                 watching.cancel()
 
-    # endregion
-
     def _submit(self) -> OutputStream:
         try:
             return self.server.engine.submit(self.request)
@@ -98,7 +95,6 @@ class GenerationResponse(Response):
         except ValueError as error:
             raise unservable(None, str(error)) from None
 
-    # region exercise 6.5
     async def whole(self) -> None:
         """Send the answer once all of it is there: until then a failure has a status of its own."""
         async for chunks in self.outputs:
@@ -110,6 +106,7 @@ class GenerationResponse(Response):
             await self.writer.add(piece)
         await self.writer.send(more=False)
 
+    # region exercise 6.5
     async def stream(self) -> None:
         """Send events, and a comment in each long silence, so that no proxy or client gives the request up. The status
         is sent with the first of them: an earlier failure has a status of its own, a later one is an event. The last
@@ -151,7 +148,6 @@ class GenerationResponse(Response):
         self.account.error = repr(error)
         return fault(self.request_id)
 
-    # region exercise 6.5
     def _check(self, chunk: Chunk) -> None:
         """Note a finish reason, and raise if it is a failure."""
         if chunk.finish_reason is None:
@@ -162,8 +158,6 @@ class GenerationResponse(Response):
         if (failure := self._failure(chunk)) is not None:
             self.account.error = str(chunk.error or failure.message)
             raise failure
-
-    # endregion
 
     def _failure(self, chunk: Chunk) -> RequestError | None:
         """The error for the client, without internals."""
@@ -203,7 +197,6 @@ class ResponseWriter:
         """The seconds since something was sent, or nothing if something is about to be."""
         return 0.0 if self._unsent else time.monotonic() - self._sent_at
 
-    # region exercise 6.5
     async def add(self, data: bytes) -> None:
         """Append bytes. They are sent by `send`, or now if there are many."""
         self._unsent += data
@@ -223,8 +216,6 @@ class ResponseWriter:
             await self._send({"type": "http.response.start", "status": 200, "headers": [*self._headers, *length]})
         if body or not more:
             await self._send({"type": "http.response.body", "body": body, "more_body": more})
-
-    # endregion
 
 
 async def _abort_on_disconnect(receive: Receive, outputs: OutputStream) -> None:

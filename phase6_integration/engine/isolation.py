@@ -135,6 +135,8 @@ class IsolatingRunner(Generic[P]):
             self.shedding.failed(f"{len(batch)} slices together")
         return StepOutput(tokens, **by_slice)
 
+    # endregion
+
     def _alone(self, part: Slice) -> StepOutput:
         return self.runner.launch(self.runner.pack(Batch((part,)))).output()
 
@@ -150,8 +152,6 @@ class IsolatingRunner(Generic[P]):
             why = f"{type(error).__name__} at {part.length} tokens"
             self.shedding.failed(why)
             raise StepFailedError(why) from error
-
-    # endregion
 
 
 class IsolatingCore(EngineCore[Scheduler, IsolatedStep[P]]):

@@ -135,7 +135,6 @@ class AsyncEngine:
         """The number of submitted requests that have not finished."""
         return len({stream for _, stream in self._live.values()})
 
-    # region exercise 6.3
     def submit(self, request: EngineRequest) -> OutputStream:
         """Submit all completions of a request, or none. ValueError if it can never be served, QueueFullError if too
         many wait, UnavailableError if the engine is not ready."""
@@ -176,8 +175,6 @@ class AsyncEngine:
             self._live[output.id][1].put(output.finish(reason, error))
             self._send(Finish(output.id, FinishReason.ABORT))
 
-    # endregion
-
     def _check(self, request: EngineRequest) -> None:
         """Refuse what the engine would refuse."""
         request.id.encode(), request.cache_salt.encode()  # a lone surrogate raises UnicodeEncodeError, a ValueError
@@ -202,7 +199,6 @@ class AsyncEngine:
             case Logged(text=text) if self.health is Health.LOADING:
                 self.reason = text  # how far it is
 
-    # region exercise 6.3
     def _process_ready(self, ready: Ready) -> None:
         """Take requests from now on."""
         self.ready_info, self._ready_at = ready, time.monotonic()
@@ -259,8 +255,6 @@ class AsyncEngine:
             observer.finished(stream, output, output.reason or reason)
         if not self._live:
             self._idle.set()
-
-    # endregion
 
     def send(self, message: SideMessage) -> None:
         """Send a message to the other side of an extra."""

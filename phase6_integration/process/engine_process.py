@@ -85,6 +85,8 @@ class Loop:
             for hooks in self.hooks:
                 hooks.no_step()
 
+    # endregion
+
     def handle(self, message: ToEngine) -> None:
         """Act on one message: submit completions, finish one, answer a ping, pass on what is for an extra. ValueError
         for a second LoadModel."""
@@ -141,8 +143,6 @@ class Loop:
             if self._unannounced.pop(request.id, None) is not None:
                 admitted.append(Progress(request.id, admitted=request.times.admitted or 0.0, cached=start))
         return admitted
-
-    # endregion
 
 
 class LoadedEngine(NamedTuple):

@@ -201,7 +201,6 @@ class Channel:
         self._frames = Frames(decoder)
         self._unsent = bytearray()
 
-    # region exercise 6.1
     def send(self, message: msgspec.Struct) -> None:
         """Append a message to what is unsent, and send as much of that as the socket takes now."""
         self._unsent += frame(message)
@@ -262,5 +261,3 @@ class Channel:
             while self._unsent:
                 del self._unsent[: self._socket.send(self._unsent)]
         self._selector.modify(self._socket, selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0))
-
-    # endregion

@@ -91,7 +91,6 @@ class Output:
         """The stop string or stop token that ended it."""
         return self._transcript.stop_reason
 
-    # region exercise 6.4
     def append(self, token: int, reason: FinishReason | None, at: float) -> Chunk | None:
         """Add a token, with the finish reason if it is the last. None if no text is ready yet."""
         self.generated += 1
@@ -124,6 +123,7 @@ class Output:
         chunk.finish_reason, chunk.error = reason, error
         return chunk
 
+    # region exercise 6.4
     def _hold(self, token: int) -> None:
         """Keep a token until its text is sent."""
         held = self._held
@@ -173,7 +173,6 @@ class OutputStream:
     def __aiter__(self) -> AsyncIterator[list[Chunk]]:
         return self.turns()
 
-    # region exercise 6.4
     async def turns(self, silence: float | None = None) -> AsyncIterator[list[Chunk]]:
         """Yield the chunks since the last turn, until the last chunk of every completion has been yielded. When none
         has come for `silence` seconds, yield an empty list."""
@@ -196,5 +195,3 @@ class OutputStream:
             self._newest[chunk.index] = chunk
         self._unfinished -= chunk.finish_reason is not None
         self._arrived.set()
-
-    # endregion

@@ -155,7 +155,10 @@ def test_a_token_in_flight_is_packed_as_the_row_that_will_have_it(
     cache = PagedCache(20, 4)
     *_, request = (running(cache, number, prompt, output, prompt + output - 1) for number in (1, 2, 3))
     assert cache.row(request) == 2
-    assert tokens_of(Slice(request, *piece), cache) == wanted
+    got, (start, length) = tokens_of(Slice(request, *piece), cache), piece
+    assert got == wanted, (
+        f"{request.total} tokens are known, the row is 2: from {start}, {length} tokens are {wanted}, not {got}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -171,7 +174,9 @@ def test_a_token_beyond_a_request_is_packed_behind_it_and_each_has_a_row_to_draw
     cache.grow(request, 12)
     step = pack(Batch((Slice(request, start, length, (7, 8, 9)),)), cache, 6)
     drawn = min(length, 4)
-    assert step.tokens == tokens
+    assert step.tokens == tokens, (
+        f"7 are known, then (7, 8, 9): from {start}, {length} tokens are {tokens}, not {step.tokens}"
+    )
     assert step.last == [*range(length)][-drawn:], "of the newest token and of those beyond it"
     assert step.slice_numbers == (0,) * drawn
 
@@ -181,7 +186,8 @@ def test_a_page_table_may_be_longer_than_the_step_needs() -> None:
     request = running(cache, 1, 6, 0, 0)
     cache.grow(request, 60)
     packed = loaded(Batch((Slice(request, 0, 6),)), cache)
-    assert packed.metadata.page_table.tolist() == [cache.table(request)[:2]]
+    table = packed.metadata.page_table.tolist()
+    assert table == [cache.table(request)[:2]], f"6 tokens need 2 pages of 4; the step has {table}"
 
 
 def test_a_batch_of_decodes_selects_no_rows() -> None:

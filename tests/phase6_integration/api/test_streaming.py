@@ -24,7 +24,7 @@ def test_no_status_is_sent_before_there_is_room(path: str) -> None:
                 await asyncio.sleep(0)
             for _ in range(50):
                 await asyncio.sleep(0)
-            assert call.status is None
+            assert call.status is None, f"the request is not admitted yet, and status {call.status} was sent"
             engine.room.set()
         assert call.status == 200
         assert call.headers["content-type"] == "text/event-stream; charset=utf-8"
@@ -48,9 +48,10 @@ def test_a_disconnect_aborts_the_requests(path: str, stream: bool, waits_for: st
             while len(engine.submitted) < 3:
                 await asyncio.sleep(0)
             call.leave()
-        assert sorted(engine.dropped) == sorted(one.id for one in engine.submitted)
+        wanted, dropped = sorted(one.id for one in engine.submitted), sorted(engine.dropped)
+        assert dropped == wanted, f"the client left: {wanted} should be aborted in the engine; aborted are {dropped}"
         assert engine.live == 0
-        assert not call.complete
+        assert not call.complete, "nothing more is sent to a client that has left"
 
     run(test)
 
@@ -108,7 +109,7 @@ def test_the_pieces_of_a_stream_are_the_whole(path: str, n: int) -> None:
         assert last["choices"] == []
         assert last["usage"] == whole.json["usage"]
         assert {chunk["usage"] for chunk in chunks} == {None}
-        assert len({chunk["id"] for chunk in [*chunks, last]}) == 1
+        assert len({chunk["id"] for chunk in [*chunks, last]}) == 1, "all events have the id of one answer"
         for choice in whole.json["choices"]:
             mine = [one for chunk in chunks for one in chunk["choices"] if one["index"] == choice["index"]]
             reasons = [one["finish_reason"] for one in mine if one["finish_reason"]]

@@ -111,8 +111,10 @@ def test_a_step_that_succeeds_runs_once_as_a_batch(stage: str) -> None:
 @STAGES
 def test_only_the_request_that_raises_fails(stage: str) -> None:
     found = outcome(Runner(stage, {"c"}), ["a", "nan", "c", "chunk", "e"])
-    assert found.tokens == [1, 2, None, None, 5]
-    assert found.failed == {1: "no token can be drawn", 2: BLAMED}
+    assert found.tokens == [1, 2, None, None, 5], f"slice 2 raises, slice 3 is a chunk; the tokens are {found.tokens}"
+    assert found.failed == {1: "no token can be drawn", 2: BLAMED}, (
+        f"slice 1 failed by itself, slice 2 raised: {found.failed}"
+    )
     outcomes = {n: outcome for n, outcome in found.more.items() if isinstance(outcome, SliceOutcome)}
     assert {n: outcome.logprobs for n, outcome in outcomes.items() if outcome.logprobs is not None} == dict.fromkeys(
         (0, 4), TokenLogprobs(-1.0, ())
@@ -145,10 +147,10 @@ def test_if_the_probe_fails_too_no_request_does_and_steps_are_halved_until_they_
     request = Request("long", (1,) * 60, SamplingParams(max_tokens=2 * CALM_STEPS + 60, ignore_eos=True))
     engine.submit(request)
     assert [engine.step() for _ in range(2)] == [EMPTY, EMPTY]
-    assert budget(scheduler) == (16, 16)
+    assert budget(scheduler) == (16, 16), f"two failed steps halve the budget twice; it is {budget(scheduler)}"
     while request.computed < 60:
         engine.step()
-    assert not request.finished
+    assert not request.finished, "memory was short, and the request was ended for it"
     runner.most = 64  # there is memory again
     for _ in range(2 * CALM_STEPS):
         engine.step()

@@ -37,9 +37,12 @@ def admitted(line: Line) -> list[tuple[str, float, int]]:
 
 def test_each_step_is_reported_in_one_message_and_each_token_once() -> None:
     loop, line = run([ask("a", max_tokens=3), ask("b", max_tokens=2)])
-    assert (tokens(line, "a"), tokens(line, "b")) == ([100, 101, 102], [100, 101])
+    got = tokens(line, "a"), tokens(line, "b")
+    assert got == ([100, 101, 102], [100, 101]), f"a has 3 tokens and b has 2; reported were {got}"
     assert ends(line) == {"a": FinishReason.LENGTH, "b": FinishReason.LENGTH}
-    first, second, third = updates(line)
+    sent = updates(line)
+    assert len(sent) == 3, f"three steps make three updates; {len(sent)} were sent"
+    first, second, third = sent
     ids = [[new.id for new in update.progress if new.token is not None] for update in (first, second, third)]
     assert ids == [["a-0", "b-0"], ["a-0", "b-0"], ["a-0"]], "the token that ends a request is reported too"
     assert (first.prefill_tokens, first.decode_tokens, second.prefill_tokens, second.decode_tokens) == (6, 0, 0, 2)
@@ -59,7 +62,7 @@ def test_a_request_is_announced_once_in_the_step_that_admits_it_with_its_cached_
 def test_messages_are_read_between_two_steps() -> None:
     finish = Finish("a-0", FinishReason.STOP)
     _, line = run([ask("a", max_tokens=20)], [Ping()], [], [finish, Finish("unknown-0", FinishReason.ABORT)], [finish])
-    assert ends(line) == {"a": FinishReason.STOP}
+    assert ends(line) == {"a": FinishReason.STOP}, "a Finish ends the request that it names; an unknown id is ignored"
     assert tokens(line, "a") == [100, 101, 102], "three steps were run before the message came"
     assert line.sent.index(Pong()) == 1, "a ping is answered after the first step, not at the end"
 
@@ -104,7 +107,9 @@ def test_an_extra_is_called_around_each_step_and_gets_its_own_messages_only() ->
     loop.turn()
     loop.turn()
     assert [message for message in line.sent if isinstance(message, SideMessage)] == [SideMessage("echo", b"A")]
-    assert seen == [0, 1, "idle"]
+    assert seen == [0, 1, "idle"], (
+        f"before_step, before_step after one step, no_step without a step; called were {seen}"
+    )
 
 
 # Requests that wait for their grammars, and what is done for these beside the steps.
@@ -127,7 +132,8 @@ def test_a_request_waits_for_its_grammar_and_the_others_go_on() -> None:
     assert grammars.prepared == ["a-0"], "it is compiled while the prompt is computed"
     for _ in range(4):
         loop.turn()
-    assert (tokens(line, "a"), len(tokens(line, "b"))) == ([], 4)
+    got = len(tokens(line, "a")), len(tokens(line, "b"))
+    assert got == (0, 4), f"a waits for its grammar while b runs 4 steps; a and b have {got} tokens"
     grammars.ready = True
     loop.turn()
     assert (tokens(line, "a"), len(tokens(line, "b"))) == ([100], 5)
@@ -140,7 +146,7 @@ def test_a_request_can_be_ended_while_its_grammar_is_compiled() -> None:
     loop.handle(Finish("a-0", FinishReason.ABORT))
     loop.turn()
     assert ends(line) == {"a": FinishReason.ABORT}
-    assert not loop.core.has_work
+    assert not loop.core.has_work, "the only request was aborted, and there is still work"
 
 
 def test_an_engine_in_which_all_wait_for_grammars_sleeps() -> None:

@@ -104,7 +104,11 @@ def test_messages_survive_any_cut(order: list[int], data: st.DataObject) -> None
         whole = b"".join(map(frame, said))
         cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=8)))
         pieces = [whole[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
-        assert [message for piece in pieces for message in frames.feed(piece)] == said
+        sizes = [len(piece) for piece in pieces]
+        got = [message for piece in pieces for message in frames.feed(piece)]
+        assert got == said, (
+            f"{len(said)} messages in reads of {sizes} bytes: got {len(got)}, or others, or in another order"
+        )
 
 
 def test_bytes_that_are_no_message_are_refused() -> None:
@@ -118,7 +122,7 @@ def test_bytes_that_are_no_message_are_refused() -> None:
 
 def test_a_message_that_was_read_or_refused_is_not_read_again() -> None:
     frames, message = Frames(to_engine), frame(Ping())
-    assert next(frames.feed(message * 2)) == Ping()  # the caller stops reading here
+    assert next(frames.feed(message * 2)) == Ping(), "the first of two messages in one read"  # the caller stops here
     assert list(frames.feed(b"")) == [Ping()], "the first message was read: the second is next"
     with pytest.raises(msgspec.ValidationError):
         list(frames.feed(frame(TO_FRONT[0])))

@@ -40,13 +40,15 @@ def test_chunks_joined_are_the_output(tokens: list[int], stops: list[str]) -> No
     answer, chunks = answered(tokens, stop=stops)
     whole = Detokenizer(TOKENIZER, SamplingParams(stop=stops))
     text = whole.push(tokens) + whole.flush()
-    assert "".join(chunk.text for chunk in chunks) == text
-    assert [chunk.finish_reason is not None for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+    got = "".join(chunk.text for chunk in chunks)
+    assert got == text, f"tokens {tokens} are the text {text!r}; the chunks have {got!r}"
+    ended = [chunk.finish_reason is not None for chunk in chunks]
+    assert ended == [False] * (len(chunks) - 1) + [True], "the last chunk, and only it, has a finish reason"
     assert all(chunk.text for chunk in chunks[:-1]), "no chunk is empty but the last"
     shown = [token for chunk in chunks for token in chunk.tokens]
-    assert shown == tokens[: len(shown)]
+    assert shown == tokens[: len(shown)], f"tokens {tokens} came out as {shown}"
     if whole.stopped is None:
-        assert shown == tokens
+        assert shown == tokens, f"{len(tokens) - len(shown)} of {len(tokens)} tokens never came out"
         assert chunks[-1].finish_reason is FinishReason.LENGTH
     else:
         assert answer.stop_reason == whole.stopped
@@ -54,8 +56,11 @@ def test_chunks_joined_are_the_output(tokens: list[int], stops: list[str]) -> No
     begins = [offset for chunk in chunks for offset in chunk.offsets]
     for number, offset in enumerate(begins):
         before = Detokenizer(TOKENIZER)
-        assert offset == len(before.push(tokens[:number])), "a token begins where the text before it ends"
-        assert whole.stopped is None or offset < len(text)
+        begins_at = len(before.push(tokens[:number]))
+        assert offset == begins_at, f"token {number} begins after {begins_at} characters; its offset is {offset}"
+        assert whole.stopped is None or offset < len(text), (
+            f"token {number} begins in the stop string: it must not come out"
+        )
 
 
 @given(WORDS)
@@ -64,7 +69,8 @@ def test_a_token_is_out_once_its_text_is(tokens: list[int]) -> None:
     shown = 0
     for chunk in chunks[:-1]:
         shown += len(chunk.text)
-        assert all(offset < shown for offset in chunk.offsets)
+        early = [offset for offset in chunk.offsets if offset >= shown]
+        assert not early, f"{shown} characters are sent; tokens that begin at {early} came out before their text"
 
 
 def test_the_token_that_ends_the_output_is_not_part_of_it() -> None:
@@ -91,8 +97,8 @@ def test_a_character_in_pieces_comes_whole_with_all_its_tokens() -> None:
     assert len(pieces) == 4
     _, chunks = answered([300, *pieces, 700])
     (found,) = [chunk for chunk in chunks if "\U0001f600" in chunk.text]
-    assert list(found.tokens) == pieces
-    assert len(set(found.offsets)) == 1
+    assert list(found.tokens) == pieces, f"the four tokens {pieces} come with the emoji; with it came {[*found.tokens]}"
+    assert len(set(found.offsets)) == 1, f"all four begin at the emoji; their offsets are {[*found.offsets]}"
 
 
 @pytest.mark.parametrize("reason", [FinishReason.ERROR, FinishReason.TIMEOUT, FinishReason.ABORT])

@@ -59,9 +59,12 @@ def over(self: Scene, seconds: float) -> None:
 def test_silence_with_work_is_reported_once(scene: Scene) -> None:
     scene.dog.start()
     over(scene, LIMIT - 1)
-    assert (scene.barks, scene.pings) == (0, 0)
+    got = scene.barks, scene.pings
+    assert got == (0, 0), f"busy, one second before the limit: reports and pings are {got}"
     over(scene, 1)
-    assert (scene.barks, scene.timers) == (1, [])
+    assert (scene.barks, scene.timers) == (1, []), (
+        f"at the limit: reported {scene.barks} times, {len(scene.timers)} timers"
+    )
 
 
 def test_every_message_delays_it_and_none_sets_a_timer(scene: Scene) -> None:
@@ -80,7 +83,7 @@ def test_an_idle_engine_that_answers_pings_is_well(scene: Scene) -> None:
     scene.works = False
     scene.dog.start()
     for n in range(1, 6):
-        assert scene.pings == n
+        assert scene.pings == n, f"{n - 1} pings were answered: {n} should be sent, {scene.pings} were"
         scene.dog.heard()
         over(scene, IDLE)
     assert scene.barks == 0, "an engine that answers every ping was reported"
