@@ -106,7 +106,7 @@ class GenerationResponse(Response):
             await self.writer.add(piece)
         await self.writer.send(more=False)
 
-    # region exercise 6.5
+    # region exercise 6.3
     async def stream(self) -> None:
         """Send events, and a comment in each long silence, so that no proxy or client gives the request up. The status
         is sent with the first of them: an earlier failure has a status of its own, a later one is an event. The last

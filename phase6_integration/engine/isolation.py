@@ -113,7 +113,7 @@ class IsolatingRunner(Generic[P]):
                 log.exception("a step of %d slices failed", len(step.batch))
         return step
 
-    # region exercise 6.6
+    # region exercise 6.5
     def one_by_one(self, batch: Batch) -> StepOutput:
         """Run each slice of a failed step as a step of its own, and collect tokens and failures."""
         tokens: list[int | None] = [None] * len(batch)

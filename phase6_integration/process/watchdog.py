@@ -53,7 +53,7 @@ class Watchdog:
         if self._timer is not None:
             self._timer.cancel()
 
-    # region exercise 6.7
+    # region exercise 6.6
     def _check(self) -> None:
         """Ping an idle engine, report one that has been silent for too long, or set the timer for the next check."""
         now = time.monotonic()
