@@ -77,7 +77,7 @@ def tls_context(settings: ServerSettings) -> ssl.SSLContext | None:
 def server_config(
     app: "FastAPI", settings: ServerSettings, connections: float = math.inf, context: ssl.SSLContext | None = None
 ) -> "uvicorn.Config":
-    """How uvicorn serves an application, with at most so many connections."""
+    """How uvicorn serves an application, with a limit on connections."""
     import uvicorn
 
     more: Mapping[str, Any] = {"limit_concurrency": None if connections == math.inf else int(connections)}

@@ -78,7 +78,7 @@ def configure(settings: ServerSettings) -> None:
 
 
 def drain() -> None:
-    """Write what is not written yet, before the process ends. If that takes too long, nothing reads it, and no other
+    """Write the remaining lines before the process ends. If that takes too long, nothing reads it, and no other
     write may wait either."""
     with _lines.all_tasks_done:
         if not _lines.all_tasks_done.wait_for(lambda: not _lines.unfinished_tasks, DRAIN_TIMEOUT):

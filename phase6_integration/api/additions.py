@@ -22,12 +22,12 @@ class Addition:
     excluding: Sequence[str] = ()  # the fields of the request by which it excludes tokens
 
     def read(self, new: Chunk) -> bool:
-        """A chunk has come, whose text may be changed. Returns whether something beside text is to be sent."""
+        """Read a new chunk; its text may be changed. Returns whether there is more to send than text."""
         return False
 
     def write(self, choice: Json, new: Chunk | None, whole: bool) -> None:
-        """Change a choice that is about to be written, of a whole response or of an event. It has the tokens of `new`;
-        None for the event that opens it."""
+        """Change a choice before it is written, in a whole response or in an event. It has the tokens of `new`; None for
+        the opening event."""
 
     def usage(self, usage: Json) -> None:
         """Change the usage."""
@@ -54,7 +54,7 @@ class Asked:
     prompts: Sequence[tuple[int, ...]]
     lengths: Sequence[int]  # max_tokens of each prompt
     texts: Mapping[int, str] = field(default_factory=dict)  # of the prompts that were given as text, and not truncated
-    own_fields: Mapping[str, str] = field(default_factory=dict)  # of the API: its names of fields, by those of the body
+    own_fields: Mapping[str, str] = field(default_factory=dict)  # names of fields in this API, by those of the body
     params: Json = field(default_factory=dict)  # of SamplingParams
     additions: list[Addition] = field(default_factory=list)
     first_event: Json = field(default_factory=dict)  # fields that only the first event of a stream has

@@ -68,7 +68,7 @@ class HttpMiddleware:
 
 
 class BodyLimit(HttpMiddleware):
-    """Refuses bodies of more than so many bytes, where no extra limits their memory and their time too."""
+    """Refuses bodies above a size limit, if no extra limits their memory and time."""
 
     def __init__(self, app: ASGIApp, most: int) -> None:
         super().__init__(app)

@@ -1,4 +1,4 @@
-"""conversation: what a request gives the chat template, in the form that templates expect."""
+"""conversation: the messages of a request, in the form that chat templates expect."""
 
 import json
 from typing import Any

@@ -68,7 +68,7 @@ class Formatter(ABC):
     object: str
     chunk_object: str
     length_field = "max_tokens"  # of the request
-    own_fields: Mapping[str, str] = {}  # its fields, by those of the chat or completion that it has become
+    own_fields: Mapping[str, str] = {}  # names of its fields, by those of the chat or completion that it becomes
     done = b"data: [DONE]\n\n"  # the end of a stream
     stream_type = b"text/event-stream; charset=utf-8"
     keep_alive = KEEP_ALIVE  # in the silences of a stream

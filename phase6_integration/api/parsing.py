@@ -24,7 +24,7 @@ _serial = itertools.count()  # makes ids unique, since a client may give two req
 
 def check_body(server: ServerState, body: SamplingFields, prompts: int, most: int | None = None) -> list[Prepare]:
     """Check what fields mean together, and that the engine is ready, before anything is tokenized or copied n times.
-    `most` prompts are allowed, or as many choices as the server is set to. Returns what the features then do."""
+    At most `most` prompts are allowed, or `max_choices` of the settings. Returns the preparations of the features."""
     server.model_name(body.model)
     n, policy = body.n or 1, server.engine.options.scheduling_policy
     limit = most or server.settings.max_choices
@@ -119,6 +119,6 @@ def cache_salt(client: str, given: str) -> str:
 def sampling_params(
     body: SamplingFields, max_tokens: int, defaults: Mapping[str, Any], more: Mapping[str, Any]
 ) -> SamplingParams:
-    """The fields that are given, and those of features, over the defaults of the model."""
+    """The given fields and those of features, in place of the model's defaults."""
     given = {name: value for name in SAME if (value := getattr(body, name)) is not None}
     return SamplingParams(**{**defaults, **given, "max_tokens": max_tokens, **more})

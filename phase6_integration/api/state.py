@@ -1,4 +1,4 @@
-"""ServerState: what the routes of one server share, with what extras add to it, and the body of a request."""
+"""ServerState: the state that the routes of one server share, with the additions of extras, and request bodies."""
 
 import logging
 from collections.abc import Callable, Iterable, Sequence

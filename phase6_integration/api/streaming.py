@@ -38,7 +38,7 @@ class ClientLeftError(Exception):
 async def generate(
     server: ServerState, asked: Asked, prepare: Sequence[Prepare], formatter: Formatter
 ) -> "GenerationResponse":
-    """The response to a request: features have their say, then it becomes a message to the engine."""
+    """The response to a request: features prepare it, then it becomes a message to the engine."""
     asked.own_fields = formatter.own_fields
     for feature in prepare:
         await feature(asked)
@@ -178,7 +178,7 @@ class GenerationResponse(Response):
 
 
 class ResponseWriter:
-    """Collects the bytes of a response and sends them through ASGI. After a piece of PIECE bytes other requests have a
+    """Collects the bytes of a response and sends them through ASGI. After PIECE bytes, other requests get a
     turn. A send waits while the client does not read; how long that may be is up to the server's transport."""
 
     def __init__(self, send: Send, headers: list[tuple[bytes, bytes]]) -> None:
@@ -198,15 +198,15 @@ class ResponseWriter:
         return 0.0 if self._unsent else time.monotonic() - self._sent_at
 
     async def add(self, data: bytes) -> None:
-        """Append bytes. They are sent by `send`, or now if there are many."""
+        """Append bytes for `send` to send. Many bytes are sent at once."""
         self._unsent += data
         if len(self._unsent) > PIECE:
             await self.send()
             await asyncio.sleep(0)
 
     async def send(self, more: bool = True) -> None:
-        """Send what was added, after the status. Without `more` it ends the response. One that is sent at once has a
-        length."""
+        """Send the added bytes, after the status. Without `more`, end the response; if that is the first send, it has a
+        content-length."""
         body, self._unsent = self._unsent, b""  # no copy: a large event is in memory once
         if body:
             self._sent_at = time.monotonic()

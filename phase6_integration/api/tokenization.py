@@ -62,7 +62,7 @@ class TokenizerPool:
         self._short, self._long = (TokenizerLane(name, engine.options.queued_per_client) for name in ("short", "long"))
 
     def start(self) -> None:
-        """Load what a chat needs now, since that takes a second."""
+        """Load now whatever a chat needs, since that takes a second."""
         if self._tokenizer is not None:
             self._short.thread.submit(self._tokenizer.chat, [{"role": "user", "content": "Hello"}])
 

@@ -140,7 +140,7 @@ def steps_to_record(options: EngineOptions, device: torch.device, running: int, 
 
 
 def wanted_context(options: EngineOptions, claimed: int) -> int:
-    """The context length to serve of a model that claims so many tokens, if the pool has room for it."""
+    """The context length to serve, given the length that the model claims, if the pool has room for it."""
     context = options.context(claimed)
     if context > claimed:
         raise ConfigError(f"max_model_len must be at most {claimed}, this model's context; got {context}")

@@ -88,7 +88,7 @@ class NanoServingEngine:
         core, model = self.parts.core, self.parts.model
         params = params or SamplingParams()
         request = make_request(prompt, params, model, core.clock(), next(self._names), priority, cache_salt)
-        self.parts.sampler.prepare(request)  # what it cannot have is refused now
+        self.parts.sampler.prepare(request)  # refuses unsupported parameters now
         core.submit(request)
         return request
 

@@ -1,4 +1,4 @@
-"""Keep the garbage collector away from what a process loads at start-up.
+"""Keep the garbage collector away from the objects that a process loads at start-up.
 
 CPython's collector stops the process while it walks over all its objects. Libraries and models are hundreds of
 thousands of objects that are never garbage: `gc.freeze` excludes them.

@@ -1,4 +1,4 @@
-"""Sampling defaults: what a model's authors recommend in generation_config.json, for requests that do not say."""
+"""Sampling defaults: the values that a model's authors recommend in generation_config.json."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""LoopHooks: what the loop of an engine's process calls for an extra, which observes the steps or works beside them."""
+"""LoopHooks: calls from the engine process's loop to an extra, which observes the steps or works beside them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -123,7 +123,7 @@ class EngineOptions:
         return (self.max_num_queued_reqs + 1) // 2
 
     def context(self, claimed: int) -> int:
-        """The context length to serve of a model that claims so many tokens, if the KV cache has room for it."""
+        """The context length to serve, given the length that the model claims, if the KV cache has room for it."""
         return min(claimed, MAX_CONTEXT) if self.max_model_len is None else self.max_model_len
 
     def running(self, on_gpu: bool) -> int:

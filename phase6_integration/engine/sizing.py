@@ -73,8 +73,8 @@ def profile(computing: Computing, tokens: int, running: int, context: int) -> in
 
 
 def graph_bytes(computing: Computing, recorded: RecordedSteps, context: int) -> int:
-    """The memory of recorded steps, measured by recording the two largest over a pool of one page. They share what the
-    largest needs; each further one takes what the second took. The same of pieces."""
+    """The memory of recorded steps, measured by recording the two largest over a pool of one page. They share the
+    memory of the largest; each further one takes as much as the second did. Pieces are measured in the same way."""
     sizes, counts = recorded
     if not sizes:
         return 0
@@ -109,9 +109,10 @@ def pages_that_fit(
     activations: int,
     max_tokens: int,
 ) -> int:
-    """The number of KV pages that fit beside the weights and the activations: a pool of each layout has so many.
-    `free` is what is free beside the weights, of all processes the least. `share` is of the device's whole memory. On a
-    CPU, with memory that other programs use too, it is of the free memory, and no more than `max_tokens` need."""
+    """The number of KV pages that fit beside the weights and the activations; the pool of each layout has as many.
+    `free` is the memory that is free beside the weights, in the process that has least. `share` is of the device's
+    whole memory. On a CPU, with memory that other programs use too, it is of the free memory, and no more than
+    `max_tokens` need."""
     page_bytes = sum(layout.bytes_per_page for layout in layouts)
     if free is None:
         raise ConfigError("this system does not report its free memory; set kv_cache_pages")
@@ -134,7 +135,7 @@ def pages_that_fit(
 
 
 def peak_bytes(work: Callable[[], None], device: torch.device) -> int:
-    """The peak memory of `work` beyond what was allocated before it, measured by running it."""
+    """The peak of newly allocated memory while `work` runs, measured by running it."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)

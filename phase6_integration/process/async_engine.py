@@ -38,7 +38,7 @@ from phase6_integration.process.outputs import Details, Output, OutputStream
 log = logging.getLogger(__name__)
 RESTART_DELAY = 1.0  # seconds before the first restart; each further one doubles it
 MAX_RESTART_DELAY = 30.0
-STABLE = 600.0  # seconds after which an engine that ran so long counts as sound, and its restarts as none
+STABLE = 600.0  # seconds that an engine must run for its earlier restarts to be forgotten
 
 
 class Observer:
@@ -46,13 +46,13 @@ class Observer:
     A method that an observer does not define does nothing."""
 
     def stepped(self, update: Update, prompt_tokens: int, cached_tokens: int) -> None:
-        """The engine has run a step. The tokens are those of prompts that got their first token in it."""
+        """The engine has run a step. The counts are of the prompts whose first output token it drew."""
 
     def finished(self, stream: OutputStream, output: Output, reason: FinishReason) -> None:
         """A completion, one of the outputs of its stream, has finished."""
 
     def received(self, message: SideMessage) -> None:
-        """An extra has said this in the engine's process."""
+        """An extra in the engine process has sent this."""
 
     def ended(self) -> None:
         """The engine's process has failed, or is about to end: nothing more comes from it."""
@@ -176,7 +176,7 @@ class AsyncEngine:
             self._send(Finish(output.id, FinishReason.ABORT))
 
     def _check(self, request: EngineRequest) -> None:
-        """Refuse what the engine would refuse."""
+        """Raise a ValueError for a request that the engine would refuse."""
         request.id.encode(), request.cache_salt.encode()  # a lone surrogate raises UnicodeEncodeError, a ValueError
         if request.timeout is not None:
             check_number(f"request {request.id}: timeout", request.timeout, 0, above=True)
@@ -197,7 +197,7 @@ class AsyncEngine:
             case Ready():
                 self._process_ready(message)
             case Logged(text=text) if self.health is Health.LOADING:
-                self.reason = text  # how far it is
+                self.reason = text  # its progress
 
     def _process_ready(self, ready: Ready) -> None:
         """Take requests from now on."""

@@ -59,9 +59,9 @@ class Loop:
         for hooks in self.hooks:
             for descriptor in hooks.descriptors:
                 channel.watch(descriptor, hooks.woken)
-        self._all_blocked = False  # each request that runs waits for an extra
-        self._requests: dict[str, Request] = {}  # the end of each is not sent yet
-        self._unannounced: dict[str, Request] = {}  # the admission of each is not sent yet
+        self._all_blocked = False  # every running request waits for an extra
+        self._requests: dict[str, Request] = {}  # their end has not been sent yet
+        self._unannounced: dict[str, Request] = {}  # their admission has not been sent yet
 
     # region exercise 6.2
     def run(self) -> NoReturn:
@@ -74,7 +74,7 @@ class Loop:
             self.turn()
 
     def turn(self) -> None:
-        """Run a step, if there is work, and send what it did."""
+        """Run a step, if there is work, and send its results."""
         for hooks in self.hooks:
             hooks.before_step()
         step = self.core.step() if self.core.has_work else None
@@ -88,8 +88,8 @@ class Loop:
     # endregion
 
     def handle(self, message: ToEngine) -> None:
-        """Act on one message: submit completions, finish one, answer a ping, pass on what is for an extra. ValueError
-        for a second LoadModel."""
+        """Act on one message: submit completions, finish one, answer a ping, or pass it on to an extra. ValueError for
+        a second LoadModel."""
         match message:
             case EngineRequest():
                 for number in message.numbers:
@@ -108,7 +108,7 @@ class Loop:
                 raise ValueError("an engine can be loaded only once")
 
     def _submit(self, request: Request, timeout: float | None) -> None:
-        """Submit a request. One that the engine refuses is reported as ended at once."""
+        """Submit a request. If the engine refuses it, report at once that it has ended."""
         try:
             self.core.submit(request, timeout)
         except ValueError as error:  # AsyncEngine should have refused it
@@ -133,7 +133,7 @@ class Loop:
         return Update(self.core.clock(), step.seconds, *tokens, progress, Gauges.read(self.scheduler))
 
     def _reported(self, request: Request, token: int | None, more: object) -> bytes | None:
-        """What an extra adds to the progress of a request."""
+        """The bytes that an extra adds to the progress of a request."""
         return next((said for hooks in self.hooks if (said := hooks.report(request, token, more)) is not None), None)
 
     def _admitted(self, step: Step) -> list[Progress]:

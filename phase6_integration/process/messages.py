@@ -45,7 +45,7 @@ class EngineRequest(msgspec.Struct, tag=True, frozen=True):
     priority: int = 0
     cache_salt: str = ""
     timeout: float | None = None  # seconds from arrival; None: no limit
-    client: str = ""  # the client that it is from, by an opaque id
+    client: str = ""  # an opaque id of the client that sent it
     arrival: float = 0.0  # set by AsyncEngine, on the monotonic clock, which all processes of a machine share
 
     @property
@@ -85,7 +85,7 @@ class Ping(msgspec.Struct, tag=True, frozen=True):
 
 
 class SideMessage(msgspec.Struct, tag=True, frozen=True):
-    """To or from the engine: what an extra says to its other side. Without that side, nobody reads it."""
+    """To or from the engine: a message of an extra to its other side. If that side is not there, it is ignored."""
 
     name: str  # of the extra
     body: bytes
@@ -110,7 +110,7 @@ class Ready(msgspec.Struct, tag=True, frozen=True):
 
 class Progress(msgspec.Struct, array_like=True, frozen=True):
     """What a step has done for one completion: admitted it, drawn a token, ended it, or more than one of these. Each
-    completion is admitted at most once and ends exactly once: nothing is said of it behind its finish reason."""
+    completion is admitted at most once and ends exactly once: no progress follows its finish reason."""
 
     id: str
     token: int | None = None
@@ -118,7 +118,7 @@ class Progress(msgspec.Struct, array_like=True, frozen=True):
     error: str | None = None
     admitted: float | None = None  # when
     cached: int = 0  # tokens of its prompt that the prefix cache had when it was admitted
-    more: bytes | None = None  # what an extra says of the token, to its other side
+    more: bytes | None = None  # about the token, from an extra to its other side
 
 
 class Update(msgspec.Struct, tag=True, frozen=True):
@@ -168,7 +168,7 @@ class Frames:
     # region exercise 6.1
     def feed(self, data: bytes) -> Iterator[Any]:
         """Yield the messages that are whole, in order. The rest waits for the next call. FrameTooLargeError if a length
-        is above MAX_FRAME. A message that is refused is dropped: the next call begins behind it."""
+        is above MAX_FRAME. A refused message is dropped: the next call begins after it."""
         buffer = self._buffer
         buffer += data
         start = 0
@@ -190,8 +190,8 @@ class Frames:
 
 
 class Channel:
-    """The engine's end of a socket pair. Sending never blocks: what the socket does not take is buffered and goes out
-    with the next call. An idle engine sleeps in `receive` until a message arrives."""
+    """The engine's end of a socket pair. Sending never blocks: bytes that the socket does not take are buffered and go
+    out with the next call. An idle engine sleeps in `receive` until a message arrives."""
 
     def __init__(self, end: socket.socket, decoder: msgspec.msgpack.Decoder[Any] = to_engine) -> None:
         end.setblocking(False)
@@ -202,13 +202,13 @@ class Channel:
         self._unsent = bytearray()
 
     def send(self, message: msgspec.Struct) -> None:
-        """Append a message to what is unsent, and send as much of that as the socket takes now."""
+        """Queue a message, and send as much of the queue as the socket takes now."""
         self._unsent += frame(message)
         self._push()
 
     def receive(self, wait: bool, timeout: float | None = None) -> list[Any]:
-        """The whole messages that have arrived; with `wait`, sleep until there is something to read, here or at what is
-        watched, or until the timeout. EOFError once the HTTP process has closed."""
+        """The messages that have arrived whole. With `wait`, sleep until this socket or a watched descriptor is
+        readable, or until the timeout. EOFError once the HTTP process has closed."""
         while True:
             selected = self._selector.select(timeout if wait else 0)
             for key, _ in selected:
@@ -242,7 +242,7 @@ class Channel:
         self._unsent.clear()
 
     def _read(self) -> list[Any]:
-        """Read what is there, CHUNK bytes at a time, and return the messages that are whole. None may be."""
+        """Read all available bytes, CHUNK at a time, and return the messages that are whole, if any."""
         messages: list[Any] = []
         while True:
             try:
@@ -256,7 +256,7 @@ class Channel:
                 return messages
 
     def _push(self) -> None:
-        """Send from the start of what is unsent until it is empty or the socket would block."""
+        """Send unsent bytes until none are left or the socket would block."""
         with contextlib.suppress(BlockingIOError):
             while self._unsent:
                 del self._unsent[: self._socket.send(self._unsent)]

@@ -26,7 +26,7 @@ class Details(Protocol):
     """What an extra keeps of one output beside its text."""
 
     def add(self, more: bytes) -> None:
-        """The engine's side of the extra has said this of the next token."""
+        """Add the bytes that the engine's side of the extra sent with the next token."""
         ...
 
 
@@ -112,8 +112,8 @@ class Output:
     def _last(
         self, reason: FinishReason, text: str, stop_tokens: int = 0, error: str | UnavailableError | None = None
     ) -> Chunk:
-        """The last chunk. The last `stop_tokens` tokens ended the output and are not in it; nor are those of a stop
-        string that is not."""
+        """The last chunk. It leaves out the last `stop_tokens` tokens, which ended the output, and the tokens of an
+        excluded stop string."""
         self.reason = reason
         count = len(self._held.tokens) - stop_tokens
         if isinstance(self.stop_reason, str) and not self._transcript.includes_stop:
