@@ -26,8 +26,8 @@ class Addition:
         return False
 
     def write(self, choice: Json, new: Chunk | None, whole: bool) -> None:
-        """Change a choice before it is written, in a whole response or in an event. It has the tokens of `new`; None for
-        the opening event."""
+        """Change a choice before it is written, in a whole response or in an event. It has the tokens of `new`,
+        which is None for the opening event."""
 
     def usage(self, usage: Json) -> None:
         """Change the usage."""
