@@ -146,6 +146,8 @@ class EngineCore(Generic[S, P]):
         events = self.drain()
         return Step(events=events) if events else None
 
+    # endregion
+
     def launch(self) -> Step | None:
         """Plan, pack and launch one step. None if the plan is empty: nothing is launched."""
         clock, start = self.clock, self.clock()
@@ -176,8 +178,6 @@ class EngineCore(Generic[S, P]):
         for observer in self.observers:
             observer.completed(step)
         return step
-
-    # endregion
 
     def _end_overdue(self, now: float) -> None:
         """End the live requests past their deadline."""

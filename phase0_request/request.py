@@ -154,7 +154,6 @@ class Request:
         split = len(self.prompt_tokens)
         return [*self.prompt_tokens[start:stop], *self.output_tokens[max(start - split, 0) : max(stop - split, 0)]]
 
-    # region exercise 0.1
     def admit(self, now: float) -> None:
         """Start to run, or resume after a preemption."""
         if self.state is not RequestState.WAITING and self.state is not RequestState.PREEMPTED:
@@ -163,6 +162,7 @@ class Request:
         if self.times.admitted is None:
             self.times.admitted = now
 
+    # region exercise 0.1
     def advance(self, start: int, length: int) -> None:
         """Record that a step has computed tokens `start` to `start + length`. `start` must equal `computed`."""
         stop = start + length
@@ -189,6 +189,8 @@ class Request:
         self.state = RequestState.PREEMPTED
         self.computed = 0
 
+    # endregion
+
     def finish(self, reason: FinishReason, now: float, error: str | None = None) -> None:
         """End the request; `error` goes with ERROR, and only with it. STOP and LENGTH are legal in RUNNING and in
         PREEMPTED, for a stop string may be found in its text after it lost its pages. Other reasons are in WAITING too.
@@ -203,8 +205,6 @@ class Request:
         self.finish_reason = reason
         self.error = error
         self.times.finished = now
-
-    # endregion
 
     def stop_after_all(self) -> None:
         """Change the finish reason from LENGTH to STOP: the text of the last token completed a stop string."""

@@ -75,7 +75,6 @@ class BaseScheduler(ABC):
     def plan(self, now: float) -> Batch:
         """Plan the next step. Empty if no request can take part in one."""
 
-    # region exercise 0.4
     def commit(self, batch: Batch, output: StepOutput, now: float) -> list[Event]:
         """Apply the output of a step to its requests. Returns all events since the last commit."""
         self._check(batch, output)
@@ -109,8 +108,6 @@ class BaseScheduler(ABC):
         self._events.append(Event(request, token, reason, more))
         if reason is not None:
             self._retire(request, reason, now)
-
-    # endregion
 
     def block(self, request: Request, until: WaitHandle) -> None:
         """Let a request take part in no step until this is done."""

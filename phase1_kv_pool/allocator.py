@@ -31,7 +31,6 @@ class PageAllocator:
         self.free = list(range(num_pages - 1, -1, -1))  # the top of the stack is the end of the list: page 0
         self.counts = [0] * num_pages
 
-    # region exercise 1.2
     @property
     def num_free(self) -> int:
         return len(self.free)
@@ -45,6 +44,7 @@ class PageAllocator:
         self._check_page(page)
         return self.counts[page]
 
+    # region exercise 1.2
     def allocate(self, n: int) -> list[int]:
         """Allocate n pages with a reference count of 1; OutOfPagesError, and nothing allocated, if fewer are free."""
         if n < 0:
@@ -89,8 +89,8 @@ class PageAllocator:
         self.free += freed  # last page first, so that the first page is on top
         return len(freed)
 
+    # endregion
+
     def _check_page(self, page: int) -> None:
         if not 0 <= page < self.num_pages:
             raise PageError(f"page {page} is not of this pool; its pages run from 0 to {self.num_pages - 1}")
-
-    # endregion

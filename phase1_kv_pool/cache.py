@@ -65,7 +65,6 @@ class PagedCache:
         self._rows: dict[str, int] = {}
         self._free_rows: list[int] = []  # a heap
 
-    # region exercise 1.3
     @property
     def max_tokens(self) -> int:
         """The number of tokens that the whole pool can hold: the limit for one request."""
@@ -88,6 +87,7 @@ class PagedCache:
         """Whether `grow` would find enough pages now."""
         return self._missing(request, tokens) <= self.allocator.num_free
 
+    # region exercise 1.3
     def grow(self, request: Request, tokens: int) -> None:
         """Allocate pages until the request has slots for its first `tokens` tokens.
 
@@ -111,6 +111,8 @@ class PagedCache:
         if length == 1:
             return [table[start // size] * size + start % size]
         return [table[position // size] * size + position % size for position in range(start, stop)]
+
+    # endregion
 
     def has_table(self, request: Request) -> bool:
         return request.id in self.tables
@@ -162,6 +164,7 @@ class PagedCache:
         allocator = self.allocator
         return PageUsage(total=allocator.num_pages, free=allocator.num_free, referenced=allocator.num_used)
 
+    # region exercise 1.3
     def _missing(self, request: Request, tokens: int) -> int:
         """The number of pages that a request lacks for `tokens` tokens; 0 or less if it has enough."""
         if tokens < 0:

@@ -2,10 +2,25 @@
 
 import asyncio
 import itertools
-from collections.abc import Coroutine
-from typing import TypeVar
+import re
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+import pytest
 
 T = TypeVar("T")
+
+
+def refused(error: type[Exception], words: str, call: Callable[..., object], *given: Any) -> None:
+    """A call must raise this error, with these words in its message. A failure says which call and what it did."""
+    said = f"{getattr(call, '__name__', call)}({', '.join(map(str, given))})"
+    try:
+        call(*given)
+    except error as raised:
+        message = str(raised)
+    else:
+        pytest.fail(f"{said} must raise {error.__name__} with '{words}', and it raises nothing")
+    assert re.search(words, message), f"{said} raises '{message}', which must have '{words}' in it"
 
 
 def brute_force(stops: list[str], text: str) -> tuple[str, str | None]:

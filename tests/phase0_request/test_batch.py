@@ -92,4 +92,6 @@ def after_output(tokens: list[int], **params: Any) -> Request:
 def test_reason_to_finish_after_the_newest_token(
     tokens: list[int], params: dict[str, Any], reason: FinishReason | None
 ) -> None:
-    assert reason_to_finish(after_output(tokens, **params), EOS) is reason
+    found = reason_to_finish(after_output(tokens, **params), EOS)
+    given = ", ".join(f"{name} {value}" for name, value in params.items()) or "no parameters"
+    assert found is reason, f"output {tokens}, eos_ids {EOS}, {given}: {found}, not {reason}"

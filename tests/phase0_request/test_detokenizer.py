@@ -34,7 +34,9 @@ def parts_of(tokens: list[int], cuts: list[int], stop: Sequence[str] = (), inclu
 @given(st.lists(st.one_of(ids, lone_bytes), max_size=40), st.lists(st.integers(0, 40)))
 def test_streamed_text_equals_the_library_decoding_all_tokens_at_once(tokens: list[int], cuts: list[int]) -> None:
     """Any tokens, valid UTF-8 or not, in any pieces. The oracle is the decoder of the tokenizers library."""
-    assert "".join(parts_of(tokens, cuts)) == REFERENCE.decode(tokens, skip_special_tokens=True)
+    parts, wanted = parts_of(tokens, cuts), REFERENCE.decode(tokens, skip_special_tokens=True)
+    given = [TOKENIZER.token_bytes(token) for token in tokens]
+    assert "".join(parts) == wanted, f"tokens of the bytes {given}, pushed in {len(parts) - 1} calls, give {parts}"
 
 
 @pytest.mark.proof
@@ -85,8 +87,8 @@ def test_no_part_of_a_stop_string_is_streamed() -> None:
     for character in text:
         shown += detokenizer.push(TOKENIZER.encode(character))
         assert "\n" not in shown, f"{shown!r} was streamed: it has the beginning of the stop string"
-    assert shown + detokenizer.flush() == "The answer is 42."
-    assert detokenizer.stopped == "\nUser:"
+    end = shown + detokenizer.flush(), detokenizer.stopped
+    assert end == ("The answer is 42.", "\nUser:"), f"{text!r} with the stop string '\\nUser:': text and stop are {end}"
 
 
 def test_the_text_of_the_first_min_tokens_is_not_searched_for_stop_strings() -> None:

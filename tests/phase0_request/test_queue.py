@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from phase0_request import QueueFullError, Request, RequestQueue
 from phase0_request.queue import SequenceState
+from tests.phase0_request.support import refused
 
 
 def names(queue: RequestQueue) -> list[str]:
@@ -25,7 +26,7 @@ def test_first_in_first_out_within_a_rank(make_entry: Callable[..., SequenceStat
     queue = RequestQueue()
     for rank in (5, 0, 5, -1, 0):
         queue.add(make_entry(rank))
-    assert names(queue) == ["r4", "r2", "r5", "r1", "r3"]
+    assert names(queue) == ["r4", "r2", "r5", "r1", "r3"], f"ranks 5 0 5 -1 0 of r1 to r5, in the queue: {names(queue)}"
     assert [queue.pop().request.id for _ in range(5)] == ["r4", "r2", "r5", "r1", "r3"]
     with pytest.raises(IndexError, match="pop from empty list"):
         queue.pop()
@@ -35,9 +36,8 @@ def test_a_request_at_the_limit_is_refused_and_nothing_changes(make_entry: Calla
     queue = RequestQueue(limit=2)
     queue.add(make_entry())
     queue.add(make_entry())
-    with pytest.raises(QueueFullError, match="2 requests are already waiting"):
-        queue.add(make_entry(-1))
-    assert names(queue) == ["r1", "r2"]
+    refused(QueueFullError, "2 requests are already waiting", queue.add, make_entry(-1))
+    assert names(queue) == ["r1", "r2"], f"limit 2, and a third was refused: {names(queue)} wait"
     queue.pop()
     queue.add(make_entry())
     assert names(queue) == ["r2", "r4"]
@@ -51,12 +51,10 @@ def test_only_a_request_that_is_queued_can_be_removed(make_entry: Callable[..., 
     entry = make_entry()
     queue.add(entry)
     for stranger in (make_entry(-1), make_entry(1), SequenceState(Request("same key", (1,)), entry.key)):
-        with pytest.raises(ValueError, match=f"request {stranger.request.id} is not in this queue"):
-            queue.remove(stranger)
-    assert names(queue) == ["r1"]
+        refused(ValueError, f"request {stranger.request.id} is not in this queue", queue.remove, stranger)
+    assert names(queue) == ["r1"], f"only strangers were removed, and {names(queue)} wait"
     queue.remove(entry)
-    with pytest.raises(ValueError, match="request r1 is not in this queue"):
-        queue.remove(entry)
+    refused(ValueError, "request r1 is not in this queue", queue.remove, entry)
 
 
 class Counted(int):
@@ -119,7 +117,8 @@ class AgainstASortedList(RuleBasedStateMachine):
 
     @invariant()
     def same(self) -> None:
-        assert list(self.queue) == self.model
+        wanted = [entry.request.id for entry in self.model]
+        assert list(self.queue) == self.model, f"waiting must be {wanted}, are {names(self.queue)}"
         assert len(self.queue) == len(self.model)
 
 

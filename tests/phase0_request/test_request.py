@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from phase0_request import FinishReason, InvalidTransitionError, Request, RequestState
+from tests.phase0_request.support import refused
 
 LIVE_STATES = (RequestState.WAITING, RequestState.RUNNING, RequestState.PREEMPTED)
 
@@ -48,9 +49,8 @@ def test_every_transition_refuses_every_wrong_state(name: str, state: RequestSta
     if state in allowed:
         action(request)
         return
-    with pytest.raises(InvalidTransitionError, match=rf"request r \({state.value}\) cannot"):
-        action(request)
-    assert request.state is state
+    refused(InvalidTransitionError, rf"request r \({state.value}\) cannot", action, request)
+    assert request.state is state, f"{name} was refused and left a {state.value} request {request.state.value}"
 
 
 def test_only_the_finish_reason_error_has_a_message() -> None:
@@ -67,16 +67,15 @@ def test_only_the_finish_reason_error_has_a_message() -> None:
 
 def test_append_needs_all_tokens_computed() -> None:
     request = in_state(RequestState.RUNNING)
-    with pytest.raises(InvalidTransitionError, match="0 of 3"):
-        request.append(7, 1.0)
+    refused(InvalidTransitionError, "0 of 3 are computed", request.append, 7, 1.0)
     request.advance(0, 2)
-    with pytest.raises(InvalidTransitionError, match="2 of 3"):
-        request.append(7, 1.0)
+    refused(InvalidTransitionError, "2 of 3 are computed", request.append, 7, 1.0)
+    assert request.total == 3, f"a refused append left tokens {request.output_tokens}"
     request.advance(2, 1)
     request.append(7, 1.0)
-    assert (request.computed, request.total) == (3, 4)
-    with pytest.raises(InvalidTransitionError, match="3 of 4"):
-        request.append(8, 1.0)
+    counts = request.computed, request.total
+    assert counts == (3, 4), f"a prompt of 3 and one token: {counts[0]} of {counts[1]} tokens are computed, not 3 of 4"
+    refused(InvalidTransitionError, "3 of 4 are computed", request.append, 8, 1.0)
     request.append(8, 1.0, predicted=False)
     assert (request.computed, request.output_tokens) == (3, [7, 8]), "not every token is predicted"
 
@@ -86,7 +85,8 @@ def test_a_preempted_request_keeps_its_tokens_and_computes_all_of_them_again() -
     request.advance(0, 3)
     request.append(7, 1.0)
     request.preempt()
-    assert (request.total, request.output_tokens) == (4, [7])
+    kept = request.prompt_tokens, request.output_tokens, request.state
+    assert kept == ((1, 2, 3), [7], RequestState.PREEMPTED), f"after a preemption: {kept}"
     assert request.computed == 0, f"its pages are gone, and {request.computed} tokens still count as computed"
     request.admit(2.0)
     request.advance(0, 4)
@@ -96,9 +96,8 @@ def test_a_preempted_request_keeps_its_tokens_and_computes_all_of_them_again() -
 def test_advance_starts_at_computed_and_ends_within_known_tokens(start: int, length: int) -> None:
     request = in_state(RequestState.RUNNING)
     request.advance(0, 1)
-    with pytest.raises(InvalidTransitionError, match="1 of 3"):
-        request.advance(start, length)
-    assert request.computed == 1
+    refused(InvalidTransitionError, "1 of 3 are computed", request.advance, start, length)
+    assert request.computed == 1, f"a refused advance({start}, {length}) left {request.computed} tokens computed, not 1"
 
 
 @pytest.mark.parametrize(
@@ -151,7 +150,8 @@ def test_latencies_are_computed_from_the_timestamps() -> None:
     request.preempt()
     request.admit(20.0)
     request.finish(FinishReason.LENGTH, 21.0)
-    assert (times.queue_time, times.ttft, times.itl, times.e2e) == (2.0, 3.0, [0.5, 1.0], 11.0)
+    found = times.queue_time, times.ttft, times.itl, times.e2e
+    assert found == (2.0, 3.0, [0.5, 1.0], 11.0), f"queue time, TTFT, ITLs and end-to-end time of {times}: {found}"
 
 
 class Transitions(RuleBasedStateMachine):
@@ -186,7 +186,7 @@ class Transitions(RuleBasedStateMachine):
     @rule()
     def preempt(self) -> None:
         self.request.preempt()
-        assert self.request.computed == 0
+        assert self.request.computed == 0, f"{self.request.computed} tokens count as computed after a preemption"
 
     @rule(reason=st.sampled_from([FinishReason.TIMEOUT, FinishReason.ABORT]), luck=st.integers(0, 9))
     def end(self, reason: FinishReason, luck: int) -> None:
@@ -197,10 +197,11 @@ class Transitions(RuleBasedStateMachine):
     @invariant()
     def holds(self) -> None:
         request = self.request
-        assert 0 <= request.computed <= request.total == 5 + len(self.output)
-        assert request.output_tokens == self.output
-        assert len(request.times.tokens) == len(self.output)
-        assert request.times.tokens == sorted(request.times.tokens)
+        tokens, times = request.output_tokens, request.times.tokens
+        assert tokens == self.output, f"the output must be {self.output}, is {tokens}"
+        assert 0 <= request.computed <= request.total, f"{request.computed} of {request.total} tokens are computed"
+        assert len(times) == len(tokens), f"{len(tokens)} output tokens have the timestamps {times}"
+        assert times == sorted(times), f"timestamps of tokens: {times}"
         assert request.finished == (request.finish_reason is not None) == (request.times.finished is not None)
 
 

@@ -7,18 +7,18 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from phase1_kv_pool import OutOfPagesError, PageAllocator, PageError
 from phase1_kv_pool.extras.invariants import check_allocator
+from tests.phase0_request.support import refused
 
 
 @pytest.mark.proof
 def test_allocate_returns_all_pages_or_none() -> None:
     allocator = PageAllocator(4)
     assert (first := allocator.allocate(3)) == [0, 1, 2], f"the top of the stack is page 0, allocated: {first}"
-    with pytest.raises(OutOfPagesError, match="2 pages wanted, 1 free"):
-        allocator.allocate(2)
+    refused(OutOfPagesError, "2 pages wanted, 1 free", allocator.allocate, 2)
     assert allocator.num_free == 1, "an allocation that failed took pages"
     assert (none := allocator.allocate(0)) == [], f"an allocation of no pages returned {none}"
-    assert allocator.allocate(1) == [3]
-    assert (allocator.num_free, allocator.num_used) == (0, 4)
+    assert (last := allocator.allocate(1)) == [3], f"only page 3 is free, allocated: {last}"
+    assert (allocator.num_free, allocator.num_used) == (0, 4), "all four pages are in use"
 
 
 def test_pages_freed_together_are_allocated_in_the_same_order() -> None:
@@ -47,12 +47,10 @@ def test_misuse_raises_an_error_with_the_page_and_changes_nothing() -> None:
         (allocator.share, [0, -1], "page -1 is not of this pool"),
         (allocator.count, 7, "page 7 is not of this pool"),
     ):
-        with pytest.raises(PageError, match=message):
-            act(value)  # type: ignore[operator]
+        refused(PageError, message, act, value)
         after = [allocator.count(page) for page in range(4)], allocator.num_free
         assert after == before, f"a call with {value} raised, and left counts and free pages {after}, before: {before}"
-    with pytest.raises(ValueError, match="cannot allocate -1 pages"):
-        allocator.allocate(-1)
+    refused(ValueError, "cannot allocate -1 pages", allocator.allocate, -1)
 
 
 class Unsearched(list[int]):
@@ -69,10 +67,10 @@ def test_no_operation_walks_the_pool() -> None:
     allocator.free, allocator.counts = Unsearched(allocator.free), Unsearched(allocator.counts)
     pages = allocator.allocate(8)
     allocator.share(pages[:4])
-    assert (allocator.release(pages), allocator.release(pages[:4])) == (4, 4)
+    freed = allocator.release(pages), allocator.release(pages[:4])
+    assert freed == (4, 4), f"8 pages, 4 of them shared, were released, then these 4: {freed} were freed"
     assert (allocator.count(3), allocator.num_free, allocator.num_used) == (0, 20, 0)
-    with pytest.raises(PageError, match="page 3 is free already"):
-        allocator.release([3])
+    refused(PageError, "page 3 is free already", allocator.release, [3])
 
 
 @pytest.mark.parametrize("size", [0, 1.5])
@@ -113,8 +111,7 @@ class AllocatorAgainstCounter(RuleBasedStateMachine):
     def allocate(self, n: int) -> None:
         free = self.free()
         if n > len(free):
-            with pytest.raises(OutOfPagesError):
-                self.allocator.allocate(n)
+            refused(OutOfPagesError, f"{n} pages wanted", self.allocator.allocate, n)
             return
         pages = self.allocator.allocate(n)
         assert len(pages) == len(set(pages)) == n, f"allocate({n}) returned {pages}"
@@ -127,8 +124,7 @@ class AllocatorAgainstCounter(RuleBasedStateMachine):
             self.allocator.share(pages)
             self.references.update(pages)
             return
-        with pytest.raises(PageError):
-            self.allocator.share(pages)
+        refused(PageError, "page", self.allocator.share, pages)
 
     @rule(pages=st.lists(st.integers(-1, 12), max_size=6))
     def release(self, pages: list[int]) -> None:
@@ -141,8 +137,7 @@ class AllocatorAgainstCounter(RuleBasedStateMachine):
             became = sorted(self.free() - before)
             assert freed == len(became), f"release({pages}) freed {became} and returned {freed}"
             return
-        with pytest.raises(PageError):
-            self.allocator.release(pages)
+        refused(PageError, "page", self.allocator.release, pages)
 
     @rule(data=st.data())
     def release_a_reference(self, data: st.DataObject) -> None:
@@ -160,7 +155,8 @@ class AllocatorAgainstCounter(RuleBasedStateMachine):
         counts = [self.allocator.count(page) for page in range(self.size)]
         wanted = [self.references[page] for page in range(self.size)]
         assert counts == wanted, f"the reference counts of pages 0 to {self.size - 1} are {counts}, not {wanted}"
-        assert self.allocator.num_free == len(self.free())
+        free = self.allocator.num_free
+        assert free == len(self.free()), f"{free} pages are on the stack, and {len(self.free())} have no reference"
 
 
 AllocatorAgainstCounter.TestCase.settings = settings(max_examples=80, stateful_step_count=40)

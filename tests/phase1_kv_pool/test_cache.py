@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from phase0_request import Request, Slice
 from phase1_kv_pool import OutOfPagesError, PagedCache, PageError, PageUsage
 from phase1_kv_pool.extras.invariants import check_counts
+from tests.phase0_request.support import refused
 
 
 def request(name: str = "r", prompt: int = 200) -> Request:
@@ -22,11 +23,12 @@ def cache() -> PagedCache:
 @pytest.mark.proof
 def test_a_page_table_grows_by_whole_pages(cache: PagedCache) -> None:
     a = request()
-    assert (cache.cached_tokens(a), cache.attach(a)) == (0, 0)
+    assert (cache.cached_tokens(a), cache.attach(a)) == (0, 0), "there is no prefix cache"
     for tokens, pages in ((0, 0), (1, 1), (4, 1), (5, 2), (3, 2), (9, 3)):
         cache.grow(a, tokens)
         assert len(cache.table(a)) == pages, f"grown to {tokens} tokens, in pages of 4: the table is {cache.table(a)}"
-    assert cache.usage == PageUsage(total=6, free=3, referenced=3, cached=0)
+    usage = cache.usage
+    assert usage == PageUsage(total=6, free=3, referenced=3, cached=0), f"one request has 3 of 6 pages: {usage}"
 
 
 def test_a_slot_is_page_times_size_plus_offset(cache: PagedCache) -> None:
@@ -36,7 +38,8 @@ def test_a_slot_is_page_times_size_plus_offset(cache: PagedCache) -> None:
     for tokens in (4, 8):  # alternately, so that their pages interleave
         cache.grow(a, tokens)
         cache.grow(b, tokens)
-    assert (cache.table(a), cache.table(b)) == ([0, 2], [1, 3])
+    tables = cache.table(a), cache.table(b)
+    assert tables == ([0, 2], [1, 3]), f"a and b grew in turns, a page at a time: their tables are {tables}"
     for part, wanted in (
         (Slice(a, 0, 8), [0, 1, 2, 3, 8, 9, 10, 11]),
         (Slice(b, 3, 3), [7, 12, 13]),
@@ -52,10 +55,9 @@ def test_grow_allocates_all_pages_or_none(cache: PagedCache) -> None:
     cache.attach(b)
     cache.grow(a, 4 * 4)
     cache.grow(b, 1)
-    assert cache.can_grow(b, 2 * 4)
-    assert not cache.can_grow(b, 2 * 4 + 1)
-    with pytest.raises(OutOfPagesError, match="2 pages wanted, 1 free"):
-        cache.grow(b, 2 * 4 + 1)
+    assert cache.can_grow(b, 2 * 4), "b has a page of 4, one more is free, and 8 tokens do not fit"
+    assert not cache.can_grow(b, 2 * 4 + 1), "b has a page of 4, one more is free, and 9 tokens fit"
+    refused(OutOfPagesError, "2 pages wanted, 1 free", cache.grow, b, 2 * 4 + 1)
     assert (len(cache.table(b)), cache.usage.free) == (1, 1), f"a grow that failed left {cache.table(b)}, {cache.usage}"
     cache.release(a)
     cache.grow(b, 2 * 4 + 1)
@@ -64,25 +66,21 @@ def test_grow_allocates_all_pages_or_none(cache: PagedCache) -> None:
 
 def test_a_request_without_a_page_table_is_refused(cache: PagedCache) -> None:
     a = request("a")
-    for act in (
-        lambda: cache.grow(a, 1),
-        lambda: cache.can_grow(a, 1),
-        lambda: cache.slots(Slice(a, 0, 1)),
-        lambda: cache.table(a),
-        lambda: cache.publish(a),
-        lambda: cache.release(a),
+    for act, *given in (
+        (cache.grow, a, 1),
+        (cache.can_grow, a, 1),
+        (cache.slots, Slice(a, 0, 1)),
+        (cache.table, a),
+        (cache.publish, a),
+        (cache.release, a),
     ):
-        with pytest.raises(PageError, match="request a has no page table"):
-            act()
+        refused(PageError, "request a has no page table", act, *given)
     cache.attach(a)
-    with pytest.raises(PageError, match="request a has a page table already"):
-        cache.attach(a)
+    refused(PageError, "request a has a page table already", cache.attach, a)
     for ask in (cache.grow, cache.can_grow):
-        with pytest.raises(ValueError, match="request a cannot have -1 tokens"):
-            ask(a, -1)
+        refused(ValueError, "request a cannot have -1 tokens", ask, a, -1)
     cache.grow(a, 5)
-    with pytest.raises(PageError, match="request a has room for 8 tokens, not for 7 to 9"):
-        cache.slots(Slice(a, 7, 2))
+    refused(PageError, "request a has room for 8 tokens, not for 7 to 9", cache.slots, Slice(a, 7, 2))
 
 
 def test_rows_are_reused_from_the_lowest(cache: PagedCache) -> None:
@@ -178,14 +176,14 @@ class CacheAgainstSlotSets(RuleBasedStateMachine):
         fits = self.pages_of(tokens) - self.pages_of(self.capacity[name]) <= free
         assert self.cache.can_grow(grown, tokens) == fits, f"{name}, to {tokens} tokens, with {free} pages free"
         if not fits:
-            with pytest.raises(OutOfPagesError):
-                self.cache.grow(grown, tokens)
+            refused(OutOfPagesError, "pages wanted", self.cache.grow, grown, tokens)
             return
         before = list(self.cache.table(grown))
         self.cache.grow(grown, tokens)
         self.cache.publish(grown)  # changes nothing without a prefix cache
         self.capacity[name] = max(self.capacity[name], tokens)
-        assert list(self.cache.table(grown))[: len(before)] == before  # tokens never move
+        after = list(self.cache.table(grown))
+        assert after[: len(before)] == before, f"tokens moved: the table of {name} was {before}, and is {after}"
 
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:

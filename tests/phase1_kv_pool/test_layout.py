@@ -20,22 +20,25 @@ GQA_8192 = KVLayout(layers=32, kv_heads=8, head_dim=64)
 def test_bytes_per_token_of_common_models() -> None:
     found = LLAMA_8B.bytes_per_token
     assert found == 128 * 1024, f"a token of Llama-3.1-8B takes 128 KiB, not {found / 1024:g} KiB"
-    assert LLAMA_70B.bytes_per_token == 320 * 1024
-    assert LLAMA_70B.bytes_per_token * 32_768 == 10 * GIB  # not 2 GB, as is often said
-    assert MHA_8192.bytes_per_token == 1024 * 1024
-    assert GQA_8192.bytes_per_token == 64 * 1024
-    assert replace(LLAMA_8B, dtype="int8").bytes_per_token == 2 * 32 * 8 * (128 + 4)  # a scale of four bytes a head
+    context = LLAMA_70B.bytes_per_token * 32_768
+    assert context == 10 * GIB, f"32K tokens of Llama-3.1-70B take 10 GiB, not {context / GIB:g}"
+    for layout, wanted in ((LLAMA_70B, 320), (MHA_8192, 1024), (GQA_8192, 64)):
+        assert layout.bytes_per_token == wanted * 1024, f"{layout}: {layout.bytes_per_token / 1024:g} KiB, not {wanted}"
+    found, wanted = replace(LLAMA_8B, dtype="int8").bytes_per_token, 2 * 32 * 8 * (128 + 4)
+    assert found == wanted, f"in int8, with a scale of four bytes a head, a token takes {wanted} bytes, not {found}"
 
 
 @given(st.integers(1, 64), st.integers(-(10**6), 10**9), st.integers(1, 5000))
 def test_counts_are_of_whole_pages(page_size: int, memory: int, tokens: int) -> None:
     layout = KVLayout(2, 2, 8, page_size)
     pages = layout.pages_in(memory)
-    assert pages * layout.bytes_per_page <= max(memory, 0) < (pages + 1) * layout.bytes_per_page
-    assert (layout.tokens_in(memory), layout.pages_for(0)) == (pages * page_size, 0)
-    assert (layout.pages_for(tokens) - 1) * page_size < tokens <= layout.pages_for(tokens) * page_size
+    page, each = layout.bytes_per_page, layout.pages_for(tokens)
+    assert pages * page <= max(memory, 0) < (pages + 1) * page, f"{pages} pages of {page} bytes in {memory} bytes"
+    held = layout.tokens_in(memory), layout.pages_for(0)
+    assert held == (pages * page_size, 0), f"{pages} pages of {page_size}: tokens_in and pages_for(0) are {held}"
+    assert (each - 1) * page_size < tokens <= each * page_size, f"{tokens} tokens in {each} pages of {page_size}"
     fit = layout.requests_in(memory, tokens)
-    assert fit * layout.pages_for(tokens) <= pages < (fit + 1) * layout.pages_for(tokens)
+    assert fit * each <= pages < (fit + 1) * each, f"{fit} requests of {each} pages in {pages} pages"
 
 
 CONFIG = {"num_hidden_layers": 32, "num_attention_heads": 32, "hidden_size": 4096}

@@ -20,6 +20,18 @@ from phase1_kv_pool.pool import KVPool
 from tests.phase1_kv_pool.support import needs_gpu
 
 LAYOUT = KVLayout(layers=2, kv_heads=3, head_dim=16, page_size=4, dtype="float32")
+
+
+def difference(found: torch.Tensor, wanted: torch.Tensor) -> str:
+    """Nothing if two tensors are equal; else their shapes, or the first place where they differ."""
+    if found.shape != wanted.shape:
+        return f"the shape is {list(found.shape)}, not {list(wanted.shape)}"
+    for place in (found != wanted).nonzero()[:1].tolist():
+        token, head, number = place
+        return f"token {token}, head {head}, number {number} is {found[*place]:.4g}, not {wanted[*place]:.4g}"
+    return ""
+
+
 DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, needs_gpu])]
 
 
@@ -97,8 +109,8 @@ def test_stored_keys_and_values_are_gathered_through_page_tables(device: str, dt
         for other, other_ks, other_vs in live.values():
             if other_ks:
                 k, v = pool.layers[1].gather(torch.tensor(cache.table(other), device=device), len(other_ks))
-                assert torch.equal(k, torch.stack(other_ks))
-                assert torch.equal(v, torch.stack(other_vs))
+                for side, found, wanted in (("keys", k, other_ks), ("values", v, other_vs)):
+                    assert not (wrong := difference(found, torch.stack(wanted))), f"{side} of {other.id}: {wrong}"
                 gathered += len(other_ks)
     assert gathered > 1000
 
@@ -111,8 +123,8 @@ def test_gather_returns_length_tokens() -> None:
         for name, found, wanted in zip(
             ("keys", "values"), pool.layers[0].gather(torch.tensor([3, 1, 0]), length), (k, v), strict=True
         ):
-            shape = list(found.shape)
-            assert torch.equal(found, wanted[:length]), f"{name} of the first {length} tokens: wrong, {shape}"
+            wrong = difference(found, wanted[:length])
+            assert not wrong, f"{name} of the first {length} tokens of the page table 3 1 0, pages of 4: {wrong}"
 
 
 @pytest.mark.parametrize(("dtype", "number"), [("int8", torch.int8), ("fp8", torch.float8_e4m3fn)])
