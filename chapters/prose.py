@@ -2,7 +2,7 @@
 
 A command is a code span, or a line of a block of bash: `python -m chapters ...`, or what stands for it (`check 0.1`);
 `nanoserve ...`; `make ...`. An exercise is a number after that word, and every number in a section "Exercises" or
-"Answers". There a row of a table also names the code that is to be written.
+"Answers". There a row of a table also names the code that is to be written. A planted bug is an id after the word bug.
 """
 
 import contextlib
@@ -32,6 +32,8 @@ def unknown(course: Course, path: Path) -> list[str]:
     prose = re.sub(r"<details>.*?</details>|<!--.*?-->", "", FENCED.sub("", text), flags=re.DOTALL)
     found = [f"`{line}`: {fault}" for line in commands(text) if (fault := _wrong(course, line))]
     found += [f"there is no exercise {id}" for id in _named(prose) if id not in _exercises(course)]
+    known = {bug.id for bug in bugs.every(course)}
+    found += [f"there is no bug {id}" for id in re.findall(r"\b[Bb]ug\s+(\d+[a-z])\b", prose) if id not in known]
     for row in re.findall(r"^\| \d+\.\d+ \|.*", _sections(prose), re.MULTILINE):
         found += _wrong_row(course, row)
     return found

@@ -28,6 +28,7 @@ TEXTS = [
         ("```bash\nnanoserve serve --fast  # so\n```", "serve has no flag --fast"),
         ("```bash\nmake install && make fast\n```", "the Makefile has no fast"),
         ("It is **exercise 0.9**.", "there is no exercise 0.9"),
+        ("Planted bug\n0z shows it.", "there is no bug 0z"),
         ("## Exercises\n\n0.1 and 2.99.\n", "there is no exercise 2.99"),
         (
             "## Exercises\n\n| 5.4 | Commit | `scheduler.py`, `Scheduler.commit` |\n",
