@@ -122,7 +122,7 @@ def test_what_the_grammar_leaves_no_choice_about_is_forced() -> None:
 def test_forced_tokens_are_drawn_one_by_one_where_drawing_them_matters(more: dict[str, object]) -> None:
     of = constraint(request(grammar=POINT, **more))
     of.take(0, first("{"))
-    assert of.forced(0) is None
+    assert of.forced(0) is None, f"with {next(iter(more))}, no token is forced"
 
 
 def test_the_end_of_the_grammar_is_the_end_of_the_output() -> None:
@@ -130,7 +130,7 @@ def test_the_end_of_the_grammar_is_the_end_of_the_output() -> None:
     of = constraint(made)
     token = first("no")
     of.take(0, token)
-    assert of.forced(0) == Forced((), ends=True)
+    assert of.forced(0) == Forced((), ends=True), "after no, the grammar of no is complete"
 
 
 def test_forced_text_that_spells_a_control_token_is_drawn_as_text() -> None:
@@ -178,12 +178,12 @@ def test_a_token_in_flight_is_followed_and_forgotten_again_if_it_is_discarded() 
     of = constraint(made)
     a, b, c, d = map(first, "abcd")
     of.take(0, a)
-    assert allowed(of, 1) == [b], "a is drawn and not committed"
-    assert c in allowed(of, 0), "its step was void: it is drawn again"
+    assert allowed(of, 1) == [b], "under ab|cd, only b may follow a, which is drawn and not committed"
+    assert c in allowed(of, 0), "the step that drew a was void: at place 0 both a and c are allowed again"
     of.take(0, c)
     of.take(0, c)
     made.output_tokens.append(c)
-    assert allowed(of, 1) == [d]
+    assert allowed(of, 1) == [d], "c was taken twice and committed once: only d may follow"
 
 
 def test_a_token_drawn_in_vain_is_not_followed() -> None:
@@ -197,8 +197,8 @@ def test_a_token_drawn_in_vain_is_not_followed() -> None:
     assert part != forced.tokens[0]
     made.output_tokens += [g, *forced.tokens]
     of.take(1, part)
-    assert of.forced(1) is None
-    assert allowed(of, len(made.output_tokens)) == sorted(ends)
+    assert of.forced(1) is None, "output token 1 was committed already: a token drawn for its place changes nothing"
+    assert allowed(of, len(made.output_tokens)) == sorted(ends), "after glacier, ! or ? may follow"
 
 
 def test_a_gap_in_the_output_raises() -> None:
@@ -210,24 +210,26 @@ def test_a_gap_in_the_output_raises() -> None:
 
 
 def test_allowed_tokens_are_the_only_ones() -> None:
-    assert allowed(constraint(request(allowed_token_ids=[5, 31, 32, 100])), 0) == [5, 31, 32, 100]
+    found = allowed(constraint(request(allowed_token_ids=[5, 31, 32, 100])), 0)
+    assert found == [5, 31, 32, 100], "a list of allowed tokens is the whole mask where there is no grammar"
 
 
 def test_lists_and_a_grammar_hold_together() -> None:
     of = constraint(request(grammar=LLMatcher.grammar_from_regex("[ab]")))
     a, b = map(first, "ab")
-    assert allowed(of, 0) == sorted([a, b])
-    assert allowed(constraint(request(grammar=LLMatcher.grammar_from_regex("[ab]"), bad_words=[[b]])), 0) == [a]
+    assert allowed(of, 0) == sorted([a, b]), "the grammar allows a and b"
+    listed = constraint(request(grammar=LLMatcher.grammar_from_regex("[ab]"), bad_words=[[b]]))
+    assert allowed(listed, 0) == [a], "the grammar allows a and b, the bad words exclude b"
 
 
 def test_a_bad_word_is_never_completed() -> None:
     made = request(bad_words=[[5, 6, 7], [9]])
     of, every = constraint(made), {*range(-(-SIZE // 32) * 32)}
-    assert {*allowed(of, 0)} == every - {9}
+    assert every - {*allowed(of, 0)} == {9}, "bad words 5 6 7 and 9: at the beginning, 9 alone is excluded"
     made.output_tokens += [6, 5, 6]
-    assert {*allowed(of, 3)} == every - {9, 7}
+    assert every - {*allowed(of, 3)} == {9, 7}, "after 6 5 6, 7 would complete 5 6 7"
     made.output_tokens += [6]
-    assert {*allowed(of, 4)} == every - {9}
+    assert every - {*allowed(of, 4)} == {9}, "after 6 5 6 6, 7 would not"
 
 
 # In a step

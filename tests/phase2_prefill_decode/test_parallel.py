@@ -69,17 +69,19 @@ def test_the_parts_of_all_ranks_are_the_checkpoint(name: str, size: int, tmp_pat
     for tensor_name, tensor in whole.items():
         each = [part[tensor_name] for part in parts]
         module, kind = tensor_name.split(".")[-2:]
+        held = f"{tensor_name} {list(tensor.shape)}; the ranks hold {[list(part.shape) for part in each]}"
         if module in ("o_proj", "down_proj") and kind == "weight":
-            assert torch.equal(torch.cat(each, 1), tensor)
+            assert torch.equal(torch.cat(each, 1), tensor), f"columns side by side are not {held}"
         elif module in ("k_proj", "v_proj"):  # several ranks may hold one head
             copies = max(size // config.num_key_value_heads, 1)
-            assert all(torch.equal(each[rank], each[rank - rank % copies]) for rank in range(size))
-            assert torch.equal(torch.cat(each[::copies]), tensor)
+            shared = all(torch.equal(each[rank], each[rank - rank % copies]) for rank in range(size))
+            assert shared, f"{copies} ranks share each head of {held}"
+            assert torch.equal(torch.cat(each[::copies]), tensor), f"one rank of each head together is not {held}"
         elif "norm" in module or (kind == "bias" and module in ("o_proj", "down_proj")):
-            assert all(torch.equal(part, tensor) for part in each)
+            assert all(torch.equal(part, tensor) for part in each), f"each rank has all of {held}"
         else:
-            assert torch.equal(torch.cat(each), tensor)
-            assert max(map(len, each)) - min(map(len, each)) <= 1
+            assert torch.equal(torch.cat(each), tensor), f"rows one after the other are not {held}"
+            assert max(map(len, each)) - min(map(len, each)) <= 1, f"the shares are uneven: {held}"
 
 
 @pytest.mark.parametrize(

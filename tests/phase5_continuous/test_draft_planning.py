@@ -33,12 +33,14 @@ def planned(spare_rows: int, *sizes: tuple[int, int], chance: float = 0.7, pages
 
 def test_drafts_fill_the_spare_rows_of_a_step_and_no_more() -> None:
     one, many = (3, 50), [(3, 50)] * 40
-    assert planned(100, one) == [5]
-    assert planned(0, one) == [1]
-    assert planned(8, *many) == [1] * 40, "this step is bound by arithmetic"
-    assert 40 < sum(planned(200, *many)) < 200
-    assert planned(8, one, chance=0.1) == [1], "one that rejects drafts gets none"
-    assert planned(8, one, one, chance=0.5) == [3, 2]
+    assert planned(100, one) == [5], "one request, 100 spare rows: a draft of four"
+    assert planned(0, one) == [1], "no spare rows: no draft"
+    assert planned(8, *many) == [1] * 40, "40 requests, 8 spare rows: this step is bound by arithmetic"
+    assert 40 < sum(planned(200, *many)) < 200, "40 requests, 200 spare rows: some drafts, not all"
+    assert planned(8, one, chance=0.1) == [1], "a request that rejects its drafts gets none"
+    assert planned(8, one, one, chance=0.5) == [3, 2], (
+        "at even odds two tokens pay for the first request, one more after"
+    )
 
 
 def test_a_draft_model_follows_its_requests() -> None:
@@ -53,9 +55,11 @@ def test_a_draft_model_follows_its_requests() -> None:
                 engine.step()
             engine.submit(request(f"long {number}", 300, 230))
         engine.run().check_the_end()
-        assert 0.5 < sum(speculation.accepted) / speculation.drafted < 1
+        accepted = sum(speculation.accepted) / speculation.drafted
+        assert 0.5 < accepted < 1, f"the draft model knows most tokens, and {accepted:.0%} of its drafts were right"
         assert isinstance(drafter.runner, DraftRunner)
-        assert 450 < drafter.runner.longest <= 500
+        longest = drafter.runner.longest
+        assert 450 < longest <= 500, f"its longest request has {longest} tokens, and its context is 500"
         drafter.draft({})
         assert drafter.cache.usage.referenced == 0, "a request that has ended has no pages"
         assert (drafter.cache.usage.cached > 0) == kind.shares
@@ -85,7 +89,8 @@ def test_the_time_of_a_draft_model_counts(cost: float, drafted: int) -> None:
     speculation = Speculation(draft_model(PagedCache(99, 4), cost), 4, 8)
     engine = decoding(speculation, request("a", 3, 50))
     speculation.shared.value = 0.5
-    assert [part.length for part in engine.plan()] == [1 + drafted]
+    lengths = [part.length for part in engine.plan()]
+    assert lengths == [1 + drafted], f"a step of the draft model takes {cost} of the target's: {drafted} tokens pay"
 
 
 def test_a_prompt_in_the_step_leaves_no_spare_rows() -> None:
@@ -132,7 +137,7 @@ def test_one_that_rejects_its_drafts_is_rarely_drafted_again() -> None:
     engine = decoding(speculation, request("a", 3, 1000), pages=400)
     engine.run().check_the_end()
     assert speculation.accepted == [0] * 4
-    assert speculation.drafts < 10
+    assert speculation.drafts < 10, f"all its drafts are wrong, and {speculation.drafts} were computed for 1,000 tokens"
 
 
 def test_a_right_draft_whose_row_did_not_count_has_gained_nothing() -> None:
@@ -143,4 +148,6 @@ def test_a_right_draft_whose_row_did_not_count_has_gained_nothing() -> None:
         made = request("a")
         speculation.proposals[made] = [5, 6], chance
         speculation.learn(made, drafted, [5])
-    assert chances[0].value < Chance().value < chances[1].value
+    draft, proposal = (chance.value for chance in chances)
+    assert draft < Chance().value, "5 was drafted and drawn, but its row gave no token: it counts as wrong"
+    assert proposal > Chance().value, "5 was proposed without a draft, and drawn: it counts as right"

@@ -20,4 +20,5 @@ def test_an_ngram_is_continued_as_it_was_the_last_time(text: list[int], shortest
                 wanted.append(wanted[ends[-1] + len(wanted) - len(text)])
             wanted = wanted[len(text) :]
             break
-    assert index.continuation(most) == wanted
+    found = index.continuation(most)
+    assert found == wanted, f"after {text}, by matches of {shortest} to {longest} tokens, {most} more"
