@@ -1,4 +1,4 @@
-"""Slice, Batch and Event: what one step computes, and what it yields. Prefill, decode and chunk are all slices."""
+"""Slice, Batch and Event: what a step computes and what it yields. Prefill, decode and chunk are all slices."""
 
 from collections.abc import Collection, Iterator, MutableSequence, Sequence
 from dataclasses import dataclass, field
@@ -11,10 +11,10 @@ from phase0_request.request import FinishReason, Request
 class Slice(NamedTuple):
     """Compute tokens `start` to `start + length` of a request.
 
-    The slice may reach into `beyond`: tokens that follow the request's last one, and are not its own. The step then
-    computes logits for each of them, and none of them counts as computed unless an Outcome says so.
+    The slice may reach into `beyond`: tokens that follow the request's last one without belonging to it. The step then
+    computes logits for each of them. None of them counts as computed unless an Outcome says so.
 
-    `completes` compares the slice with the request's state. It holds from planning a step until its commit.
+    `completes` compares the slice with the request's state: it is valid only between planning a step and committing it.
     """
 
     request: Request
@@ -28,8 +28,7 @@ class Slice(NamedTuple):
 
     @property
     def completes(self) -> bool:
-        """Whether the slice reaches the request's last token. Only then does it yield an output token; else it is a
-        chunk."""
+        """Whether the slice reaches the request's last token and so yields an output token. If not, it is a chunk."""
         return self.start + self.length >= self.request.total
 
 
@@ -52,8 +51,8 @@ class Batch:
 
     @property
     def tokens_by_kind(self) -> tuple[int, int]:
-        """The number of prefill tokens and of decode tokens. A slice is a decode if it starts with the newest output
-        token. All others are prefills, also of output tokens after a preemption."""
+        """The number of prefill tokens and of decode tokens. A slice that starts with the newest output token is a
+        decode. All others are prefills, even of output tokens that a preemption has left to recompute."""
         total = decode = 0
         for request, start, length, _ in self.slices:
             total += length
@@ -63,7 +62,7 @@ class Batch:
 
 
 NO_TOKEN_LEFT = "no token can be drawn: all logits are -inf, so the model and the request's parameters leave none"
-"""The error of a request that can get no token: its parameters or its model exclude every one."""
+"""The error of a request that cannot get a token, because its parameters or its model exclude all of them."""
 
 
 class Commit(Protocol):
@@ -88,7 +87,7 @@ class Outcome(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """The results of one step. `failed` and `more` are keyed by the index of the slice, and empty in most steps."""
+    """The results of one step. `failed` and `more` are keyed by the index of a slice; both are empty in most steps."""
 
     tokens: MutableSequence[
         int | None

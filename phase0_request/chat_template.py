@@ -1,9 +1,9 @@
 """ChatTemplate: renders a conversation as text in which the control tokens that the template wrote are marked.
 
 The text of a message must never become a control token such as `<|im_end|>`, whatever the template does with it: trim
-it, cut it, join it to other text. So before the template is compiled, the name of each control token in its source is
-replaced by a mark. A mark in the result was written by the template; all else is text. The marks are surrogates, code
-points that no valid text contains, so no message can hold one.
+it, cut it, join it to other text. So before compiling the template, this module replaces the name of each control token
+in its source by a mark. The template wrote every mark in the result, and all else is text. The marks are surrogates,
+code points that no valid text contains, so no message can hold one.
 
 A template is a program of the model, and what it makes of a message may be a thousand times as long. It runs in a
 sandbox, and ends when it has written too much or for too long.
@@ -87,11 +87,11 @@ class ChatTemplate:
 
 
 class _LimitError(ValueError):
-    """A template has rendered too much, or for too long."""
+    """A template wrote too much, or ran for too long."""
 
 
 class _Limits:
-    """What is left to one render."""
+    """The text and the time that one render may still use."""
 
     def __init__(self) -> None:
         self.chars, self.end = MAX_CHARS, time.monotonic() + SECONDS

@@ -1,4 +1,4 @@
-"""The one module of phase 0 that knows its extras: they read the tokenizer of a model in one file (GGUF)."""
+"""The one module of phase 0 that knows its extras, which read the tokenizer of a model in one file (GGUF)."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from phase0_request.support.model_files import TokenizerFiles
 
 
 def is_single_file(model: str | Path) -> bool:
-    """Whether a model is given as one file instead of a directory, by its name."""
+    """Whether a model, going by its name, is one file and not a directory."""
     return Path(model).suffix == ".gguf"
 
 

@@ -1,8 +1,8 @@
 """EngineCore: the engine's loop. Plan, pack, run and commit a step, again and again.
 
 It knows neither models nor time: a scheduler decides, a runner computes, and a clock tells the time. Every phase runs
-this loop. Phase 0 runs it over a mock model; with phase 2's ModelRunner it is an engine; with a cost model in place of
-runner and clock it is a simulator.
+this loop: over a mock model it is phase 0's server, over phase 2's ModelRunner an engine, and over a cost model in
+place of runner and clock a simulator.
 """
 
 import heapq
@@ -22,7 +22,7 @@ from phase0_request.support.checks import check_number
 
 
 class EngineFailedError(BaseException):
-    """No further step can be computed, and no request is at fault. Only what ends the engine catches it."""
+    """The engine cannot compute another step, and no request is at fault. Only code that ends the engine catches it."""
 
 
 class Launched(Protocol):
@@ -45,9 +45,9 @@ class Runner(Protocol[P]):
 
 @dataclass(slots=True)
 class Step:
-    """What one step did, and the seconds that its parts took. When the engine runs ahead, the plan, pack and commit of
-    one step overlap the `run` of its neighbour. Without a batch, nothing ran: the events come from outside of steps, an
-    abort for example."""
+    """What one step did, and how many seconds its parts took. When the engine runs ahead, the plan, pack and commit of
+    one step overlap the `run` of its neighbour. Without a batch nothing ran, and the events come from elsewhere, such
+    as an abort."""
 
     batch: Batch = field(default_factory=Batch)  # committed: `completes` of its slices no longer holds
     prefill_tokens: int = 0
@@ -64,13 +64,13 @@ class Step:
 
 
 class CoreObserver:
-    """Called by the loop. A method that an observer does not define does nothing."""
+    """The loop calls its methods. One that an observer does not define does nothing."""
 
     def submitted(self, request: Request) -> None:
         """A request was queued."""
 
     def planned(self, step: Step) -> None:
-        """A step was planned and packed. It is launched next."""
+        """A step was planned and packed, and is about to be launched."""
 
     def completed(self, step: Step) -> None:
         """A step was committed; or, without a batch, these events came from outside of steps."""
@@ -82,8 +82,8 @@ class CoreObserver:
 class EngineCore(Generic[S, P]):
     """Serves requests, one step at a time.
 
-    With a scheduler that runs ahead, a step is launched before the previous one has been committed. The runner must
-    then take tokens from the device that the host does not know yet.
+    With a scheduler that runs ahead, the loop launches a step before it has committed the previous one. The runner must
+    then take from the device tokens that the host does not know yet.
     """
 
     def __init__(self, scheduler: S, runner: Runner[P], clock: Callable[[], float] = time.perf_counter) -> None:
@@ -103,7 +103,7 @@ class EngineCore(Generic[S, P]):
         return self.scheduler.has_work
 
     def submit(self, request: Request, timeout: float | None = None) -> None:
-        """Queue a request, which ends at the latest `timeout` seconds after its arrival. ValueError if it could never
+        """Queue a request, and end it at the latest `timeout` seconds after its arrival. ValueError if it could never
         be served, QueueFullError if the queue is at its limit."""
         if timeout is not None:
             check_number(f"request {request.id}: timeout", timeout, 0, above=True)
@@ -114,7 +114,7 @@ class EngineCore(Generic[S, P]):
             observer.submitted(request)
 
     def finish(self, request: Request, reason: FinishReason, error: str | None = None) -> bool:
-        """End a request from outside. False if it had ended before."""
+        """End a request from outside. False if it has already ended."""
         return self.scheduler.finish(request, reason, self.clock(), error)
 
     def abort(self, request: Request) -> bool:
@@ -122,7 +122,7 @@ class EngineCore(Generic[S, P]):
         return self.finish(request, FinishReason.ABORT)
 
     def stop(self, request: Request) -> None:
-        """End a request because its text has a stop string. The last token that its length allows may complete one."""
+        """End a request because its text contains a stop string, which even its last possible token may complete."""
         if request.finish_reason is FinishReason.LENGTH:
             request.stop_after_all()
         else:
@@ -130,10 +130,10 @@ class EngineCore(Generic[S, P]):
 
     # region exercise 0.7
     def step(self) -> Step | None:
-        """Plan, pack and launch steps until as many are in flight as may be, then wait for the oldest and commit it.
+        """Launch steps until as many are in flight as are allowed, then wait for the oldest and commit it.
 
-        Returns None if there was nothing to run. If the runner raises, the error is passed on, and what was in flight
-        is planned again by the next call.
+        Returns None if there was nothing to do. If anything raises, the error is passed on, and the next call plans
+        again what was in flight.
         """
         try:
             while len(self._in_flight) <= self.scheduler.ahead and self.launch():
@@ -149,7 +149,7 @@ class EngineCore(Generic[S, P]):
     # endregion
 
     def launch(self) -> Step | None:
-        """Plan, pack and launch one step. None if the plan is empty: nothing is launched."""
+        """Plan, pack and launch one step. None, and nothing is launched, if the plan is empty."""
         clock, start = self.clock, self.clock()
         self._end_overdue(start)
         batch = self.scheduler.plan(start)
@@ -194,14 +194,14 @@ class EngineCore(Generic[S, P]):
             observer.discarded()
 
     def drain(self) -> list[Event]:
-        """Return the events since the last step. For a caller that will not take another one."""
+        """Return the events since the last step, for a caller that will not take another."""
         events = self.scheduler.drain()
         for observer in self.observers if events else ():
             observer.completed(Step(events=events))
         return events
 
     def run(self) -> Iterator[Step]:
-        """Step until no request is left. The caller may submit and abort between two steps."""
+        """Run steps until no request is left. The caller may submit and abort between two steps."""
         while self.has_work:
             step = self.step()
             if step is not None:

@@ -15,9 +15,9 @@ class Detokenizer:
     """Incremental detokenization of one request's output.
 
     A token stands for some bytes, and a character may take several tokens. So the bytes go through an incremental UTF-8
-    decoder, which emits whole characters; invalid UTF-8 becomes U+FFFD. The text then goes through a StopScanner: it
-    ends before the first stop string, or behind it with `include_stop_str_in_output`. How the tokens are split into
-    calls of `push` does not change the text.
+    decoder, which emits whole characters; invalid UTF-8 becomes U+FFFD. The text then goes through a StopScanner, which
+    ends it before the first stop string, or after it with `include_stop_str_in_output`. Splitting the tokens into calls
+    of `push` differently does not change the text.
     """
 
     # region exercise 0.6
@@ -60,10 +60,10 @@ class Detokenizer:
 class StopScanner:
     """Finds the first stop string in text that arrives bit by bit.
 
-    For each stop string the scanner counts how many of its first characters the text ends with. It holds the longest
-    such ending back, because it may be the start of a stop string; all text before it is safe to stream. The first stop
-    string to complete ends the text; if several complete on one character, the longest. `matched` is that stop string,
-    which is part of the text only with `include`.
+    For each stop string the scanner counts how many of its first characters the text ends with. It holds back the
+    longest such ending, which may be the start of a stop string; all text before it is safe to stream. The first stop
+    string to complete ends the text, and if several complete on one character, the longest does. `matched` is that stop
+    string. It is part of the text only with `include`.
     """
 
     # region exercise 0.8
@@ -125,8 +125,8 @@ def _borders(stop: str) -> list[int]:
 
 
 class Transcript:
-    """Turns the tokens of one output into text. A stop string in the text ends the output too. The engine knows only
-    tokens and cannot see it, so the caller ends the request there. Without a tokenizer there is no text."""
+    """Turns the tokens of one output into text. A stop string in the text also ends the output. The engine sees only
+    tokens, so the caller ends the request there. Without a tokenizer there is no text."""
 
     def __init__(self, params: SamplingParams, tokenizer: Tokenizer | None) -> None:
         self.finish_reason: FinishReason | None = None

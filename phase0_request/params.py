@@ -128,8 +128,8 @@ class SamplingParams:
             self._set("allowed_token_ids", TokenSet.of("allowed_token_ids", self.allowed_token_ids))
 
     def vary(self, max_tokens: int, seed: int | None) -> "SamplingParams":
-        """The same parameters with another length and seed, in which the completions of one request may differ. All
-        other values are shared, and not checked again."""
+        """The same parameters with another length and seed, the only ones in which the completions of a request differ.
+        The others are shared and not checked again."""
         if (max_tokens, seed) == (self.max_tokens, self.seed):
             return self
         other = copy(self)
@@ -148,7 +148,7 @@ class SamplingParams:
 
     @property
     def beyond_a_draw(self) -> list[str]:
-        """The fields in use that the core alone does not serve."""
+        """The fields in use that the core cannot serve by itself."""
         return [f.name for f in fields(self) if f.name not in OF_THE_CORE and getattr(self, f.name) != f.default]
 
     @property
@@ -158,7 +158,7 @@ class SamplingParams:
 
     @property
     def computes_prompt(self) -> bool:
-        """Whether every token of the prompt must be computed: only that yields its log-probabilities."""
+        """Whether every token of the prompt must be computed, as its log-probabilities require."""
         return self.prompt_logprobs is not None
 
     @property

@@ -1,4 +1,4 @@
-"""SequenceState: what a scheduler notes of a request. RequestQueue: requests in the order in which they are served."""
+"""SequenceState: what a scheduler keeps for a request. RequestQueue: requests in the order in which it serves them."""
 
 import bisect
 from collections.abc import Iterator
@@ -22,10 +22,10 @@ class WaitHandle(Protocol):
 
 @dataclass(slots=True, eq=False)
 class SequenceState:
-    """What a scheduler knows of a live request, from submission until it has ended and nothing of it is in flight.
+    """What a scheduler knows of a live request, from its submission until it has ended and nothing of it is in flight.
 
-    A slice counts here as soon as it is scheduled, in the request itself when it is committed. So a step can be planned
-    while another is on the device:
+    A slice counts here as soon as it is scheduled, and in the request itself once it is committed. So the scheduler can
+    plan a step while another is on the device:
 
         request.computed <= num_scheduled <= num_tokens
 
@@ -33,7 +33,7 @@ class SequenceState:
     - `num_scheduled`: also counts what is in flight
     - `num_tokens`: all there is to compute, including a token still in flight
 
-    A scheduler with one step at a time needs no more than the request and the key.
+    A scheduler that runs one step at a time needs only the request and the key.
     """
 
     request: Request
@@ -51,7 +51,7 @@ class SequenceState:
         self.reset()
 
     def reset(self, capacity: int = 0) -> None:
-        """Count again from what the request has computed: nothing is in flight."""
+        """Count again from what the request has computed, with nothing in flight."""
         request = self.request
         self.num_scheduled, self.num_tokens, self.in_flight = request.computed, request.total, 0
         self.blocked_by = None
@@ -70,7 +70,7 @@ class SequenceState:
         self.num_tokens = max(self.num_tokens, self.request.total)
 
     def block(self, until: WaitHandle) -> None:
-        """Take part in no step until this is done. A slice in flight has no token to compute, and counts no more."""
+        """Take part in no step until this is done. A slice in flight has no token to compute, and no longer counts."""
         self.blocked_by = until
         self.num_scheduled, self.num_tokens = self.request.computed, self.request.total
 
@@ -83,8 +83,8 @@ class QueueFullError(RuntimeError):
 
 
 class RequestQueue:
-    """A list that is kept sorted by key. A request may leave from any place, at any time. Adding and removing take a
-    binary search, O(log n) comparisons; moving the pointers behind that place is one `memmove`."""
+    """A list sorted by key, which a request may leave from any place at any time. Adding and removing take a binary
+    search, O(log n) comparisons, and one `memmove` for the pointers after that place."""
 
     def __init__(self, limit: int | None = None) -> None:
         if limit is not None and limit < 1:
@@ -100,14 +100,14 @@ class RequestQueue:
 
     # region exercise 0.5
     def add(self, entry: SequenceState, again: bool = False) -> None:
-        """Insert an entry at the place of its key. QueueFullError if the queue is at its limit, which does not hold for
-        an entry that was in it before."""
+        """Insert an entry at the place of its key. QueueFullError if the queue is at its limit; an entry that comes
+        back (`again`) is exempt."""
         if self.limit is not None and len(self._entries) >= self.limit and not again:
             raise QueueFullError(self.limit)
         bisect.insort(self._entries, entry, key=_KEY)
 
     def remove(self, entry: SequenceState) -> None:
-        """Take an entry out, wherever it stands. ValueError if it is not in the queue."""
+        """Remove an entry from wherever it stands. ValueError if it is not in the queue."""
         place = bisect.bisect_left(self._entries, entry.key, key=_KEY)
         if place == len(self._entries) or self._entries[place] is not entry:
             raise ValueError(f"request {entry.request.id} is not in this queue")
@@ -119,5 +119,5 @@ class RequestQueue:
         self._entries.clear()
 
     def pop(self) -> SequenceState:
-        """Take the first entry out. IndexError if the queue is empty."""
+        """Remove and return the first entry. IndexError if the queue is empty."""
         return self._entries.pop(0)

@@ -13,7 +13,7 @@ MAX_SALT = 256  # characters
 
 
 class RequestState(Enum):
-    """Where a request stands in its life."""
+    """The four states of a request."""
 
     WAITING = "waiting"  # submitted, holds no pages
     RUNNING = "running"  # scheduled in steps
@@ -32,7 +32,7 @@ class FinishReason(Enum):
 
 
 class InvalidTransitionError(RuntimeError):
-    """The engine asked for a transition that the request's state does not allow. Always a bug of the engine."""
+    """The engine asked for a transition that the request's state does not allow: always a bug in the engine."""
 
     def __init__(self, request: "Request", action: str, why: str) -> None:
         super().__init__(f"request {request.id} ({request.state.value}) cannot {action}: {why}")
@@ -69,7 +69,7 @@ class RequestTimes:
 
 
 class UnknownTokenError(ValueError):
-    """A field of a request has the id of a token that the model does not have."""
+    """A field of a request names a token id that the model does not have."""
 
     def __init__(self, field: str, why: str) -> None:
         super().__init__(f"{field}: {why}")
@@ -78,7 +78,7 @@ class UnknownTokenError(ValueError):
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class Request:
-    """One prompt, the output tokens so far, and where the request stands.
+    """One prompt, its output tokens so far, and its state.
 
     `computed` counts the tokens that have keys and values in the cache; `total` counts all tokens, prompt and output.
     While `computed < total` there is work. When the two are equal, the model has just predicted one more token:
@@ -122,7 +122,7 @@ class Request:
         self.times = RequestTimes(self.arrival)
 
     def check_fits(self, vocab_size: int, context: int, has_tokenizer: bool) -> None:
-        """ValueError unless a model can serve this request: the check of an engine, where a request enters it."""
+        """ValueError unless a model can serve this request. An engine makes this check where a request enters it."""
         params, length, name = self.params, len(self.prompt_tokens), f"request {self.id}"
         highest, field = max((max(self.prompt_tokens), "prompt"), params.highest_token)
         if highest >= vocab_size:
@@ -144,7 +144,7 @@ class Request:
 
     @property
     def cacheable_tokens(self) -> int:
-        """How many of the first tokens may be taken from the prefix cache."""
+        """How many of the first tokens may come from the prefix cache."""
         return self.total if self.reusable is None else self.reusable
 
     def tokens(self, start: int, stop: int) -> list[int]:
@@ -183,7 +183,7 @@ class Request:
         self.times.tokens.append(now)
 
     def preempt(self) -> None:
-        """Stop running because the pages are needed elsewhere. All tokens are kept, and none counts as computed."""
+        """Stop running because another request needs the pages. The tokens stay, and none counts as computed."""
         if self.state is not RequestState.RUNNING:
             raise InvalidTransitionError(self, "be preempted", "it is not running")
         self.state = RequestState.PREEMPTED
@@ -192,8 +192,8 @@ class Request:
     # endregion
 
     def finish(self, reason: FinishReason, now: float, error: str | None = None) -> None:
-        """End the request; `error` goes with ERROR, and only with it. STOP and LENGTH are legal in RUNNING and in
-        PREEMPTED, for a stop string may be found in its text after it lost its pages. Other reasons are in WAITING too.
+        """End the request. Only ERROR comes with an `error`. STOP and LENGTH are legal in RUNNING and in PREEMPTED: the
+        text may turn out to contain a stop string after the pages are gone. Other reasons are legal in WAITING, too.
         """
         if self.state is RequestState.FINISHED:
             raise InvalidTransitionError(self, f"finish ({reason.value})", f"it has already finished ({self._reason})")

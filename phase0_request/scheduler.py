@@ -1,7 +1,7 @@
-"""BaseScheduler: what all schedulers have in common, above all the commit of a step.
+"""BaseScheduler: what all schedulers share, above all the commit of a step.
 
 Phase 0's batcher, phase 2's StaticScheduler and phase 5's Scheduler derive from it. They differ in which requests they
-plan, and in the memory that these hold.
+plan and in how they manage memory.
 """
 
 from abc import ABC, abstractmethod
@@ -15,8 +15,8 @@ from phase0_request.request import FinishReason, Request, RequestState
 class BaseScheduler(ABC):
     """Owns every live request, from `submit` to its last event.
 
-    A subclass queues a request (`_enqueue`), plans (`plan`), removes a request that has ended (`_remove`), and starts
-    anew after an error (`_clear`). `_publish` matters only to schedulers with a KV cache.
+    A subclass queues requests (`_enqueue`), plans steps (`plan`), removes requests that have ended (`_remove`), and
+    starts over after an error (`_clear`). Only a scheduler with a KV cache needs `_publish`.
     """
 
     ahead = 0  # how many steps may be in flight when another is planned
@@ -34,7 +34,7 @@ class BaseScheduler(ABC):
 
     @property
     def sequences(self) -> Collection[SequenceState]:
-        """All live requests, and those that have ended and are still in flight."""
+        """All live requests, and those that have ended but are still in flight."""
         return self._live.values()
 
     @property
@@ -56,8 +56,8 @@ class BaseScheduler(ABC):
         self._submitted += 1
 
     def finish(self, request: Request, reason: FinishReason, now: float, error: str | None = None) -> bool:
-        """End a request from outside: by an abort, a deadline or a stop string, also while its tokens are in flight.
-        False if it had ended before, or is not known here."""
+        """End a request from outside, by an abort, a deadline or a stop string, even while its tokens are in flight.
+        False if it has already ended, or is unknown here."""
         sequence = self._live.get(request.id)
         if sequence is None or sequence.request is not request or request.finished:
             return False
@@ -65,7 +65,7 @@ class BaseScheduler(ABC):
         return True
 
     def drain(self) -> list[Event]:
-        """Return the events since the last commit or drain. For when there is no step to commit."""
+        """Return the events since the last commit or drain, for a caller with no step to commit."""
         events, self._events = self._events, []
         return events
 
@@ -73,7 +73,7 @@ class BaseScheduler(ABC):
 
     @abstractmethod
     def plan(self, now: float) -> Batch:
-        """Plan the next step. Empty if no request can take part in one."""
+        """Plan the next step. The batch is empty if no request can take part in one."""
 
     def commit(self, batch: Batch, output: StepOutput, now: float) -> list[Event]:
         """Apply the output of a step to its requests. Returns all events since the last commit."""
@@ -110,17 +110,17 @@ class BaseScheduler(ABC):
             self._retire(request, reason, now)
 
     def block(self, request: Request, until: WaitHandle) -> None:
-        """Let a request take part in no step until this is done."""
+        """Keep a request out of all steps until this is done."""
         self._live[request.id].block(until)
 
     def end(self, request: Request, reason: FinishReason, now: float, error: str | None = None) -> None:
-        """End a request between two of its tokens, in whichever state it is."""
+        """End a request between two of its tokens, whatever its state."""
         self._events.append(Event(request, None, reason))
         self._retire(request, reason, now, error)
 
     def discard_in_flight(self) -> None:
-        """Forget the steps in flight, because one of them raised. What is committed stands. An interrupt may have come
-        in the middle of a plan or a commit: all requests are queued again, and those that ran are preempted."""
+        """Forget the steps in flight, because one of them raised. What is committed stands. Since an interrupt may have
+        come in the middle of a plan or a commit, all requests are queued again, and those that ran are preempted."""
         self._clear()
         for sequence in [*self._live.values()]:
             request = sequence.request
@@ -133,7 +133,7 @@ class BaseScheduler(ABC):
             self._enqueue(sequence, again=True)
 
     def _check(self, batch: Batch, output: StepOutput) -> None:
-        """ValueError if the output is not complete. Nothing has changed then."""
+        """ValueError, before anything has changed, if the output is incomplete."""
         if len(output.tokens) != len(batch):
             raise ValueError(f"the step has {len(batch)} slices, but the output holds {len(output.tokens)} tokens")
         if None in output.tokens:
@@ -152,16 +152,16 @@ class BaseScheduler(ABC):
     # What a subclass decides.
 
     def _rank(self, request: Request) -> float:
-        """The place of a new request among the others. The lower rank goes first; within a rank, the first to come."""
+        """The place of a new request: the lower rank goes first, and within a rank the first to arrive."""
         return 0.0
 
     @abstractmethod
     def _enqueue(self, sequence: SequenceState, again: bool = False) -> None:
-        """Queue a new request, or `again` one that was here before, whatever the limit of the queue."""
+        """Queue a new request; or, whatever the queue's limit, one that was here before (`again`)."""
 
     @abstractmethod
     def _remove(self, sequence: SequenceState) -> None:
-        """Take a request that has ended out of its queue, and free what it holds, unless a step in flight uses that."""
+        """Remove a request that has ended from its queue, and free what it holds unless a step in flight uses it."""
 
     @abstractmethod
     def _clear(self) -> None:

@@ -1,7 +1,7 @@
 """Tokenizer: text to token ids and back, with the model's vocabulary, chat template and end-of-sequence tokens.
 
 `tokenizers` splits the text and `ChatTemplate` renders conversations. This module adds the bytes of a single token,
-which streaming needs: a character may be spread over several tokens. And it keeps control tokens apart from text.
+which streaming needs since a character may span several tokens, and keeps control tokens apart from text.
 
 The vocabulary of a model may be padded: its embedding has more rows than its tokenizer has tokens. Such an id, and a
 hole among the ids of the tokenizer, decodes to no text, everywhere. A prompt may contain it; the sampler never draws it
@@ -29,7 +29,7 @@ _WORD = re.compile(r"[\w-]*")
 
 
 class TooLongError(ValueError):
-    """A text is longer than the caller allows."""
+    """The text is longer than the caller allows."""
 
 
 class Tokenizer:

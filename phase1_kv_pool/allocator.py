@@ -1,4 +1,4 @@
-"""PageAllocator: allocates, shares and frees pages by reference count. The cost does not depend on the pool size."""
+"""PageAllocator: allocates, shares and frees pages by reference count, at a cost independent of the pool's size."""
 
 from collections.abc import Sequence
 
@@ -6,21 +6,21 @@ from phase0_request.support.checks import check_int
 
 
 class OutOfPagesError(RuntimeError):
-    """Fewer pages are free than requested. Nothing was allocated. Not a bug: the scheduler handles it."""
+    """Fewer pages are free than requested, and none was allocated. Not a bug: the scheduler handles it."""
 
     def __init__(self, wanted: int, free: int) -> None:
         super().__init__(f"{wanted} pages wanted, {free} free")
 
 
 class PageError(RuntimeError):
-    """A page was freed twice, shared while free, or is not of this pool. Always a bug of the engine."""
+    """A page was freed twice, shared while free, or is not in this pool: always a bug in the engine."""
 
 
 class PageAllocator:
     """Pages 0 to num_pages - 1, each with a reference count.
 
     Free pages are on a stack. A request's pages are freed together and in order, so the next large allocation gets them
-    in order. Do not rely on contiguous pages: the pages of requests that grow side by side interleave.
+    in order. Do not rely on that: the pages of requests that grow side by side interleave.
 
         count == 0   the page is on the free stack, exactly once
         count >= 1   that many page tables (or the prefix cache) refer to the page; it is not on the stack
@@ -71,9 +71,9 @@ class PageAllocator:
             self.counts[page] += 1
 
     def release(self, pages: Sequence[int]) -> int:
-        """Decrement the reference count of each page, and free those that reach 0. Returns how many were freed.
+        """Decrement the reference count of each page and free those that reach 0. Returns how many were freed.
 
-        Raises PageError, and changes no count, if one of the pages is free already or is not of this pool.
+        Raises PageError, and changes no count, if one of the pages is already free or is not in this pool.
         """
         counts = self.counts
         freed = []

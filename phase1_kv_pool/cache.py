@@ -1,4 +1,4 @@
-"""PagedCache: page tables of requests. The only view of KV memory that the scheduler has."""
+"""PagedCache: page tables of requests, and the scheduler's only view of KV memory."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,28 +21,28 @@ class PageUsage:
 
 
 class CacheObserver:
-    """Called when pages have entered or left a page table, or the tree of a prefix cache. Together the calls tell which
-    tables name each page. A method that an observer does not define does nothing."""
+    """Called when pages have entered or left a page table or the tree of a prefix cache, so that an observer knows
+    which tables name each page. A method that it does not define does nothing."""
 
     def grown(self, request: Request, pages: Sequence[int]) -> object:
-        """These pages are new at the end of a page table. The first call for a request follows its `attach`."""
+        """A page table has these new pages at its end. The first call for a request follows its `attach`."""
 
     def swapped(self, request: Request, first: int, pages: Sequence[int]) -> object:
-        """The entries of a page table from `first` on are these pages of the tree now, which hold the same tokens."""
+        """From entry `first` on, a page table now names these pages of the tree, which hold the same tokens."""
 
     def released(self, request: Request) -> object:
-        """A page table is closed. It may never have grown."""
+        """A page table was closed. It may never have grown."""
 
     def stored(self, parent: int | None, pages: Sequence[int], tokens: Sequence[int], salt: str) -> object:
-        """Pages with these tokens are new in the tree, behind page `parent`. None: they begin a prefix."""
+        """The tree has new pages with these tokens after page `parent`. None: they begin a prefix."""
 
     def removed(self, pages: Sequence[int]) -> object:
-        """Pages were evicted. What was behind them in the tree is among them, or was evicted before."""
+        """Pages were evicted. Those after them in the tree are among them, or were evicted before."""
 
 
 class PagedCache:
-    """Allocates, appends to, publishes and frees the page tables of requests. Here each request has its own pages;
-    phase 4's PrefixCache, a subclass, shares those of common prefixes.
+    """Opens, grows, publishes and frees the page tables of requests. Here each request has its own pages; phase 4's
+    PrefixCache, a subclass, shares the pages of common prefixes.
 
         attach     open a page table; a prefix cache fills it with the pages of the longest cached prefix
         grow       allocate and append pages, so that the next tokens have slots
@@ -50,8 +50,8 @@ class PagedCache:
         publish    offer the full pages of computed tokens to the prefix cache
         release    free the page table
 
-    The device has a copy of the open page tables, one in each row. `changed` says which entries the copy lacks: by
-    request id, the first entry that was added or replaced since the copy was last brought up to date.
+    The device has a copy of the open page tables, one in each row. `changed` says what the copy lacks: by request id,
+    the first entry that was added or replaced since the copy was last updated.
     """
 
     shares = False  # whether requests can share computed pages
@@ -75,7 +75,7 @@ class PagedCache:
         return 0
 
     def attach(self, request: Request) -> int:
-        """Open the page table of a request. Returns the number of its tokens that are cached already."""
+        """Open the page table of a request. Returns how many of its tokens are already cached."""
         if request.id in self.tables:
             raise PageError(f"request {request.id} has a page table already")
         self.tables[request.id] = []
@@ -125,7 +125,7 @@ class PagedCache:
             raise PageError(f"request {request.id} has no page table; attach it first") from None
 
     def row(self, request: Request) -> int:
-        """The row of a page table on the device: the lowest that was free when it was opened."""
+        """The row of a page table on the device: the lowest one that was free when the table was opened."""
         self.table(request)  # raises without a page table
         return self._rows[request.id]
 
@@ -134,7 +134,7 @@ class PagedCache:
         return ((self._rows[name], first, self.tables[name]) for name, first in self.changed.items())
 
     def copied(self) -> None:
-        """The device has these changes now: the runner calls this once a step is launched that wrote them."""
+        """The device has these changes now. The runner calls this once it has launched a step that copies them."""
         self.changed.clear()
 
     def publish(self, request: Request) -> None:
@@ -145,7 +145,7 @@ class PagedCache:
         self.table(request)  # raises without a page table; there is no prefix cache here
 
     def release(self, request: Request) -> None:
-        """Close the page table of a request, and free its pages unless they are shared."""
+        """Close the page table of a request and free the pages that it does not share."""
         self.allocator.release(self.table(request))
         del self.tables[request.id]
         heappush(self._free_rows, self._rows.pop(request.id))

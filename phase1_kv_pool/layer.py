@@ -1,9 +1,9 @@
-"""KVLayer: the keys and values of one layer of a model, in pages. Those of 8 bits have scales.
+"""KVLayer: the keys and values of one layer of a model, in pages. 8-bit ones have scales.
 
-An 8-bit page takes about half of the bytes of one in bfloat16: a pool of the same size holds nearly twice the tokens,
-and attention reads half as much. Each token and KV head has a scale of its own for its key, and one for its value, from
-its largest number. So what is stored for a token depends on no other token, no later token changes it, and no sample
-data is needed to calibrate anything. A head with a few large numbers costs the others no precision.
+An 8-bit page takes about half the bytes of a bfloat16 page, so a pool of the same size holds nearly twice the tokens,
+and attention reads half as much. For each token and KV head, the key has a scale and the value has one, taken from the
+largest number. So what is stored for a token depends on no other token, no later token changes it, and nothing needs
+sample data for calibration. A head with a few large numbers costs the others no precision.
 """
 
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 class KVLayer(NamedTuple):
-    """One layer of a pool. Scales are None unless keys and values are of 8 bits."""
+    """One layer of a pool. Scales are None unless keys and values have 8 bits."""
 
     keys: Tensor  # [pages, kv_heads, page_size, head_dim]
     values: Tensor
@@ -29,7 +29,7 @@ class KVLayer(NamedTuple):
     value_scales: Tensor | None = None
 
     def read(self, where: Any) -> tuple[Tensor, Tensor]:
-        """The keys and values at an index of the first dimensions; those of 8 bits as float32."""
+        """The keys and values at an index of the first dimensions; 8-bit ones become float32."""
         k, v = (
             numbers[where] if scales is None else numbers[where].float() * scales[where][..., None]
             for numbers, scales in ((self.keys, self.key_scales), (self.values, self.value_scales))
@@ -56,7 +56,7 @@ class KVLayer(NamedTuple):
 def quantize(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Heads [..., head_dim] as 8-bit numbers and their scales [...] in float32: x is numbers * scales.
 
-    A head that is not finite has a scale that is not finite, and numbers 0: all of it reads as NaN.
+    A head with a NaN or an infinity gets zeros and a scale that is not finite, so that all of it reads as NaN.
     """
     x = x.float()
     scales = x.abs().amax(-1, keepdim=True).clamp(min=LOWEST_PEAK) / HIGHEST[dtype]

@@ -27,7 +27,7 @@ class KVLayout:
     # region exercise 1.1
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of one token: a key and a value in every layer, for every KV head. In 8 bits each has a scale."""
+        """Bytes of one token: a key and a value per KV head and layer, each with a scale if it has 8 bits."""
         in_8_bits = self.dtype in KV_DTYPES
         head = self.head_dim + SCALE_BYTES if in_8_bits else self.head_dim * DTYPE_BYTES[self.dtype]
         return 2 * self.layers * self.kv_heads * head

@@ -1,4 +1,4 @@
-"""Large tensors of zeros, on a CPU in huge pages."""
+"""Large tensors of zeros, in huge pages on a CPU."""
 
 from math import prod
 

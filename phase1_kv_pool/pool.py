@@ -5,8 +5,8 @@
 
 Attention reads one head of one sequence at a time. With heads before tokens, a head's part of a page is contiguous
 (page_size * head_dim numbers); with tokens first it would be page_size separate pieces. The heads of one token are not
-contiguous, which costs little: a token is written once and read at every step. K and V are separate tensors because
-attention processes all keys of a tile before the first value.
+contiguous, which costs little, because a token is written once and read at every step. K and V are separate tensors
+because attention processes all keys of a tile before the first value.
 """
 
 from dataclasses import replace
@@ -24,10 +24,10 @@ GIB = 1 << 30
 
 
 class KVPool:
-    """All pages of a KV cache on one device, initialized to 0: a masked value is multiplied by 0, and 0 * NaN is NaN.
+    """All pages of a KV cache on one device, initialized to 0: attention multiplies masked values by 0; 0 * NaN is NaN.
 
-    Slots are tensors on the device. On a GPU they are not checked, because reading them would synchronize with the GPU;
-    an out-of-range slot overwrites other memory. On a CPU torch checks the range.
+    Slots are tensors on the device. On a GPU nothing checks them, because reading them would synchronize with the GPU,
+    and an out-of-range slot overwrites other memory. On a CPU torch checks the range.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ def _check_float8(capability: tuple[int, int]) -> None:
 
 
 def _check_memory(layout: KVLayout, num_pages: int, device: torch.device) -> None:
-    """Raise ValueError, before anything is allocated, if the pool would not fit; the message says what would."""
+    """ValueError, before anything is allocated, if the pool would not fit. The message says what would."""
     free = free_bytes(device)
     wanted = num_pages * layout.bytes_per_page
     if free is not None and wanted > free:

@@ -5,10 +5,12 @@ from collections.abc import Callable
 from chapters.drawings.film import film
 from chapters.drawings.lanes import lanes
 from chapters.drawings.packed import packed
+from chapters.drawings.request_map import request_map
 from chapters.drawings.svg import Drawing
 
 DRAWINGS: dict[str, Callable[[], Drawing]] = {
     "engine.svg": film,
     "lanes.svg": lanes,
+    "map.svg": request_map,
     "packed.svg": packed,
 }

@@ -1,1 +1,1 @@
-"""What the core of this phase does without: the tokenizers in GGUF files."""
+"""A capability that the core of this phase does not need: the tokenizers in GGUF files."""

@@ -27,7 +27,7 @@ Value = TypeVar("Value")
 
 
 class GGUFTensor(NamedTuple):
-    """Where a tensor is stored."""
+    """The place and shape of a stored tensor."""
 
     kind: int  # of its numbers, as ggml numbers them
     shape: tuple[int, ...]  # in the order of torch
@@ -40,7 +40,7 @@ class GGUFTensor(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GGUFHeader:
-    """What a file says about itself."""
+    """The metadata of a file, and its tensors."""
 
     file: Path
     metadata: dict[str, Any]

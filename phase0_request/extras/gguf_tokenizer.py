@@ -46,7 +46,7 @@ def has_tokenizer(file: Path) -> bool:
 
 
 def read(file: Path) -> TokenizerFiles:
-    """The tokenizer of a file, with what concerns conversations."""
+    """The tokenizer of a file, with its chat template and special tokens."""
     header = read_header(file)
     with unreadable(file):
         backend = backend_of(header)
@@ -147,7 +147,7 @@ def _merges(vocabulary: Mapping[str, int], scores: list[float]) -> Iterator[tupl
 
 
 def _around(header: GGUFHeader, bos: bool) -> processors.TemplateProcessing | None:
-    """What is put around a text. `bos`: whether it begins with the BOS token if the file does not say."""
+    """The tokens put around a text. `bos`: whether it begins with the BOS token if the file does not say."""
     names, tokens = named_tokens(header), header.get("tokenizer.ggml.tokens", list)
 
     def token(name: str, default: bool) -> list[str]:

@@ -1,1 +1,1 @@
-"""What the core of this phase does without: each module is one capability."""
+"""Capabilities that the core of this phase does not need, one per module."""

@@ -1,4 +1,4 @@
-"""What holds between any two calls of a cache. Slow; for tests and for `--check-invariants`."""
+"""Checks of what holds between any two calls of a cache. Slow: for tests and for `--check-invariants`."""
 
 from collections import Counter
 from collections.abc import Set
@@ -21,7 +21,7 @@ def check_allocator(allocator: PageAllocator) -> None:
 
 def check_counts(cache: PagedCache, cached: Set[int] = frozenset()) -> None:
     """Raise PageError unless every page's reference count equals the page tables that name it. Each of the `cached`
-    pages has one reference more, and may be in many tables."""
+    pages has one more reference, and may be in many tables."""
     check_allocator(cache.allocator)
     tables = Counter(page for table in cache.tables.values() for page in table)
     for page in range(cache.allocator.num_pages):

@@ -1,4 +1,4 @@
-"""Triton without a GPU: its kernels are interpreted."""
+"""Triton without a GPU: it interprets its kernels."""
 
 import os
 import sys

@@ -2,7 +2,7 @@
 """`jit`: Triton's, for kernels that the host launches many times a step.
 
 To choose the compiled variant of a launch, Triton binds the arguments, looks at each of them and serializes what it
-found: most of the host's time. A kernel of this module remembers the variants that it has launched.
+found, which takes most of the host's time. A kernel of this module remembers the variants that it has launched.
 """
 
 from collections.abc import Callable, Sequence
