@@ -1,4 +1,4 @@
-"""The linear layers of a decoder, and those with a weight of several formats."""
+"""The linear layers of a decoder, and layers whose weight has several formats."""
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
@@ -19,7 +19,7 @@ class Product(Protocol):
 
 
 class Wrapped:
-    """A linear layer with another product, made of its own."""
+    """A linear layer with another product, which wraps its own."""
 
     def __init__(self, linear: Linear, wrap: Callable[[Product], Product]) -> None:
         self.linear, self.kernel = linear, linear.kernel
@@ -50,7 +50,7 @@ def linears_of(decoder: Decoder) -> list[list[Linear]]:
 
 
 def products_of(linear: Linear) -> list[Linear]:
-    """The products behind a linear layer: of several weights there are several."""
+    """The products inside a linear layer: several, if it has several weights."""
     if isinstance(linear, Wrapped):
         return products_of(linear.linear)
     return linear.linears if isinstance(linear, Joined) else [linear]

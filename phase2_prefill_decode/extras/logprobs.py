@@ -34,7 +34,7 @@ class Logprobs:
         return Logprobs(self.alternatives, to_host(self.own), to_host(self.top), to_host(self.tokens))
 
     def read(self) -> list[TokenLogprobs]:
-        """Those of each row. Alternatives of -inf are left out."""
+        """The log-probabilities of each row. Alternatives of -inf are left out."""
         rows = zip(self.alternatives, self.own.tolist(), self.top.tolist(), self.tokens.tolist(), strict=True)
         return [
             TokenLogprobs(
@@ -87,7 +87,7 @@ class DrawnLogprobsWork(Work):
         self._logprobs = logprobs_of(logits[rows], tokens[rows], alternatives).to_host()
 
     def finish(self, output: StepOutput, tokens: Sequence[int], peaks: Sequence[float]) -> None:
-        """Add them to the drawn tokens, accepted drafts included."""
+        """Add the log-probabilities to the drawn tokens, including accepted drafts."""
         last, place = -1, 0
         for draw, logprobs in zip(self.asked, self._logprobs.read(), strict=True):
             last, place = draw.number, place + 1 if draw.number == last else 0

@@ -1,4 +1,4 @@
-"""SliceOutcome: the result of a slice that is more than one token. RequestExtras: data that extras keep with a request.
+"""SliceOutcome: a slice's result of more than one token. RequestExtras: data that extras keep with a request.
 
 Each capability adds its part to the outcome of the slice, and `apply` commits all parts in order.
 """
@@ -14,7 +14,7 @@ from phase0_request.request import FinishReason, InvalidTransitionError, Request
 
 
 class Verified(NamedTuple):
-    """A token that a step drew after an accepted draft: each draft before it is the token that was drawn there."""
+    """A token that a step drew after an accepted draft: every draft before it equals the token drawn in its place."""
 
     token: int
     logprobs: TokenLogprobs | None = None

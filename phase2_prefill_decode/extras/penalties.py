@@ -1,7 +1,7 @@
-"""Logit edits: logit_bias, min_tokens, and penalties of tokens that have occurred.
+"""Logit edits: logit_bias, min_tokens, and penalties for tokens that have occurred.
 
-The host lists the edits of a step, and the device applies them. With a token in flight they are listed when the step
-that draws it has ended, while the device already runs the model for the next one.
+The host lists the edits of a step, and the device applies them. If they depend on a token in flight, the host lists
+them once the step that draws it has ended; by then the device already runs the model for the next step.
 """
 
 import math
@@ -33,8 +33,8 @@ class Edits(NamedTuple):
 
 
 class RequestEdits:
-    """The logit changes for the next token of one request. Each token is counted once, when it is new: a step costs no
-    more for a long context than for a short one of as many different tokens.
+    """The logit changes for the next token of one request. Each token is counted once, when it is new, so the cost of a
+    step depends on the number of different tokens and not on the length of the context.
 
     Before `min_tokens`, tokens that would end the request are forbidden, by the rule of `batch.reason_to_finish`: with
     `ignore_eos`, end-of-sequence tokens end nothing and are allowed. The repetition penalty counts tokens of prompt and
@@ -60,7 +60,8 @@ class RequestEdits:
         self._bias_of_stops = self._edits[1, self._stops]
 
     def take(self, index: int, token: int) -> None:
-        """Note that output token `index` was drawn. It counts until it is committed, or another one is drawn there."""
+        """Note that output token `index` was drawn. It counts until it is committed, or until another token is drawn
+        there."""
         self._drawn = index, token
 
     def at(self, index: int, draft: Sequence[int] = ()) -> NDArray[np.float64]:
@@ -96,7 +97,7 @@ class RequestEdits:
         edits[3, column] = params.presence_penalty + params.frequency_penalty * times
 
     def _column(self, token: int) -> int:
-        """The column of a token, a new one if it has none."""
+        """The column of a token; a new one if it has none."""
         column = self._columns.setdefault(token, len(self._columns))
         if column == len(self._times):
             self._edits = np.concatenate((self._edits, np.zeros_like(self._edits)), axis=1)
@@ -118,8 +119,8 @@ class Row(NamedTuple):
 
 
 class Penalties(Processor):
-    """Edits the logits of requests with biases, penalties or min_tokens. Keeps which tokens such a request has, as long
-    as the request lives."""
+    """Edits the logits of requests with biases, penalties or min_tokens. It remembers the tokens of such a request
+    as long as the request lives."""
 
     def __init__(self, eos_ids: Collection[int], device: str | torch.device = "cpu") -> None:
         self.eos_ids, self.device = frozenset(eos_ids), torch.device(device)
@@ -190,7 +191,7 @@ def edit(logits: Tensor, edits: Edits) -> Tensor:
 
 
 def penalized(x: Tensor, scale: Tensor, minus: Tensor) -> Tensor:
-    """Logits with the penalties of tokens that have occurred."""
+    """The logits after penalties for tokens that have occurred."""
     return torch.where(x > 0, x / scale, x * scale) - minus
 
 

@@ -1,10 +1,10 @@
-"""PiecewiseGraphs: steps with prompts in them, recorded in pieces.
+"""PiecewiseGraphs: steps that contain prompts, recorded in pieces.
 
-Of the steps with a prompt in them no two have the same sequences, and attention's launches follow the sequences. All
-other launches follow the number of tokens alone. So what lies between two attentions is a graph, for a few numbers of
-tokens. A step is padded to the next of them, and the kernels of attention are launched between the graphs.
+No two steps with a prompt have the same sequences, and the launches of attention depend on the sequences. All other
+launches depend only on the number of tokens. So everything between two attentions is a graph, recorded for a few
+numbers of tokens. A step is padded to the next of these numbers, and attention is launched between the graphs.
 
-Graphs share the memory of their intermediate results. What one leaves for attention or for the next graph is copied to
+Graphs share the memory of their intermediate results. A result that attention or the next graph needs is copied to
 tensors that they do not share.
 """
 
@@ -41,7 +41,7 @@ class PiecewiseGraphs:
         self._graphs: dict[int, list[Replay]] = {}
 
     def record(self, counts: Sequence[int], record: Record) -> None:
-        """Record the pieces of steps with so many tokens, the largest first."""
+        """Record the pieces of steps with these numbers of tokens, the largest first."""
         self._slots.fill_(-1)
         for count in tqdm(sorted(counts, reverse=True), "recording pieces", leave=False, disable=None):
             pieces = range(len(self.decoder.layers))
@@ -50,7 +50,7 @@ class PiecewiseGraphs:
     # region piece
     @torch.inference_mode()
     def _piece(self, number: int, count: int) -> None:
-        """What is computed up to the attention of a layer, from that of the layer before it."""
+        """Compute everything from the attention of the layer before up to the attention of a layer."""
         layers, rope, step = self.decoder.layers, self.decoder.rope(self.context), self._step(count)
         residual: Tensor | None
         if number == 0:
@@ -97,11 +97,11 @@ class PiecewiseGraphs:
     # endregion
 
     def count_for(self, tokens: int) -> int:
-        """The number of tokens that a step of so many is padded to. 0: it is launched kernel by kernel."""
+        """The number of tokens that a step of this many is padded to; 0 if it is launched kernel by kernel."""
         return min((count for count in self._graphs if tokens <= count), default=0)
 
     def _step(self, count: int) -> StepTensors:
-        """So many tokens, without sequences: what the pieces read of a step."""
+        """A step of this many tokens without sequences, with what the pieces read of a step."""
         none = self._slots[:0]
         metadata = AttentionMetadata(none, none, none, 1, self.context)
         tokens, positions, slots = self._tokens[:count], self._positions[:count], self._slots[:count]
@@ -109,14 +109,14 @@ class PiecewiseGraphs:
 
 
 def behind_attention(layer: DecoderLayer, attended: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-    """The rest of a layer: what its MLP returns, and the residual that is to be added to it."""
+    """The rest of a layer: the output of its MLP, and the residual to add to it."""
     x, residual = layer.post_attention_layernorm(layer.self_attn.o_proj(attended.flatten(1)), residual)
     return layer.mlp(x), residual
 
 
 def record_pieces(runner: ModelRunner, counts: Sequence[int], context: int, record: Record) -> None:
-    """Have a runner compute steps of these token counts in pieces. These need more memory than decode steps: where all
-    graphs share it, record the pieces first."""
+    """Have a runner compute steps of these token counts in pieces. Pieces need more memory than decode steps; where
+    all graphs share it, record the pieces first."""
     pieces = PiecewiseGraphs(runner.decoder, runner.pool.layers, context, max(counts))
     pieces.record(counts, record)
     runner.decoder = copy(runner.decoder)

@@ -23,8 +23,8 @@ def processors_for(
     tokenizer: Tokenizer | None,
     lm_head: Callable[[Tensor], Tensor],
 ) -> Sequence[Processor]:
-    """In the order in which they edit logits and finish. Masks edit after all that shifts logits, and finish last: they
-    follow what was drawn. A filter of the tokens that remain comes after them."""
+    """The processors, in the order in which they edit logits and finish. Masks edit after everything that shifts
+    logits, and finish last, because they follow the drawn tokens. A filter of the remaining tokens comes after them."""
     grammars = None if tokenizer is None else Grammars(tokenizer, vocab_size, eos_ids)
     return [
         Verification(),

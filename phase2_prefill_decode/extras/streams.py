@@ -1,7 +1,7 @@
 """Streams: weights that are read some rows at a time, only once, while a linear layer packs them.
 
-So a model that is packed for a CPU, or quantized, is never in memory twice. A matrix may be of plain numbers or
-encoded; neighbours that are encoded in different ways stay several matrices.
+So a model that is packed for a CPU, or quantized, is never in memory twice. A matrix may hold plain numbers or be
+encoded; neighbours with different encodings stay several matrices.
 """
 
 from collections.abc import Iterable, Iterator
@@ -93,7 +93,7 @@ def weights_for_gpu(source: Source, config: ModelConfig, device: torch.device, *
 
 
 def weights_for_cpu(source: Source, config: ModelConfig, device: torch.device, *, progress: bool = False) -> Weights:
-    """Load the weights of a model, each matrix when it is packed."""
+    """Load the weights of a model; each matrix is read when it is packed."""
     check_tensors(source, config)
     return by_layers(source, config, device, streamed=True, progress=progress)
 
@@ -101,7 +101,7 @@ def weights_for_cpu(source: Source, config: ModelConfig, device: torch.device, *
 def by_layers(
     source: Source, config: ModelConfig, device: torch.device, *, streamed: bool, progress: bool = False
 ) -> Weights:
-    """A layer is read when it is taken, and of `streamed` weights a matrix when it is packed."""
+    """Load layer by layer: a layer is read when it is taken, and a matrix of `streamed` weights when it is packed."""
     loader = _Loader(source, config, device, streamed)
     tied = config.tie_word_embeddings
     table = replace(loader, streamed=streamed and tied)  # what is looked up only is not packed
@@ -139,7 +139,7 @@ class _Loader:
         return vector
 
     def matrix(self, *names: str) -> Matrix:
-        """The rows of all these in one matrix. Where one is encoded in another way than its neighbour, they stay
+        """The rows of all these in one matrix. If neighbours have different encodings, they stay
         several."""
         streams = self.streams(names)
         matrices = tuple(streams) if self.streamed else tuple(stream.whole(self.device) for stream in streams)

@@ -27,9 +27,10 @@ class VerificationWork(Work):
 
     # region exercise 11.1
     def finish(self, output: StepOutput, tokens: Sequence[int], peaks: Sequence[float]) -> None:
-        """Add what was drawn after each draft that is accepted: it is the token that was drawn from the row before it,
-        and that row counts too. A draw depends on the logits, the seed and the position alone, so each is what it would
-        have been without drafts. A row that gives no token ends the run: what goes before it is right."""
+        """Add the token drawn after each accepted draft: a draft is accepted if it equals the token drawn from the
+        row before it, and that row counts. A draw depends only on the logits, the seed and the position, so each is
+        what it would have been without drafts. A row that gives no token ends the run; the tokens before it are
+        right."""
         last, place, counts = -1, 0, False
         for row, number, part, _ in self.draws:
             last, place = number, place + 1 if number == last else 0

@@ -1,1 +1,1 @@
-"""What the core of this phase does without: each module or folder is one capability."""
+"""The extras of this phase, which the core does without: each module or folder is one capability."""

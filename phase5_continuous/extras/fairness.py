@@ -119,7 +119,7 @@ class FairQueues:
     def reorder(
         self, candidates: Sequence[SequenceState], place: Callable[[SequenceState], float]
     ) -> Sequence[SequenceState]:
-        """Order the requests of each tenant by their places. The turns of the tenants stay as they are."""
+        """Order each tenant's requests by their places. The tenants' turns stay the same."""
         of_tenant = defaultdict[str, deque[SequenceState]](deque)
         for sequence in sorted(candidates, key=place):
             of_tenant[sequence.request.tenant].append(sequence)

@@ -1,1 +1,1 @@
-"""Extras: parts of the server that can be taken off. An extra imports the core, and no other extra."""
+"""Extras: parts of the server that can be removed. An extra imports the core, and no other extra."""

@@ -1,4 +1,4 @@
-"""What an engine's process reports of a request beside tokens: logprobs, the embedding, and how its drafts did."""
+"""What an engine's process reports about a request beside tokens: logprobs, the embedding, and how its drafts did."""
 
 from typing import Any
 from weakref import WeakSet

@@ -25,7 +25,7 @@ _TURNED = re.compile(r".*\.(q|k)_proj\.(weight|bias)")
 
 
 class GGUFCheckpoint:
-    """Like a Checkpoint. Quantized tensors are read as such."""
+    """Like a Checkpoint, for a GGUF file. Quantized tensors stay quantized."""
 
     def __init__(self, header: GGUFHeader) -> None:
         self.directory = header.file
@@ -48,7 +48,7 @@ class GGUFCheckpoint:
         return None if any(stored.dtype == ENCODED for stored in self.stored.values()) else config.bytes
 
     def chunks(self, name: str) -> Iterator[Tensor | QuantizedWeight]:
-        """The rows of a tensor, some at a time; those of q and k at once, if they are to be reordered."""
+        """The rows of a tensor, some at a time; all rows of q and k at once, if they must be reordered."""
         tensor, heads = self._tensors[name], self._reordered_heads(name)
         count, row = tensor.shape[0], _nbytes(tensor) // tensor.shape[0]
         step = count if heads else self.stored[name].chunk
@@ -63,8 +63,8 @@ class GGUFCheckpoint:
                 yield block.read(rows.view(len(rows), -1, block.bytes))
 
     def _reordered_heads(self, name: str) -> int | None:
-        """llama.cpp rotates neighbours of a head where transformers rotates its halves, so its converter has reordered
-        the rows of each head of q and k. Qwen's are as transformers has them."""
+        """llama.cpp rotates neighbouring numbers of a head where transformers rotates its halves, so its converter
+        has reordered the rows of each head of q and k. Qwen's rows are in the order of transformers."""
         found = _TURNED.fullmatch(name)
         if found is None or self._header.metadata["general.architecture"] != "llama":
             return None

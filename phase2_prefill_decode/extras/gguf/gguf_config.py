@@ -19,7 +19,7 @@ def read_config(file: Path) -> dict[str, Any]:
 
 
 def config_of(header: GGUFHeader) -> dict[str, Any]:
-    """What a config.json of this model says."""
+    """What the config.json of this model would say."""
     tensors, kind = header.tensors, str(header.metadata.get("general.architecture"))
     check_choice(f"{header.file}: general.architecture", kind, ARCHITECTURES)
 
@@ -101,6 +101,6 @@ def _floats(header: GGUFHeader, name: str, count: int) -> tuple[float, ...]:
 
 
 def _dtype(header: GGUFHeader) -> str:
-    """The dtype to compute in: that of the matrices, if all are of one."""
+    """The dtype to compute in: the dtype of the matrices, if all have the same."""
     kinds = {tensor.kind for name, tensor in header.tensors.items() if len(tensor.shape) > 1}
     return {frozenset({0}): "float32", frozenset({1}): "float16"}.get(frozenset(kinds), "bfloat16")

@@ -61,7 +61,7 @@ def fill_by_grammar(matchers: Sequence["LLMatcher | None"], bits: NDArray[np.uin
 
 
 def _bits(params: SamplingParams, vocab_size: int) -> NDArray[np.uint32] | None:
-    """The mask of the tokens that may be drawn wherever they come. None: all."""
+    """The mask of the tokens that may be drawn at any place; None for all."""
     bits = None if params.allowed is None else _allowed(params.allowed, vocab_size)
     never = [word[0] for word in params.bad_words if len(word) == 1]
     if never:
@@ -73,7 +73,7 @@ def _bits(params: SamplingParams, vocab_size: int) -> NDArray[np.uint32] | None:
 
 @lru_cache(64)
 def _allowed(tokens: TokenSet, vocab_size: int) -> NDArray[np.uint32]:
-    """The mask of a set: the completions of a request share it."""
+    """The mask of a set of tokens. The completions of a request share it."""
     bits = tokens.bits[: 4 * words(vocab_size)].ljust(4 * words(vocab_size), b"\0")
     return np.frombuffer(bits, "<u4").astype(np.uint32, copy=False)
 
@@ -96,8 +96,8 @@ class Follower(Protocol):
 
 
 class Constraint:
-    """What one request may draw. It follows the output, also tokens that are drawn and not committed yet; if those are
-    discarded, it goes back."""
+    """The tokens that one request may draw. It follows the output, including tokens that are drawn and not committed
+    yet; if those are discarded, it goes back."""
 
     def __init__(self, request: Request, vocab_size: int, grammars: Grammars | None) -> None:
         params = request.params
@@ -117,7 +117,7 @@ class Constraint:
 
     # region exercise 8.3
     def take(self, index: int, token: int) -> None:
-        """Follow output token `index`, which was drawn. If another one is there already, it was drawn in vain."""
+        """Follow output token `index`, which was drawn. If that place is committed already, the draw was in vain."""
         if index >= len(self.output) and self._followed[index:] != [token]:
             self._go_back(index)
             self._follow([token])
@@ -132,8 +132,8 @@ class Constraint:
     # endregion
 
     def places(self, index: int, draft: Sequence[int]) -> list[tuple["Constraint", int]]:
-        """Where the rows of a slice draw: output token `index`, and one token behind each of a draft. There a copy
-        follows the draft, so that this constraint need not go back when it is rejected."""
+        """Where the rows of a slice draw: output token `index`, and one token after each of a draft. There a copy
+        follows the draft, so this constraint need not go back when the draft is rejected."""
         self.go_to(index)
         found = [(self, index)]
         for place, token in enumerate(draft, index):
@@ -141,8 +141,8 @@ class Constraint:
         return found
 
     def _behind(self, index: int, token: int) -> "Constraint":
-        """The constraint if output token `index` is this one. It allows nothing where no token would be drawn: behind
-        one that is not allowed, or that forces others."""
+        """The constraint if output token `index` is this one. It allows nothing where no token would be drawn: after
+        a token that is not allowed, or that forces others."""
         there = copy.copy(self)
         there.matcher = None if self.matcher is None else self.matcher.deep_copy()
         there._followed, there._renewed = [*self._followed], True
@@ -153,7 +153,7 @@ class Constraint:
 
     # region exercise 8.6
     def restrict(self, mask: NDArray[np.uint32]) -> None:
-        """Clear the bits of what the lists exclude."""
+        """Clear the bits of the tokens that the lists exclude."""
         if self._allowed is not None:
             mask &= self._allowed
         for *before, last in self._bad_words.get(self._followed[-1], ()) if self._followed else ():
@@ -164,7 +164,7 @@ class Constraint:
 
     # region exercise 8.5
     def forced(self, index: int) -> Forced | None:
-        """What follows output token `index`, just drawn, in any case. None if there is a choice.
+        """The tokens that must follow output token `index`, just drawn. None if there is a choice.
 
         A request that asks for log-probabilities draws forced tokens one by one: only computing them yields these.
         """
@@ -188,8 +188,8 @@ class Constraint:
         return f"{GRAMMAR_FAILED}: {self.matcher.get_error().splitlines()[0][:200]}"
 
     def renew(self) -> bool:
-        """Follow the output with a new matcher, once: this one may have reached a limit that its copies share. False if
-        that does not help."""
+        """Follow the output with a new matcher, once: this one may have reached a limit that its copies share.
+        Returns False if that does not help."""
         if self._renewed or self._grammars is None or self._grammar is None:
             return False
         self._renewed = True
@@ -252,7 +252,7 @@ class Filled(NamedTuple):
 
 
 class Constraints:
-    """Makes the constraints of requests, and the masks of steps. A server has one that does so in another process."""
+    """Makes the constraints of requests, and the masks of steps. A server's makes them in another process."""
 
     def __init__(self, vocab_size: int, grammars: Grammars | None) -> None:
         self.vocab_size = vocab_size
@@ -263,7 +263,7 @@ class Constraints:
         return Constraint(request, self.vocab_size, self.grammars)
 
     def start(self, rows: Rows) -> Callable[[], Filled]:
-        """Fill the masks in a thread, while the caller has the model run. Returns what waits for them."""
+        """Fill the masks in a thread while the caller runs the model. Returns a function that waits for them."""
         return _thread().submit(self.fill, rows).result
 
     def fill(self, rows: Rows) -> Filled:

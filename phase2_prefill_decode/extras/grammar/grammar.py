@@ -1,6 +1,5 @@
-"""Grammars of outputs, as llguidance compiles them: for the process that checks a grammar, and for the engine that
-obeys it. llguidance is imported at the first grammar: all else works without it.
-"""
+"""Grammars of outputs, compiled by llguidance: for the process that checks a grammar, and for the engine that obeys
+it. llguidance is imported at the first grammar; everything else works without it."""
 
 import json
 from collections.abc import Collection
@@ -39,8 +38,8 @@ class Grammars:
 
     @cached_property
     def vocabulary(self) -> "LLTokenizer":
-        """The tokens as llguidance needs them: a second's work for a large vocabulary, at the first grammar. ValueError
-        if llguidance cannot read them."""
+        """The tokens as llguidance needs them. The first grammar computes them, in a second for a large vocabulary.
+        ValueError if llguidance cannot read them."""
         from llguidance import LLTokenizer
 
         tokens = _without_names(self._tokenizer.to_json())
@@ -51,8 +50,8 @@ class Grammars:
         return self._compiled(grammar).deep_copy()
 
     def forget(self) -> None:
-        """Compile grammars anew when they are next needed. Copies share what llguidance has found out about a grammar
-        so far: if that has reached its limit, all copies fail."""
+        """Compile grammars again when they are next needed. Copies share what llguidance has found out about a
+        grammar so far; if that has reached its limit, all copies fail."""
         self._compiled.cache_clear()
 
     def _compile(self, grammar: str) -> "LLMatcher":

@@ -1,7 +1,7 @@
-"""Excludes tokens from sampling, as bit masks say: the interface and the reference.
+"""Excludes tokens from sampling by bit masks: the interface and the reference.
 
-A mask has a bit for each token, 32 to a word, the lowest first. A vocabulary of 151,936 is 19 kB: small enough to be
-made on the host and copied to the device in every step.
+A mask has one bit per token, 32 to a word, the lowest first. A vocabulary of 151,936 is 19 kB: small enough to make on
+the host and copy to the device in every step.
 """
 
 from collections.abc import Callable

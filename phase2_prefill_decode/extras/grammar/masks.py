@@ -46,7 +46,7 @@ class Masks(Processor):
         self.constraint_of(request)
 
     def constraint_of(self, request: Request) -> Follower:
-        """The constraint of a live request. Where it takes time to make one, ask for it before the first draw."""
+        """The constraint of a live request. If making one takes time, ask for it before the first draw."""
         constraint = self._of_requests.get(request)
         if constraint is None:
             constraint = self._of_requests[request] = self.constraints.of(request)
@@ -92,7 +92,7 @@ class MasksWork(Work):
         return self.masks.apply(logits, moved(self._filled.bits, self.masks.device), of_rows)
 
     def finish(self, output: StepOutput, tokens: Sequence[int], peaks: Sequence[float]) -> None:
-        """Pass the drawn tokens to their constraints, and add those that grammars force after them."""
+        """Pass the drawn tokens to their constraints, and add the tokens that grammars force after them."""
         late = self._filled.late if self._filled is not None else {}
         followed = []
         for (_, number, _, _), (row, constraint, index, _) in zip(self.draws, self.constrained, strict=True):

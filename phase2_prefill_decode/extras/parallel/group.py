@@ -1,8 +1,8 @@
 """Group: the collectives of tensor parallel, by torch.distributed: gloo between CPUs, NCCL between GPUs.
 
-All ranks call the same ones in the same order. Those of gloo go through the loopback interface only. Gloo never closes
-the socket at which a rank awaits the others, and ends the process if too many connect: once all are connected, the
-kernel drops what comes to it.
+All ranks call the same collectives in the same order. gloo uses the loopback interface only. It never closes the socket
+at which a rank awaits the others, and ends the process if too many connect. So once all ranks are connected, the kernel
+drops everything that arrives there.
 """
 
 import ctypes
@@ -30,13 +30,13 @@ c10d: Any = dist  # its types do not know what of it a backend has
 
 
 class Group:
-    """The ranks of one model. They are connected once all have loaded their part."""
+    """The ranks of one model. They connect once all have loaded their part."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
 
     def connect(self, file: str, seconds: float, device: torch.device) -> None:
-        """Meet the other ranks, which know the same file. A collective fails after some seconds without them."""
+        """Meet the other ranks, which know the same file. A collective fails after this many seconds without them."""
         listening = _listening()
         if device.type == "cuda":
             kind = c10d.ProcessGroupNCCL
@@ -81,7 +81,7 @@ class Group:
         return parts
 
     def _wait(self, work: dist.Work) -> None:
-        """Wait for a collective; on a GPU its stream does, and not the host."""
+        """Wait for a collective. On a GPU the stream waits, not the host."""
         try:
             work.wait()
         except RuntimeError as error:
@@ -89,8 +89,8 @@ class Group:
 
 
 def _listening() -> set[tuple[int, int]]:
-    """The sockets of this process that listen: their descriptors, and their numbers in the system. None are known
-    outside Linux."""
+    """The listening sockets of this process: their descriptors, and their numbers in the system. Outside Linux none
+    are known."""
     found = set()
     for descriptor in map(int, os.listdir("/proc/self/fd") if sys.platform == "linux" else ()):
         with suppress(OSError):  # another thread has closed it

@@ -26,7 +26,7 @@ from phase2_prefill_decode.loading.weights import LayerWeights, Weights
 
 
 class ParallelDecoder(Decoder):
-    """A decoder that computes each step together with those of the other ranks."""
+    """A decoder that computes each step together with the decoders of the other ranks."""
 
     # region parallel
     def __init__(self, shard: Shard, weights: Weights, group: Group, backend: Backend) -> None:
@@ -46,7 +46,7 @@ class ParallelDecoder(Decoder):
 
 # region exercise 12.2
 def row_parallel(linear: Linear, group: Group) -> Linear:
-    """A linear layer of which each rank has some columns: the results are summed."""
+    """A linear layer of which each rank has some columns. Its result is the sum over all ranks."""
 
     def summed(product: Product) -> Product:
         return lambda rows, out=None: group.all_reduce(product(rows, out))
@@ -55,7 +55,7 @@ def row_parallel(linear: Linear, group: Group) -> Linear:
 
 
 def without_biases(layer: LayerWeights) -> LayerWeights:
-    """A layer without the biases of its sums. Rank 0 alone has them, so that a sum has each once."""
+    """A layer without the biases of its sums. Only rank 0 has them, so that each counts once."""
     return replace(layer, o_proj_bias=None, down_proj_bias=None)
 
 
@@ -72,7 +72,8 @@ class VocabParallelEmbedding:
 
     # region embedding
     def rows(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
-        """The embeddings of rank 0's tokens, of any rank's part of the vocabulary: [tokens, hidden_size]."""
+        """The embeddings of rank 0's tokens, whichever rank's part of the vocabulary they are in: [tokens,
+        hidden_size]."""
         places = self.group.broadcast(tokens) - self.held.start
         elsewhere = (places < 0) | (places >= len(self.held))
         places = places.masked_fill(elsewhere, 0)
@@ -83,8 +84,8 @@ class VocabParallelEmbedding:
 
 
 def gathered(lm_head: Linear, held: Sequence[range], group: Group) -> Linear:
-    """An lm_head of which each rank has some rows, `held[rank]`. On rank 0 the result has the logits of all tokens, on
-    the others it only has the same shape."""
+    """An lm_head of which each rank has some rows, `held[rank]`. On rank 0 the result has the logits of all tokens;
+    on the others it only has that shape."""
     most, vocab = max(map(len, held)), held[-1].stop
 
     def collected(product: Product) -> Product:

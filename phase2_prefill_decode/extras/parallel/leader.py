@@ -1,7 +1,7 @@
 """Leader: rank 0's runner. The other ranks run each step with it.
 
-Each rank has a `ModelRunner` with its part of the model and of the KV pool. What rank 0 has packed is sent to all. The
-requests exist once, here: scheduling, page tables on the host, and sampling.
+Each rank has a `ModelRunner` with its part of the model and of the KV pool. Rank 0 packs a step and sends it to all.
+Only rank 0 has requests, the scheduler, page tables on the host, and the sampler.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from phase2_prefill_decode.step.runner import ModelRunner
 
 # region leader
 class Leader(ModelRunner):
-    """Rank 0's runner. There is one at a time: another rank has one KV pool."""
+    """Rank 0's runner. There is one at a time, because each other rank has one KV pool."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Leader(ModelRunner):
 
 def shared(lm_head: Product, ranks: Ranks) -> Product:
     """lm_head for more rows of a step that has run, as for scored prompts. The other ranks have the same hidden
-    states: they are sent the range of rows."""
+    states, so it sends them the range of rows."""
 
     def logits(rows: Tensor, out: Tensor | None = None) -> Tensor:
         if ranks.in_step:
@@ -87,7 +87,7 @@ def shared(lm_head: Product, ranks: Ranks) -> Product:
 
 
 def least_free(ranks: Ranks, device: torch.device) -> int | None:
-    """The least memory that any rank has free, beside its weights."""
+    """The free memory, beside the weights, of the rank that has the least."""
     own, ranks.runner = free_bytes(device), lambda: None
     known = [free for free in (own, *ranks.ask("free_bytes")) if free is not None]
     sharing = ranks.size if device.type == "cpu" else 1

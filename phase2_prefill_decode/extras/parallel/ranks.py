@@ -1,7 +1,7 @@
 """Ranks: the other processes of a model, as rank 0 sees them. It starts them, and calls methods of their `Worker`s.
 
-A call goes over a pair of sockets, pickled, the same to all. Tensors go by collectives. So a rank that is idle waits at
-its socket, without a time limit, and one that has ended is noticed because its socket is closed.
+A call is pickled and sent over a pair of sockets, the same to all ranks. Tensors travel in collectives. So an idle rank
+waits at its socket without a time limit, and the end of a rank is noticed because its socket closes.
 """
 
 import json
@@ -65,7 +65,7 @@ class Ranks:
         return [process.pid for process in self._processes]
 
     def filenos(self) -> list[int]:
-        """Descriptors that are readable when a rank has ended: then `check` says how."""
+        """Descriptors that become readable when a rank has ended; then `check` says how."""
         return [end.fileno() for end in self._ends]
 
     def tell(self, method: str, *values: object, replies: bool = False) -> None:
@@ -76,8 +76,7 @@ class Ranks:
                 end.send_bytes(message)
 
     def ask(self, method: str, *values: object) -> list[Any]:
-        """Call a method on all ranks, and wait for the results. A rank that ends instead raises RankError, whichever
-        it is."""
+        """Call a method on all ranks, and wait for the results. If any rank ends instead, RankError is raised."""
         self.tell(method, *values, replies=True)
         replies: dict[int, Any] = {}
         with selectors.DefaultSelector() as selector:
@@ -94,12 +93,13 @@ class Ranks:
         return [replies[rank] for rank in sorted(replies)]
 
     def check(self) -> None:
-        """Raise RankError: a rank that owes no reply is readable, so it has ended."""
+        """Raise RankError if a rank has ended: a rank that owes no reply is readable."""
         raise self._failure()
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """What all ranks do at once. If it ends early here, the others are in the middle of it: no step can follow."""
+        """A part of a step that all ranks run at once. If it ends early here, the others are in the middle of it,
+        and no step can follow."""
         if self._over is not None:
             raise RankError(self._over)
         self.in_step = True
@@ -118,7 +118,7 @@ class Ranks:
             self.in_step = False
 
     def _failure(self, fault: str | None = None, words: str = "its socket is closed") -> RankError:
-        """The fault of a rank. If none shows, some rank has not come to a collective. It ends all ranks."""
+        """The failure of a rank. If none shows, some rank has not joined a collective. All ranks are ended."""
         deadline = time.monotonic() + PATIENCE
         while (fault := fault or self._fault()) is None and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -129,7 +129,7 @@ class Ranks:
         return RankError(self._over)
 
     def _fault(self) -> str | None:
-        """The first rank that has ended, but those that were left alone, and why."""
+        """The first rank that has ended, and why; ranks that were only left alone do not count."""
         for rank, (end, process) in enumerate(zip(self._ends, self._processes, strict=False), 1):
             if process.poll() not in (None, LOST):
                 return f"rank {rank} of {self.size} {last_words(end) or status(process)}"
@@ -159,7 +159,7 @@ def status(process: "subprocess.Popen[bytes]") -> str:
 
 
 def receive(end: Connection) -> bytes | None:
-    """The next message, on both ends. None if the other one is closed."""
+    """The next message, on both ends; None if the other end is closed."""
     with suppress(EOFError, OSError):
         return end.recv_bytes()
     return None

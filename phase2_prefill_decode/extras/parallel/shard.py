@@ -65,8 +65,8 @@ class Shard:
 
 
 class ShardedCheckpoint:
-    """A checkpoint that looks as if it held only one rank's part. The rows of other ranks are not read: a chunk is a
-    mapping of the file."""
+    """A checkpoint that looks as if it held only one rank's part. Rows of other ranks are not read, since a chunk is
+    a mapping of the file."""
 
     def __init__(self, source: Source, shard: Shard) -> None:
         self.directory, self.faults, self._source = source.directory, source.faults, source

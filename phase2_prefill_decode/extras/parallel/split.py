@@ -9,7 +9,7 @@ from phase2_prefill_decode.loading.config import ModelConfig
 
 def split(config: ModelConfig, ranks: int) -> ModelConfig:
     """The configuration of each rank's part, with tensor parallel: its heads, with their keys and values, and its
-    part of the MLP. The rest is as in the whole model."""
+    part of the MLP. Everything else is as in the whole model."""
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     divided = {"num_attention_heads": heads, "intermediate_size": config.intermediate_size}
     for name, size in divided.items():

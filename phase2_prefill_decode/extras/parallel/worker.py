@@ -1,4 +1,4 @@
-"""The process of another rank: it loads its part of the model, then does what rank 0 calls, until that ends."""
+"""The process of another rank: it loads its part of the model, then executes rank 0's calls until rank 0 ends."""
 
 import json
 import logging
@@ -62,7 +62,7 @@ class Worker:
 
     # region worker
     def build(self, layers: int, layout: KVLayout, pages: int, shape: tuple[int, int]) -> None:
-        """Make a runner, of so many layers: a profile of a CPU takes one."""
+        """Make a runner of this many layers; profiling a CPU takes one."""
         self.runner = None  # first: there may be no memory for two pools
         decoder, device = copy(self.decoder), self.decoder.device
         decoder.layers = decoder.layers[:layers]
@@ -102,12 +102,12 @@ def state_of(shape: tuple[int, int], device: torch.device) -> DeviceState:
 
 
 def drawn_on_rank_0(logits: Tensor, inputs: SamplingInputs, num_tokens: int) -> tuple[Tensor, Tensor]:
-    """In place of a draw. Tokens come with the next step's embedding."""
+    """Takes the place of a draw. The tokens come with the next step's embedding."""
     return logits.new_zeros(len(logits), dtype=torch.int64), logits.new_zeros(len(logits), dtype=torch.float32)
 
 
 def follow(end: Connection, rank: int) -> None:
-    """Do what rank 0 calls until it has ended."""
+    """Execute rank 0's calls until it has ended."""
     worker = Worker(rank)
     with torch.inference_mode():
         while (message := receive(end)) is not None:
@@ -118,7 +118,7 @@ def follow(end: Connection, rank: int) -> None:
 
 
 def main() -> int:
-    """Run the process. Signals are for the process that started it: this one ends with it."""
+    """Run the process. Signals are handled by the process that started it, and this one ends with it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     descriptor, parent, rank = map(int, sys.argv[1:])

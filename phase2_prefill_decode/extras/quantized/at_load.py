@@ -33,7 +33,7 @@ class Quantization:
 
 
 class QuantizingSource:
-    """A source whose matrices are quantized on the device that they are loaded to."""
+    """A source that quantizes matrices on the device that they are loaded to."""
 
     def __init__(self, source: Source, how: Quantization, dtype: torch.dtype, device: torch.device) -> None:
         self.directory, self.faults = source.directory, source.faults

@@ -28,7 +28,7 @@ class QuantizedCheckpoint:
                 self.stored.pop(name, None)
 
     def _add(self, module: str, stored: Mapping[str, Stored]) -> None:
-        """Put the matrix in the place of its tensors, or say what is wrong with them."""
+        """Replace the tensors of a matrix by the matrix, or say what is wrong with them."""
         main = f"{module}.{self._format.main}"
         if main not in stored:
             self.faults.append(f"{main} is missing")
@@ -51,7 +51,7 @@ class QuantizedCheckpoint:
         self.stored[f"{module}.weight"] = Stored(stored[main].file, shape, ENCODED, stored[main].start)
 
     def nbytes(self, config: ModelConfig) -> None:
-        """Its matrices are of several sizes."""
+        """None: its matrices have several sizes."""
 
     def chunks(self, name: str) -> Iterator[Tensor | QuantizedWeight]:
         """The rows of a tensor, some at a time; a quantized matrix at once."""
@@ -67,5 +67,5 @@ class QuantizedCheckpoint:
 
 
 def _sizes(shape: Sequence[int]) -> list[int]:
-    """A shape without dimensions of one, which libraries write or leave out."""
+    """A shape without dimensions of 1, which some libraries write and others omit."""
     return [size for size in shape if size != 1]

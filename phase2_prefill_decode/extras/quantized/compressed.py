@@ -1,6 +1,5 @@
-"""compressed-tensors, which llm-compressor writes: 4 bits in words, and 8 bits of integers or of float8 as they are.
-The float8 of DeepSeek and Qwen, in blocks, differs in names only.
-"""
+"""compressed-tensors, which llm-compressor writes: 4-bit numbers packed into words, and int8 or float8 as they are.
+The block-scaled float8 of DeepSeek and Qwen differs only in names."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -55,7 +54,7 @@ class CompressedTensors:
 
     @classmethod
     def from_fp8_config(cls, config: Mapping[str, Any]) -> "CompressedTensors":
-        """Of quant_method fp8: in blocks; or, as AutoFP8 wrote them, with one scale for a matrix."""
+        """A format of quant_method fp8: by blocks, or, as AutoFP8 writes it, with one scale per matrix."""
         only(config, fmt=(None, "e4m3"), scale_fmt=(None, "float"))
         if (block := config.get("weight_block_size")) is None:
             return cls(8, "float", -1, -1)
@@ -107,7 +106,7 @@ class CompressedTensors:
         return weight.in_order(order_of(parts["weight_g_idx"], self.group)) if "weight_g_idx" in parts else weight
 
     def _of_rows(self, numbers: "Tensor", out: int) -> "Tensor":
-        """A number for each output, of one for several."""
+        """One number per output, made of one number for several outputs."""
         return numbers.repeat_interleave(out if self.rows == -1 else self.rows, 0)[:out]
 
 

@@ -1,7 +1,7 @@
 """The blocks of llama.cpp's quantized tensors. A block is 32 or 256 neighbouring numbers of a row, with its scales.
 
-`Q8_0` to `Q4_0` have a scale for 32 numbers. The K types have a scale and a minimum for 32 (`Q6_K`: a scale for 16), in
-6 or 8 bits, which themselves have scales for 256. All products are exact in float32.
+`Q8_0` to `Q4_0` have one scale per 32 numbers. The K types have a scale and a minimum per 32 (`Q6_K`: a scale per 16),
+in 6 or 8 bits, and these have scales of their own per 256. All products are exact in float32.
 """
 
 from collections.abc import Callable
@@ -79,23 +79,23 @@ OTHERS = {
 
 
 def _half(blocks: Tensor, start: int) -> Tensor:
-    """A float16 of each block."""
+    """One float16 per block."""
     return blocks[..., start : start + 2].contiguous().view(torch.float16).float()
 
 
 def _halves(values: Tensor) -> Tensor:
-    """Numbers of 4 bits: the low ones of all bytes, then the high ones."""
+    """4-bit numbers: the low halves of all bytes, then the high halves."""
     return torch.cat((values & 15, values >> 4), -1)
 
 
 def _pairs(values: Tensor) -> Tensor:
-    """The same for each 32 bytes of a block: [out, blocks, 8, 32]."""
+    """The same for every 32 bytes of a block: [out, blocks, 8, 32]."""
     return _halves(values.reshape(*values.shape[:2], -1, 32)).view(*values.shape[:2], -1, 32)
 
 
 def _scales_and_offsets(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Of Q4_K and Q5_K: eight of each for a block, of 6 bits. The first four lie in bytes of their own, of the others
-    the lower 4 bits share bytes, and the upper 2 are the free bits of the first four."""
+    """The scales and offsets of Q4_K and Q5_K: eight of each per block, of 6 bits. The first four lie in bytes of
+    their own. The lower 4 bits of the others share bytes, and their upper 2 are in the free bits of the first four."""
     first, second, rest = blocks[..., 4:8], blocks[..., 8:12], blocks[..., 12:16]
     scales = torch.cat((first & 63, rest & 15 | first >> 6 << 4), -1)
     offsets = torch.cat((second & 63, rest >> 4 | second >> 6 << 4), -1)

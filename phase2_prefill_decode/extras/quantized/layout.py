@@ -1,6 +1,6 @@
-"""Format: of which tensors a checkpoint makes a quantized matrix.
+"""Format: the tensors of which a checkpoint makes a quantized matrix.
 
-A server reads the config without torch, so a format imports what it reads tensors with when it does.
+A server reads the config without torch, so a format imports torch only when it reads tensors.
 """
 
 from collections.abc import Mapping
@@ -42,10 +42,10 @@ class Format(Protocol):
 
     @property
     def unused(self) -> tuple[str, ...]:
-        """Suffixes of tensors that are not needed: those that quantize activations. They stay in 16 bits here."""
+        """Suffixes of tensors that are not needed: they quantize activations, which stay in 16 bits here."""
 
     def size(self, main: tuple[int, ...]) -> tuple[int, int]:
-        """[out, in] of a matrix, from the shape of its main tensor. ValueError if it can be of none."""
+        """[out, in] of a matrix, from the shape of its main tensor. ValueError if no matrix has that shape."""
 
     def parts(self, out: int, inputs: int) -> dict[str, TensorSpec]:
         """The tensors of such a matrix, by their suffixes. ConfigError if there can be no such matrix."""
@@ -55,7 +55,7 @@ class Format(Protocol):
 
 
 def only(config: Mapping[str, Any], **allowed: tuple[Any, ...]) -> None:
-    """Refuse a quantization_config with another value of these keys than those that are supported."""
+    """Refuse a quantization_config whose values of these keys are not supported."""
     for name, values in allowed.items():
         value = config.get(name)
         if not any(value == each and type(value) is type(each) for each in values):  # 4.0 is not 4
@@ -64,7 +64,7 @@ def only(config: Mapping[str, Any], **allowed: tuple[Any, ...]) -> None:
 
 
 def groups(inputs: int, group: int) -> int:
-    """The number of groups of a row. A group size of -1 means: one."""
+    """The number of groups in a row. A group size of -1 means one."""
     if group == -1:
         return 1
     if inputs % group:

@@ -1,4 +1,4 @@
-"""From the numbers of a checkpoint to those of a QuantizedWeight."""
+"""Converts the numbers of a checkpoint to the numbers of a QuantizedWeight."""
 
 import torch
 from torch import Tensor
@@ -26,8 +26,8 @@ def whole_numbers(words: Tensor, bits: int) -> Tensor:
 
 # region exercise 9.3
 def order_of(group_of: Tensor, size: int) -> Tensor | None:
-    """The order of the inputs that brings each group together; None if they are. With act-order, GPTQ puts inputs that
-    are of like importance into one group, wherever they are."""
+    """The order of the inputs that brings each group together; None if they are together already. With act-order,
+    GPTQ groups inputs by importance, wherever they are in the matrix."""
     order = torch.argsort(group_of, stable=True)
     inputs = torch.arange(len(group_of))
     if not torch.equal(group_of[order].long(), inputs // (len(inputs) if size == -1 else size)):
@@ -39,6 +39,7 @@ def order_of(group_of: Tensor, size: int) -> Tensor | None:
 
 
 def zeros_of(numbers: Tensor, bits: int, scales: Tensor) -> Tensor | None:
-    """Zeros as a QuantizedWeight has them, of numbers from 0 on; None if they are those that it has without any."""
+    """Zero points as a QuantizedWeight has them, from numbers that start at 0; None if they are the ones it assumes
+    without any."""
     zeros = numbers.to(scales.dtype) - (0 if bits == 4 else 128)
     return None if bool((zeros == (MIDDLE if bits == 4 else 0)).all()) else zeros

@@ -1,4 +1,4 @@
-"""Quantizes a matrix when it is loaded: to the nearest numbers, without examples of what it is multiplied with."""
+"""Quantizes a matrix when it is loaded, to the nearest numbers, without sample data."""
 
 from collections.abc import Callable
 
@@ -40,8 +40,8 @@ def _fp8(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 # region exercise 9.1
 def _int4(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """The number that is largest in magnitude is about -8 times the scale. Of several scales, a group gets the one with
-    the smallest squared error."""
+    """The number with the largest magnitude is about -8 times the scale. Of several scales, a group keeps the one
+    with the smallest squared error."""
     grouped = rows.view(len(rows), -1, GROUP)
     largest = grouped.gather(2, grouped.abs().argmax(2, keepdim=True))
     least, scales = torch.full_like(largest, torch.inf), torch.ones_like(largest)
@@ -64,5 +64,5 @@ def _nearest(grouped: Tensor, scales: Tensor) -> Tensor:
 
 
 def _nonzero(scales: Tensor) -> Tensor:
-    """Scales without zeros: numbers that are all zero have any."""
+    """Scales without zeros: numbers that are all zero may have any scale."""
     return torch.where(scales == 0, 1, scales)

@@ -1,14 +1,14 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-"""Products of rows with a quantized weight: few read it as it is stored, and many once it is widened.
+"""Products of rows and a quantized weight: few rows read it as stored, many rows read it widened.
 
 With few rows a product waits for the weight. A program computes a tile of outputs for a tile of rows: the weight is the
 left side of its product, which a tensor core takes from registers, where it was widened, and the rows from shared
 memory. The inputs are cut into splits. Each has a program of its own, so that enough of them read memory at once, and a
-second kernel adds their sums in their order. The splits follow from the shape of the weight alone: the result of a row
-does not depend on how many others there are.
+second kernel adds their sums in order. The splits depend on the shape of the weight alone, so the result of a row does
+not depend on how many others there are.
 
 With many rows a product waits for arithmetic, and each program would widen the same weight again for its own tile of
-rows. So a block of the weight is widened in memory, and torch multiplies with it as with any other.
+rows. So a block of the weight is widened in memory, and torch multiplies by it.
 """
 
 from dataclasses import replace
@@ -89,7 +89,7 @@ def load_weight(
     values, scales, zeros, offsets, out, is_out, first, inputs: tl.constexpr, group: tl.constexpr, kind: tl.constexpr,
     scaled: tl.constexpr, tile_in: tl.constexpr, dtype: tl.constexpr,
 ):  # fmt: skip
-    """A tile of the weight in the dtype of the rows. What is computed in 16 bits is rounded once."""
+    """A tile of the weight in the dtype of the rows. A result computed in 16 bits is rounded once."""
     in_byte: tl.constexpr = 2 if kind == "int4" else 1  # numbers
     span: tl.constexpr = min(group & -group, tile_in) if group < inputs else tile_in  # inputs that share a scale
     groups: tl.constexpr = tile_in // span
@@ -117,8 +117,8 @@ def load_weight(
 # region exact
 @triton.jit
 def exact(bits, kind: tl.constexpr, centred: tl.constexpr, short: tl.constexpr):
-    """The numbers in 16 bits, without a conversion of integers: the bits of a power of two with an integer in the
-    lowest ones are their sum. Two numbers of 16 bits are in one register, and one instruction computes both."""
+    """The numbers in 16 bits, without converting integers: a power of two with an integer in its lowest bits is
+    their sum. A register holds two 16-bit numbers, and one instruction computes both."""
     mantissa: tl.constexpr = 7 if short == tl.bfloat16 else 10  # its bits
     power: tl.constexpr = 1 << mantissa
     one: tl.constexpr = 0x4300 if short == tl.bfloat16 else 0x6400  # the bits of `power`
@@ -221,7 +221,7 @@ def quantize_rows_constants(inputs: int) -> dict[str, int]:
 
 
 def tiling(rows: int, itemsize: int, kind: str) -> ProductTiling:
-    """The tiling for so many rows. With few of them a program loads more of the weight at once."""
+    """The tiling for this many rows. With few rows a program loads more of the weight at once."""
     if itemsize == 4:  # float32 products take more registers and no tensor cores
         return ProductTiling(16, 64, 32, 4, 3) if rows <= 16 else ProductTiling(32, 64, 32, 4, 3)
     if rows <= 16:
@@ -231,7 +231,7 @@ def tiling(rows: int, itemsize: int, kind: str) -> ProductTiling:
 
 
 def split_of(outputs: int, inputs: int) -> int:
-    """The inputs of a split: as many splits as fill a GPU with few rows, but none that is not worth a program."""
+    """The inputs of a split: enough splits to fill a GPU with few rows, but none too small for a program."""
     splits = max(min(PROGRAMS // triton.cdiv(outputs, 64), inputs // SHORTEST), 1)
     return int(triton.cdiv(triton.cdiv(inputs, splits), LONGEST_TILE) * LONGEST_TILE)
 
@@ -240,7 +240,7 @@ def split_of(outputs: int, inputs: int) -> int:
 def constants(
     outputs: int, inputs: int, group: int, kind: str, rows: int, itemsize: int
 ) -> tuple[dict[str, Any], dict[str, int]]:
-    """The constants that product_kernel is compiled for, and the options of the compiler, for so many rows."""
+    """The constants that product_kernel is compiled for, and the compiler's options, for this many rows."""
     tiles = tiling(rows, itemsize, kind)
     shape = {"inputs": inputs, "group": group, "kind": kind, "split": split_of(outputs, inputs)}
     tile = {"tile_rows": tiles.rows, "tile_out": tiles.outputs, "tile_in": tiles.inputs}
@@ -256,9 +256,9 @@ KINDS = {torch.uint8: "int4", torch.int8: "int8", torch.float8_e4m3fn: "fp8"}
 
 
 class TritonProduct:
-    """rows @ weight.T + bias, for a quantized weight on a GPU, which is kept as it is.
+    """rows @ weight.T + bias for a quantized weight on a GPU, which stays as stored.
 
-    Nothing is read from the device, and all memory is of a size that the host knows, so a launch can be captured.
+    Nothing is read from the device, and the host knows all sizes of memory, so a launch can be captured.
     """
 
     ROWS = 1, 17, 65, MANY + 1  # numbers of rows that need each compiled variant
@@ -309,7 +309,7 @@ class TritonProduct:
             )
 
     def _widen(self, rows: Tensor, result: Tensor) -> None:
-        """Widen a block of the weight after the other, and multiply with it."""
+        """Widen one block of the weight after another, and multiply by it."""
         shape = widen_constants(self.inputs, self.weight.group, self.kind)
         stored = self._values, self.weight.scales, self.weight.zeros, self.weight.offsets
         for first in range(0, self.outputs, WIDENED):
@@ -333,8 +333,8 @@ class TritonProduct:
 
 
 class Float8Product(TritonProduct):
-    """The same for float8 with a scale for each output. More than FEW rows are quantized too, each with its own scale
-    (W8A8): tensor cores multiply float8 at twice the rate of 16 bits. Fewer wait for the weight either way."""
+    """The same for float8 with one scale per output. More than FEW rows are quantized too, each with its own scale
+    (W8A8): tensor cores multiply float8 at twice the rate of 16 bits. Fewer rows wait for the weight either way."""
 
     def __init__(self, weight: QuantizedWeight, bias: Tensor | None = None) -> None:
         super().__init__(weight, bias)
@@ -342,7 +342,7 @@ class Float8Product(TritonProduct):
 
     @staticmethod
     def serves(weight: QuantizedWeight, capability: tuple[int, int]) -> bool:
-        """Whether torch has the product of this weight, for GPUs of this compute capability."""
+        """Whether torch can compute the product of this weight on GPUs of this compute capability."""
         plain = weight.zeros is None and weight.offsets is None and weight.order is None
         rowwise = KINDS[weight.values.dtype] == "fp8" and weight.scales.shape[1] == 1 and plain
         return rowwise and weight.dtype == torch.bfloat16 and gcd(*weight.shape) % 16 == 0 and capability >= (8, 9)

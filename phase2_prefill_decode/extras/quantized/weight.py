@@ -15,7 +15,8 @@ MIDDLE = 8  # the number that stands for 0 in 4 bits, where there are no zeros
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizedWeight:
-    """A weight [out, in]. The group, the number of inputs that share a scale, is the whole row for scales [out, 1]."""
+    """A weight [out, in]. The group is the number of inputs that share a scale: the whole row, if the scales are
+    [out, 1]."""
 
     values: Tensor  # int8 or float8_e4m3fn [out, in]; or uint8 [out, in / 2]: 4 bits, the low ones first, 0 to 15
     scales: Tensor  # [out, in / group]
@@ -59,7 +60,7 @@ class QuantizedWeight:
 
     # region exercise 9.2
     def dequantize(self) -> Tensor:
-        """The weight in the dtype of its scales: each number is computed in it, as the format's own library does."""
+        """The weight in the dtype of its scales. Each step is computed in it, as the format's own library does."""
         values = self.values if self.bits == 8 else unpacked(self.values)
         grouped = values.to(self.scales.dtype).view(*self.scales.shape, self.group)
         if self.zeros is not None:
@@ -79,7 +80,7 @@ class QuantizedWeight:
     # endregion
 
     def rows(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
-        """These rows, dequantized, as of an embedding."""
+        """These rows, dequantized, for an embedding lookup."""
         return self._of_each(lambda tensor: tensor[tokens]).dequantize().to(dtype)
 
     def part(self, rows: slice, columns: slice) -> "QuantizedWeight":
@@ -101,7 +102,7 @@ class QuantizedWeight:
         return replace(weight, values=values, **of_groups)
 
     def in_order(self, order: Tensor | None) -> "QuantizedWeight":
-        """The same weight, with groups of inputs in this order; None: they already are."""
+        """The same weight, with its groups of inputs in this order; None: they already are."""
         if order is None:
             return self
         values = self.values[:, order] if self.bits == 8 else packed(unpacked(self.values)[:, order])
@@ -115,7 +116,7 @@ class QuantizedWeight:
         )
 
     def joins(self, other: Any) -> bool:
-        """Whether the rows of the two can be those of one weight."""
+        """Whether the rows of both can form one weight."""
         if not isinstance(other, QuantizedWeight):
             return False
         ours, theirs = self._tensors(), other._tensors()

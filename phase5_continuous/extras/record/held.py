@@ -1,4 +1,4 @@
-"""What a plan has left waiting, and why. It reads the scheduler after the plan, and changes nothing."""
+"""The requests that a plan has left waiting, and why. It reads the scheduler after the plan, and changes nothing."""
 
 from operator import attrgetter
 from typing import NamedTuple
@@ -63,7 +63,7 @@ def _lacking(scheduler: Scheduler, request: Request) -> Held:
 
 
 def demand(cache: PagedCache, request: Request) -> tuple[int, int]:
-    """The pages that a request without a page table needs for all its tokens, and those available to it."""
+    """The pages that a request without a page table needs for all its tokens, and the pages available to it."""
     needed, available = -(-request.total // cache.page_size), cache.allocator.num_free
     if not isinstance(cache, PrefixCache):
         return needed, available

@@ -1,4 +1,4 @@
-"""Record files: one JSON object a line, compressed if the name ends with ".gz"."""
+"""Record files: one JSON object per line, compressed if the name ends with ".gz"."""
 
 import gzip
 import json
@@ -74,8 +74,8 @@ def recording(
 
 
 def read(file: Path, warn: Callable[[str], object] = lambda _: None) -> Iterator[Line]:
-    """The lines of a record. One that is cut off has those that are whole, and `warn` gets a sentence that says so.
-    ValueError if a file is none, or is damaged."""
+    """The lines of a record. If it is cut off, its whole lines, and `warn` gets a sentence about it. ValueError if a
+    file is not a record, or is damaged."""
     opened: Any = gzip.open if file.suffix == ".gz" else open
     number = 0
     try:

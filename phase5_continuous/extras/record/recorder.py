@@ -92,7 +92,7 @@ class Recorder(CoreObserver, CacheObserver):
         self._emit(line, [Event(request, None, request.finish_reason) for request in ended])
 
     def flush(self) -> None:
-        """Write what has changed since the last step, if anything has."""
+        """Write what has changed since the last step, if anything."""
         self._emit({}, ())
 
     # The loop calls these,

@@ -24,7 +24,7 @@ class RecordedRequest:
 
 @dataclass(slots=True)
 class Replay:
-    """Apply the lines of a record in order. The state is that of the engine when the last of them was written."""
+    """Apply the lines of a record in order. The state is the engine's at the time when the last of them was written."""
 
     header: Line = field(default_factory=dict)
     line: Line = field(default_factory=dict)  # the last one
@@ -91,5 +91,5 @@ class Replay:
             self.tokens.pop(page, None)
 
     def counts(self) -> Counter[int]:
-        """The references of each page: of the tables that name it, and of the tree. Pages without are free."""
+        """The references of each page, by the tables that name it and by the tree. Pages without any are free."""
         return Counter([page for table in self.tables.values() for page in table]) + Counter(self.tree.keys())

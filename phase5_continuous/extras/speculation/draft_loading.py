@@ -1,4 +1,5 @@
-"""Loading of draft models: one that fits its model is connected to a runner, and the time of its steps is measured."""
+"""Loading draft models: a model that fits its target is connected to a runner, and the time of its steps is
+measured."""
 
 import time
 from pathlib import Path
@@ -59,7 +60,7 @@ def connect(drafter: DraftModel, runner: ModelRunner, other: ModelRunner) -> Non
 
 
 def sampler_of_drafts(sampler: Sampler) -> Sampler:
-    """The sampler of a draft model: with the same noise, filters, bias and penalties. Masks are left to the other."""
+    """A draft model's sampler, with the target's noise, filters, bias and penalties. Masks are left to the target."""
     return sampler.limited([each for each in sampler.processors if isinstance(each, Penalties)])
 
 

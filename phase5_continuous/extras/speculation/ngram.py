@@ -40,9 +40,9 @@ class NgramIndex:
             self._latest[ngram] = len(self.tokens)
 
     def continuation(self, most: int) -> list[int]:
-        """Up to `most` tokens that followed an earlier occurrence of the last tokens: of the longest match up to
-        `longest` tokens, and of equals the latest. What repeats with a period is continued beyond the end of the text.
-        """
+        """Up to `most` tokens that followed an earlier occurrence of the last tokens: the longest match up to
+        `longest` tokens, and of equal ones the latest. A text that repeats with a period is continued beyond its
+        end."""
         tokens, best, longest = self.tokens, 0, 0
         candidate = self._previous[-1] if self._previous else 0
         for _ in range(CANDIDATES):

@@ -44,7 +44,7 @@ class Proposer(Protocol):
 
 @dataclass(slots=True)
 class Chance:
-    """How likely the next token of a request's proposals is right. The first that are judged count more."""
+    """How likely the next token of a request's proposals is right. The first verdicts count more."""
 
     value: float = PRIOR
     judged: int = 0
@@ -67,12 +67,12 @@ class Speculation:
     probability p, pays if p is more than what the step yields in that time: E / (spare_rows + R), where E is the number
     of its rows that are expected to count.
 
-    A draft is the beginning of a proposal. The token behind it is not computed, and still judged, for the step draws
+    A draft is the beginning of a proposal. The token after it is not computed but still judged, since the step draws
     the token in its place anyway. So a request without a draft is judged too, at no cost to the device: it gets a draft
     when its proposals have turned out right.
 
-    The tokens of a draft model take time themselves. It drafts for all requests of a step at once, so each token takes
-    a share of its steps: that and its own row are its `price`, in rows.
+    A draft model's tokens take time themselves. It drafts for all requests of a step at once, so each token takes a
+    share of its steps: this share and the token's own row are its `price`, in rows.
     """
 
     proposer: Proposer
@@ -96,8 +96,8 @@ class Speculation:
         return self.drafts, self.drafted, tuple(self.accepted)
 
     def extend(self, step: StepPlan, running_set: RunningSet) -> list[Slice]:
-        """The slices of a step, those of decodes longer by a draft. Drafts take what the requests have left of the
-        step's budget and of the pool; no request waits or is preempted for one."""
+        """The slices of a step, with decodes lengthened by drafts. Drafts take what the requests leave of the step's
+        budget and of the pool; no request waits or is preempted for one."""
         slices, left, self.proposals = [*step.slices], step.left, {}
         rows = expected = float(sum(part.length for part in slices))
         if rows > BUSY * (self.spare_rows + rows):
@@ -137,8 +137,8 @@ class Speculation:
         return self.proposer if isinstance(self.proposer, DraftModel) else None
 
     def _draft(self, model: DraftModel, step: StepPlan, rows: float) -> bool:
-        """Have the draft model draft as many tokens for each decode of a step as pay, or now and then one to judge.
-        False if it drafts nothing."""
+        """Have the draft model draft as many tokens per decode as pay, or now and then one to judge. False if it
+        drafts nothing."""
         decodes = [
             sequence
             for part, sequence in zip(step.slices, step.sequences, strict=True)
@@ -201,8 +201,8 @@ class Speculation:
 
 
 def allocate(running_set: RunningSet, sequence: SequenceState, tokens: int) -> int:
-    """Give a request slots for up to `tokens` tokens more than it has, as far as the pool has room beside the
-    watermark. Returns how many got one. What stays empty, the next tokens of the request fill."""
+    """Give a request slots for up to `tokens` more tokens, as far as the pool has room beside the watermark. Returns
+    how many got one. The request's next tokens fill the slots that stay empty."""
     total = sequence.request.total
     if total + tokens > sequence.capacity:
         if running_set.cache.can_grow(sequence.request, total + tokens + running_set.watermark):
@@ -218,12 +218,12 @@ def may_draft(sequence: SequenceState, part: Slice) -> bool:
 
 
 def speculation_in(scheduler: "Scheduler") -> Speculation | None:
-    """What extends the steps of a scheduler, if that is speculation."""
+    """The scheduler's extender, if that is speculation."""
     return scheduler.extender if isinstance(scheduler.extender, Speculation) else None
 
 
 def speculation_of(config: Mapping[str, Any] | None, spare_rows: int = 3) -> Speculation | None:
-    """Speculation as `--speculative-config` describes it; None: without. ValueError names what is wrong with it."""
+    """Speculation as `--speculative-config` describes it; None without it. ValueError names what is wrong."""
     if config is None:
         return None
     given = dict(config)

@@ -1,7 +1,7 @@
-"""Drafts from the outputs of earlier requests: a prompt that comes again often has the same output again.
+"""Drafts from the outputs of earlier requests: a prompt that comes again often gets the same output again.
 
 SuffixDecoding keeps a suffix tree of recent outputs, and follows the likeliest branch below the longest match. This is
-a dictionary from the last few tokens to what followed them the latest time. It is smaller, and a match has one length.
+a dictionary from the last few tokens to what last followed them. It is smaller, and all matches have one length.
 """
 
 from collections.abc import Sequence
@@ -17,9 +17,9 @@ Outputs = dict[tuple[str, tuple[int, ...]], list[int]]  # by salt and n-gram
 
 
 class SuffixProposer(NgramProposer):
-    """Drafts from the text of a request, or, if that has no match of the full length, from earlier outputs.
+    """Drafts from the text of a request, or, if that has no match of full length, from earlier outputs.
 
-    The time of an output shows which drafts were right. So requests share outputs as they share prefixes: only within
+    The time of an output reveals which drafts were right. So requests share outputs as they share prefixes: only within
     one `cache_salt`.
     """
 

@@ -1,1 +1,1 @@
-"""The edge: connections, TLS, API keys, and the limits of what clients may send and have in memory."""
+"""The edge: connections, TLS, API keys, and limits on what clients may send and keep in memory."""

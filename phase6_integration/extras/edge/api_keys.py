@@ -12,8 +12,8 @@ class ApiKeys:
         self.digests = tuple(_digest(key.encode()) for key in keys)
 
     def find(self, headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
-        """The valid key in the one header that has one: `Authorization: Bearer`, or `x-api-key` of Anthropic's clients.
-        It is compared with all digests, in time that does not depend on them."""
+        """The valid key in the one header that has one: `Authorization: Bearer`, or `x-api-key` of Anthropic's
+        clients. The comparison takes the same time whichever key matches."""
         given = [(name, value) for name, value in headers if name in (b"authorization", b"x-api-key")]
         name, value = given[0] if len(given) == 1 else (b"", b"")
         scheme, _, key = (b"bearer", b"", value) if name == b"x-api-key" else value.partition(b" ")

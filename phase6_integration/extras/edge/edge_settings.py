@@ -1,4 +1,4 @@
-"""The settings of the edge: TLS, API keys, origins, and the limits of what clients may send and leave unread."""
+"""The settings of the edge: TLS, API keys, origins, and limits on what clients may send and leave unread."""
 
 import re
 from argparse import _ActionsContainer
@@ -72,8 +72,8 @@ def check_keys(keys: Sequence[str]) -> tuple[str, ...]:
 
 
 def read_keys(file: str | Path) -> tuple[str, ...]:
-    """The keys in a file, one on each line. Empty lines and those that begin with # are left out. A file without keys
-    is an error: it would open the server to all."""
+    """The keys in a file, one per line. Empty lines and comments (#) are skipped. A file without keys is an error,
+    since it would open the server to everyone."""
     try:
         lines = [line.strip() for line in Path(file).read_text("utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as error:

@@ -1,8 +1,9 @@
 """MemoryBudget: bounds the memory that request bodies and unsent answers take together.
 
-A body takes its own size while it arrives. An answer takes, before any work is done for it, what it can need:
-`answer_bytes`. What does not fit now is a 503 with a time to try again; what can never fit is a 400. Small bodies and
-answers are free, since connections and queue places bound their number: so a few large ones cannot lock out the others.
+A body takes its own size while it arrives. An answer takes, before any work is done for it, the most it can need:
+`answer_bytes`. A request that does not fit now gets a 503 with a time to retry, and a request that can never fit a 400.
+Small bodies and answers are free, since connections and queue places bound their number. So a few large ones cannot
+lock out the others.
 """
 
 from fastapi import FastAPI
@@ -28,7 +29,7 @@ LOGPROBS = 20  # for the logprob of a token, and as much for each alternative
 
 
 class MemoryBudget:
-    """`limit` bytes, of which requests hold a part. The first `free` bytes of each do not count."""
+    """`limit` bytes, which requests share. The first `free` bytes of each request do not count."""
 
     def __init__(self, limit: int, free: int = 0) -> None:
         self.limit = limit
@@ -42,14 +43,14 @@ class MemoryBudget:
 
 
 class Hold:
-    """Bytes of a budget, held until the end of a `with`."""
+    """Bytes of a budget, held until the end of a `with` block."""
 
     def __init__(self, budget: MemoryBudget) -> None:
         self._budget = budget
         self._held = 0
 
     def cover(self, size: int) -> None:
-        """Hold at least `size` bytes. A RequestError if the budget has too few left."""
+        """Hold at least `size` bytes. A RequestError if too few are left."""
         more = max(size - self._budget.free - self._held, 0)
         if self._budget.used + more > self._budget.limit:
             raise overloaded()
@@ -65,9 +66,9 @@ class Hold:
 
 
 def answer_bytes(request: EngineRequest, budget: MemoryBudget, param: str = "max_tokens") -> int:
-    """The most bytes that the answer to a request takes, which must be a fraction of the budget. A prompt that is
-    completed n times is there once, and so is a list of allowed tokens. `param` is the field of the request that sets
-    the length."""
+    """The most bytes that the answer to a request can take, which must be a fraction of the budget. A prompt that is
+    completed n times counts once, and so does a list of allowed tokens. `param` is the request field that sets the
+    length."""
     params, lengths = request.params, list(map(len, request.prompts))
     size = REQUEST + PROMPT * sum(lengths) + (0 if params.allowed is None else MASKS * len(params.allowed.bits))
     for prompt, tokens in zip(lengths, request.lengths, strict=True):

@@ -1,6 +1,5 @@
-"""Edge: the layer in front of every route. It checks the head of a request and its API key, and reads its body within
-limits of size, time and memory.
-"""
+"""Edge: the layer in front of every route. It checks a request's head and API key, and reads its body within limits
+of size, time and memory."""
 
 import asyncio
 import contextlib
@@ -40,9 +39,9 @@ def layer(settings: ServerSettings) -> Middleware:
 
 
 class Edge(HttpMiddleware):
-    """Sets `request.state.client`, the name of the client: a hash of its key or, without one, of its network address,
-    with a new secret at every start of the server. Pages of allowed origins get the headers of CORS, on errors too;
-    their keys are in a header, so that cookies are not needed."""
+    """Sets `request.state.client`, the name of the client: a hash of its key, or of its network address if it has
+    none, with a new secret at every start of the server. Pages of allowed origins get CORS headers, on errors too;
+    their keys are in a header, so cookies are not needed."""
 
     def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
         super().__init__(app)
@@ -60,9 +59,9 @@ class Edge(HttpMiddleware):
             )
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serves HEAD as GET: uvicorn leaves out the body. Takes off the path what is before a route: scheme and host,
-        which any client may send, and the path under which a proxy passes this server on, such as /llm. A proxy that
-        has taken that off already may leave it out."""
+        """Serves HEAD as GET, since uvicorn omits the body. Removes everything before the route from the path:
+        scheme and host, which any client may send, and a proxy's prefix such as /llm. A proxy may also remove its
+        prefix itself."""
         head = scope["method"] == "HEAD"
         path, root = _ABSOLUTE.sub("", scope["path"]) or "/", self.settings.root_path
         if root and f"{path}/".startswith(f"{root}/"):
@@ -99,7 +98,7 @@ class Edge(HttpMiddleware):
         return kind + hashlib.blake2b(client, key=_SECRET, digest_size=8).hexdigest()
 
     def _has_body(self, scope: Scope) -> bool:
-        """Whether a body follows. A RequestError if it is not JSON, or encoded, or too large."""
+        """Whether a body follows. A RequestError if it is not JSON, is encoded, or is too large."""
         headers = dict(scope["headers"])
         length = headers.get(b"content-length")
         if b"transfer-encoding" not in headers and length in (None, b"0"):
@@ -135,8 +134,8 @@ class Edge(HttpMiddleware):
 
 
 def check_headers(headers: Sequence[tuple[bytes, bytes]], limits: EdgeSettings) -> None:
-    """Limit the number and the size of headers, and require one framing of the body. The one Host header that HTTP/1.1
-    requires is checked by h11."""
+    """Limit the number and size of headers, and require a single framing of the body. h11 checks the one Host header
+    that HTTP/1.1 requires."""
     if len(headers) > limits.max_headers or sum(map(len, chain(*headers))) > limits.max_header_bytes:
         raise headers_too_large(limits)
     if {b"content-length", b"transfer-encoding"} <= {name for name, _ in headers}:
@@ -150,12 +149,13 @@ def headers_too_large(limits: EdgeSettings) -> RequestError:
 
 
 def _is_public(path: str) -> bool:
-    """Whether a route needs no API key. No such route has a body: one is not read, and takes no memory from others."""
+    """Whether a route needs no API key. No such route has a body, so none is read and it takes no memory from other
+    requests."""
     return path in PUBLIC or path.startswith(PAGE)
 
 
 def _network(scope: Scope) -> bytes:
-    """The client's IPv4 address, or the first half of its IPv6 address: one client has all addresses of a /64."""
+    """The client's IPv4 address, or the first half of its IPv6 address, since a single client owns a /64."""
     host = (scope.get("client") or ("",))[0]
     try:
         address = ipaddress.ip_address(host)

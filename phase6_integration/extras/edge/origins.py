@@ -1,8 +1,8 @@
-"""Which Host headers are answered to, so that pages of other sites cannot use the server.
+"""The Host headers that are answered, so that pages of other sites cannot use the server.
 
-A page of any site can send requests to a server on your machine. Its browser does not let it read the answers, nor send
-JSON, unless the server allows its origin (CORS). There is a way around: the page's own name is made to point at the
-server (DNS rebinding). The browser then takes both for one origin, and only the Host header tells them apart.
+A page of any site can send requests to a server on your machine. Its browser does not let it read the answers or send
+JSON unless the server allows its origin (CORS). DNS rebinding gets around that: the attacker points the page's own name
+at the server, and the browser takes both for one origin. Only the Host header tells them apart.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,8 +13,8 @@ from phase6_integration.api.settings import is_address
 
 
 def check_host(headers: Iterable[tuple[bytes, bytes]], allowed: Sequence[str]) -> None:
-    """Refuse a request with a name as Host that is not allowed; without any, all names are. Starlette's
-    TrustedHostMiddleware refuses addresses too, and its errors are not in OpenAI's format."""
+    """Refuse a request whose Host is a name that is not allowed; without a list, all names are allowed. Starlette's
+    TrustedHostMiddleware also refuses addresses, and its errors are not in OpenAI's format."""
     if allowed and not all(is_allowed(host_of(value), allowed) for name, value in headers if name == b"host"):
         message = "this server does not answer to this Host; --allowed-hosts names those that it does"
         raise RequestError(421, message, code="unknown_host")

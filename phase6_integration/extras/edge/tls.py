@@ -1,4 +1,4 @@
-"""TLS: the certificate of the server, and those of clients if they are asked for."""
+"""TLS: the certificate of the server, and client certificates if they are required."""
 
 import ssl
 

@@ -1,8 +1,8 @@
 """Transport: the connections of clients, which uvicorn's protocol parses with h11.
 
-uvicorn reads the head of a request without a limit of time, and waits for ever for a client that does not read. Here
-both are limited, and a request that is refused below the application gets an error in OpenAI's format, with a request
-id. A client that closes its sending side counts as disconnected: that looks the same as a client that is gone.
+uvicorn reads the head of a request without a time limit, and waits forever for a client that does not read. Here both
+have limits. A request refused below the application gets an error in OpenAI's format, with a request id. A client that
+closes its sending side counts as disconnected, since that looks the same as a client that is gone.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ def transport(settings: ServerSettings, max_connections: float = math.inf) -> Ma
 
 
 class ServerConnection(H11Protocol):
-    """One connection, which is ended where a limit is exceeded."""
+    """One connection, which is closed when it exceeds a limit."""
 
     def __init__(self, settings: EdgeSettings, max_connections: float, **given: Any) -> None:
         super().__init__(**given)
@@ -104,7 +104,7 @@ class ServerConnection(H11Protocol):
         # Otherwise the body is slow: the middleware that reads it answers, with the same limit.
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is not HTTP. uvicorn calls this while it handles the error of h11."""
+        """Refuse data that is not HTTP. uvicorn calls this while it handles h11's error."""
         error = sys.exception()
         assert isinstance(error, h11.ProtocolError)
         large = error.error_status_hint == HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
@@ -112,14 +112,14 @@ class ServerConnection(H11Protocol):
         self._refuse(headers_too_large(self.settings) if large else malformed)
 
     def _refuse(self, error: RequestError) -> None:
-        """Log an error and send it in place of a response."""
+        """Log an error and send it instead of a response."""
         name = request_id(self.headers if self.conn.our_state is h11.SEND_RESPONSE else ())
         fields = {"id": name, "status": error.status}
         logger.info("refused before it was a request: %s", error.message, extra={"fields": fields})
         self._respond(error, name)
 
     def _respond(self, error: RequestError, name: str = "") -> None:
-        """Send an error in place of a response, and close the connection."""
+        """Send an error instead of a response, and close the connection."""
         answering = self.conn.our_state is h11.SEND_RESPONSE
         if answering:  # its application must not answer any more
             self.cycle.disconnected = True

@@ -1,1 +1,1 @@
-"""POST /v1/embeddings, from the hidden states of a model that generates, over the completions of the core."""
+"""POST /v1/embeddings, computed from a generating model's hidden states by the core's completions."""

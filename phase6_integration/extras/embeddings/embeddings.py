@@ -1,7 +1,7 @@
 """POST /v1/embeddings, OpenAI's Embeddings API: the final hidden state of an input's last token, of length 1.
 
-An input goes the way of a prompt of which one token is generated: the hidden state that this token is drawn from is the
-embedding, and the token is not sent. So inputs are scheduled, chunked and found in the prefix cache as prompts are.
+An input is treated as a prompt for one token. The hidden state that this token is drawn from is the embedding, and the
+token is not sent. So inputs are scheduled, chunked and found in the prefix cache like prompts.
 """
 
 import math

@@ -1,1 +1,1 @@
-"""The fields of requests and answers that the core does not have: their schemas, and what they do."""
+"""The request and answer fields that the core does not have: their schemas, and what they do."""

@@ -1,4 +1,4 @@
-"""Has the server take requests with all fields."""
+"""Makes the server accept requests with all fields."""
 
 from fastapi import FastAPI
 

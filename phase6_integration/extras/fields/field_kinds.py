@@ -1,4 +1,4 @@
-"""Types of the fields that only extras have: sets of tokens, biases, schemas, numbers of alternatives."""
+"""Types of the fields that only extras have: sets of tokens, biases, schemas, counts of alternatives."""
 
 from typing import Annotated, Any
 
@@ -10,7 +10,7 @@ from phase6_integration.api.field_types import Length, minus_one, or_minus_one
 
 
 def _as_set(value: Any, check: ValidatorFunctionWrapHandler) -> TokenSet:
-    """Token ids as a set, since a body lives as long as its answer. One that became a set before stays as it is."""
+    """Token ids as a set, since a body lives as long as its answer. An existing set stays as it is."""
     return value if isinstance(value, TokenSet) else TokenSet.of("allowed_token_ids", check(value))
 
 

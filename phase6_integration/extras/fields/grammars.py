@@ -1,4 +1,4 @@
-"""The grammar that an answer must follow: what makes one, and what the answer then says of it."""
+"""The grammar that an answer must follow: what makes it, and what the answer then reports about it."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -54,7 +54,7 @@ class Constrained(Addition):
 
 
 def constrain(asked: Asked, grammar: Grammar | None, fields: Sequence[str]) -> None:
-    """Have the answer follow a grammar made from these fields, in place of the one before. None: any text will do."""
+    """Make the answer follow a grammar made from these fields, instead of the previous one. None allows any text."""
     asked.additions[:] = [addition for addition in asked.additions if not isinstance(addition, Constrained)]
     asked.params["grammar"] = grammar and grammar.text
     if grammar is not None:

@@ -57,8 +57,8 @@ def for_chat(
 def for_completion(
     names: TokenNames, tokens: Sequence[int], found: Iterable[TokenLogprobs | None], offsets: Iterable[int], most: int
 ) -> dict[str, Iterator[Any]]:
-    """Parallel arrays. Each token is among its own alternatives, of which there are at most `most` others; the first
-    token of a prompt has no logprob."""
+    """Parallel arrays. Each token is among its own alternatives, beside at most `most` others; the first token of a
+    prompt has no logprob."""
     return {
         "tokens": (names[token].text for token in tokens),
         "token_logprobs": (one and _number(one.logprob) for one in found),
@@ -72,8 +72,8 @@ def for_completion(
 def for_prompt(
     names: TokenNames, tokens: Sequence[int], found: Iterable[TokenLogprobs | None], most: int
 ) -> Iterator[dict[str, Any] | None]:
-    """`prompt_logprobs`: one object per token, in which the token and at most `most` alternatives are by their ids. The
-    first token has none. The rank of a token that is not among the alternatives is not known."""
+    """`prompt_logprobs`: one object per token, which has the token and at most `most` alternatives by their ids. The
+    first token has none. The rank of a token outside the alternatives is not known."""
     yield None
     for token, one in zip(tokens[1:], found, strict=True):
         assert one is not None

@@ -1,6 +1,6 @@
 """Request schemas with all fields: the core's, those of extras, and those that only OpenAI's and vLLM's servers have.
 
-The last are hints, which have no effect (`Hint`), and others, whose value must change nothing (`Unsupported`).
+The last kind are hints, which have no effect (`Hint`), and fields whose value must change nothing (`Unsupported`).
 """
 
 from typing import Annotated, Any, Literal
@@ -153,14 +153,14 @@ class ToolSubset(FromClient):
 
 
 class AllowedTools(FromClient):
-    """Some of the tools: the prompt has all of them, and its prefix stays in the cache."""
+    """Some of the tools. The prompt has all of them, so its prefix stays in the cache."""
 
     type: Literal["allowed_tools"]
     allowed_tools: ToolSubset
 
 
 class ConversationFields(schemas.ConversationFields):
-    """What a chat template is given."""
+    """The input of a chat template."""
 
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
 
@@ -170,7 +170,7 @@ class ConversationFields(schemas.ConversationFields):
 
 
 class Prediction(RequestModel):
-    """What the client expects to get: drafts of the answer."""
+    """What the client expects the answer to be; it serves as drafts."""
 
     type: Literal["content"]
     content: schemas.Content

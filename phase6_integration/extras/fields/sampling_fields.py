@@ -44,7 +44,7 @@ class DrawnFields:
             asked.additions.append(Excluding(excluding))
 
     async def _predict(self, asked: Asked, body: ChatRequest) -> None:
-        """The tokens that the client expects, as many as an answer can have."""
+        """The tokens that the client expects, at most as many as an answer can have."""
         if body.prediction is None:
             return
         asked.additions.append(Predicted())
@@ -69,7 +69,7 @@ class DrawnFields:
 
 
 def min_tokens(body: SamplingFields, length: int, has_grammar: bool) -> int:
-    """The field, which must suit the shortest answer."""
+    """The field, which must fit the shortest answer."""
     if body.min_tokens and has_grammar:
         raise unservable("min_tokens", "min_tokens: with a grammar or required calls, an answer ends when complete")
     if body.min_tokens and body.min_tokens > max(length, 1):
@@ -79,7 +79,7 @@ def min_tokens(body: SamplingFields, length: int, has_grammar: bool) -> int:
 
 
 def excluding_fields(body: SamplingFields) -> list[str]:
-    """The fields of a request that exclude tokens from its answer, without those of its grammar."""
+    """The request's fields that exclude tokens from its answer, other than its grammar's."""
     found = [name for name in ("allowed_token_ids", "bad_words") if getattr(body, name)]
     if body.min_tokens:
         found += ["min_tokens", *(["stop_token_ids"] if body.stop_token_ids else [])]
@@ -87,14 +87,14 @@ def excluding_fields(body: SamplingFields) -> list[str]:
 
 
 class Excluding(Addition):
-    """Says which fields exclude tokens, if there is none left."""
+    """Names the fields that exclude tokens, if no token is left."""
 
     def __init__(self, fields: Sequence[str]) -> None:
         self.excluding = fields
 
 
 class Predicted(Addition):
-    """Says what became of a prediction."""
+    """Reports how a prediction did."""
 
     def usage(self, usage: Json) -> None:
         details = [details_of(output) for output in self.outputs]
@@ -106,6 +106,6 @@ class Predicted(Addition):
 
 
 def attach(app: FastAPI) -> None:
-    """Behind the extras that make grammars, beside which some fields are refused."""
+    """Attach after the extras that make grammars, with which some fields cannot be combined."""
     server: ServerState = app.state.server
     server.features.append(DrawnFields(server))

@@ -74,7 +74,7 @@ class LogprobArrays:
 
 
 class TokenDetails:
-    """What is known of the tokens of one output."""
+    """What is known about the tokens of one output."""
 
     def __init__(self) -> None:
         self.prompt_logprobs: LogprobArrays | None = None  # of all but the first prompt token
@@ -96,7 +96,7 @@ class TokenDetails:
 
 
 def details_of(output: Output) -> TokenDetails:
-    """What is known of an output so far."""
+    """What is known about an output so far."""
     if output.details is None:
         output.details = TokenDetails()
     assert isinstance(output.details, TokenDetails)

@@ -19,7 +19,7 @@ MAX_SCORES = 1 << 20  # logprobs of the prompts of a request, alternatives inclu
 
 
 class Echo(NamedTuple):
-    """A prompt as it is repeated at the start of the output."""
+    """A prompt, as it is repeated at the start of the output."""
 
     text: str
     tokens: Sequence[int]
@@ -76,8 +76,8 @@ class ToldFields:
 
 
 def prompt_alternatives(body: SamplingFields, prompts: Sequence[Sequence[int]], echoed: int | None) -> int | None:
-    """The number of alternatives that the engine finds for prompt tokens: the most that `prompt_logprobs` and an echo
-    with logprobs need. All of them exist after one step, so that without a limit a small request could cause a huge
+    """The number of alternatives that the engine finds for prompt tokens: the most that `prompt_logprobs` and an
+    echo with logprobs need. All exist after one step, so without a limit a small request could cause a huge
     response."""
     asked = {"prompt_logprobs": body.prompt_logprobs, "logprobs": echoed}
     given = {name: number for name, number in asked.items() if number is not None}
@@ -92,7 +92,7 @@ def prompt_alternatives(body: SamplingFields, prompts: Sequence[Sequence[int]], 
 
 
 class ToldTokens(Addition):
-    """What is told of the tokens of an answer, and of its prompts."""
+    """What an answer reports about its tokens, and about its prompts."""
 
     def __init__(self, names: TokenNames, asked: Asked, body: SamplingFields, logprobs: int | None) -> None:
         self.names, self.prompts, self.logprobs = names, asked.prompts, logprobs
@@ -103,7 +103,7 @@ class ToldTokens(Addition):
         return details_of(self.outputs[index])
 
     def about_prompt(self, index: int) -> Json:
-        """What is requested about the prompt of a choice."""
+        """What the request asks to know about the prompt of a choice."""
         prompt, scores = self.prompts[index // self.n], None
         if self._prompt_logprobs is not None:
             found = self.details(index).prompt_logprobs or ()

@@ -1,1 +1,1 @@
-"""KV events: what the cache holds, published for routers."""
+"""KV events: the content of the cache, published for routers."""

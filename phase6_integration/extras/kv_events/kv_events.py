@@ -1,13 +1,13 @@
 """KV events: the blocks that enter and leave the prefix cache, published to routers in vLLM's format over ZeroMQ.
 
-A PUB socket sends a message for each step that changed the cache, in three frames: topic, number of the message in 8
+A PUB socket sends one message for each step that changed the cache. It has three frames: topic, message number in 8
 bytes (big-endian), and a batch of events in msgpack. A subscriber that has missed numbers asks a ROUTER socket for
-them: it sends the first number that it wants, and gets the messages from there on, and last one with number -1. The
-first number is the time, so an engine that starts again goes on with higher ones: subscribers see a gap, ask for what
-is in it, and get an event that clears the cache. Numbers that began at 0 again would look like old ones.
+them: it sends the first number it wants, and gets the messages from there on, followed by one with number -1. Numbers
+start at the time, so a restarted engine continues with higher ones. Subscribers then see a gap, ask for the missing
+messages, and get an event that clears the cache. Numbers that started at 0 again would look old.
 
-Sending never waits. ZeroMQ keeps up to `hwm` messages for a slow subscriber and then drops its next ones, and it sees
-that numbers are missing. The newest `buffer_steps` messages can be asked for.
+Sending never waits. ZeroMQ keeps up to `hwm` messages for a slow subscriber and then drops further ones; the subscriber
+sees that numbers are missing. It can ask for the newest `buffer_steps` messages.
 """
 
 import threading
@@ -32,7 +32,7 @@ END = b"", (-1).to_bytes(NUMBER_BYTES, "big", signed=True), b""  # behind the la
 
 # region events
 class BlockStored(msgspec.Struct, tag=True, omit_defaults=True, gc=False):
-    """Blocks are cached, each behind the one before it. `lora_id` and `lora_name` are there for vLLM's readers."""
+    """Blocks are cached, each following the one before it. `lora_id` and `lora_name` exist for vLLM's readers."""
 
     block_hashes: list[int]
     parent_block_hash: int | None  # None: the first block begins a prefix
@@ -53,11 +53,11 @@ class BlockRemoved(msgspec.Struct, tag=True, gc=False):
 
 
 class AllBlocksCleared(msgspec.Struct, tag=True, gc=False):
-    """Nothing is cached: the engine has started."""
+    """Nothing is cached: the engine has just started."""
 
 
 class EventBatch(msgspec.Struct, array_like=True, gc=False):
-    """What one step changed, in order."""
+    """The changes of one step, in order."""
 
     ts: float
     events: list[BlockStored | BlockRemoved | AllBlocksCleared]
@@ -68,7 +68,7 @@ class EventBatch(msgspec.Struct, array_like=True, gc=False):
 
 
 class KVEventPublisher(CacheObserver, CoreObserver):
-    """Observes a prefix cache, and publishes what enters and leaves it: a batch for each step."""
+    """Observes a prefix cache, and publishes the blocks that enter and leave it in one batch per step."""
 
     def __init__(self, cache: PrefixCache, config: KVEventsConfig) -> None:
         self._hashes = BlockHashes(cache.page_size)
@@ -87,7 +87,7 @@ class KVEventPublisher(CacheObserver, CoreObserver):
         cache.observers.append(self)
 
     def _open(self, kind: int, endpoint: str, hwm: int) -> zmq.Socket[bytes]:
-        """Bind a socket to an address of this machine (a wildcard, loopback, a file); connect it to any other one."""
+        """Bind a socket to an address of this machine (a wildcard, loopback, a file); connect it to any other."""
         socket = self._context.socket(kind)
         socket.set_hwm(hwm)
         socket.linger = 0
@@ -136,12 +136,12 @@ class KVEventPublisher(CacheObserver, CoreObserver):
         self._socket.send_multipart(message)
 
     def close(self) -> None:
-        """Close the sockets. What is not sent is dropped."""
+        """Close the sockets. Unsent messages are dropped."""
         self._socket.close()
         self._context.term()  # wakes the thread, and waits until it has closed its socket
 
     def _serve_replays(self, socket: zmq.Socket[bytes]) -> None:
-        """Send what subscribers ask for, until the engine is closed."""
+        """Send what subscribers ask for, until the engine closes."""
         with socket:
             while True:
                 try:

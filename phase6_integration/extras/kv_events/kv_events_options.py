@@ -1,4 +1,4 @@
-"""The option of KV events, and what is in it."""
+"""The option of KV events, and its keys."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -14,7 +14,7 @@ _endpoint = text("an address such as tcp://127.0.0.1:5557 or ipc:///run/events",
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVEventsConfig:
-    """The keys of `--kv-events-config`, which are those of vLLM."""
+    """The keys of `--kv-events-config`, the same as vLLM's."""
 
     enable_kv_cache_events: bool = option(True, "", check=check_bool)
     publisher: str = option("zmq", "", check=partial(check_choice, allowed=("zmq",)))

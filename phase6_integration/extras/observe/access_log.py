@@ -1,4 +1,4 @@
-"""The access log: a line for each request, when it is over."""
+"""The access log: one line per request, when it is over."""
 
 import logging
 import time
@@ -23,8 +23,8 @@ def layer(settings: ServerSettings) -> Middleware:
 
 
 class AccessLog(HttpMiddleware):
-    """Logs what the route reports in `request.state.account`, with status and duration, when the request is over. What
-    is polled is logged at debug level while it succeeds, and while the model loads."""
+    """When a request is over, logs what its route reported in `request.state.account`, with status and duration.
+    Polled routes are logged at debug level while they succeed, and while the model loads."""
 
     def __init__(self, app: ASGIApp, root: str) -> None:
         super().__init__(app)
@@ -67,7 +67,7 @@ class AccessLog(HttpMiddleware):
 
 
 def about(account: Account) -> dict[str, Any]:
-    """What is known of a request for its line."""
+    """The known facts about a request, for its line."""
     known: dict[str, Any] = {}
     if account.outputs:
         waits = [output.times.queue_time for output in account.outputs if output.times.queue_time is not None]

@@ -1,4 +1,4 @@
-"""Routes that supervisors and load balancers ask: /health and its two halves, /ping, /load and /version."""
+"""Routes that supervisors and load balancers poll: /health and its two halves, /ping, /load and /version."""
 
 from importlib.metadata import version
 
@@ -15,7 +15,7 @@ router = APIRouter(tags=["server"])
 
 @router.get("/health/live")
 async def live(server: Server) -> dict[str, str]:
-    """Whether this process is of use: a 503 asks for its restart. While the engine loads, the answer is 200."""
+    """Whether this process is still useful; a 503 asks for a restart. While the engine loads, the answer is 200."""
     if server.engine.failed.is_set():
         raise unavailable(server.engine.health, reason(server.engine))
     return {"status": "live"}
@@ -34,14 +34,14 @@ async def ready(server: Server) -> dict[str, str]:
 
 
 def reason(engine: AsyncEngine) -> str:
-    """The engine's reason without an exception's own words, which are only for the log."""
+    """The engine's reason without the exception's own words, which only the log has."""
     return engine.reason.partition(":")[0]
 
 
 @router.get("/load")
 @router.get("/v1/load")
 async def load(server: Server) -> dict[str, int]:
-    """The number of requests that are not finished, whatever their n."""
+    """The number of unfinished requests, whatever their n."""
     return {"server_load": server.engine.unfinished}
 
 

@@ -113,7 +113,7 @@ class Metrics(Observer):
             self._histograms["iteration_tokens_total"].observe(tokens)
 
     def finished(self, stream: OutputStream, output: Output, reason: FinishReason) -> None:
-        """Latencies are of requests that were completed."""
+        """Latencies cover requests that were completed."""
         self._ended[reason].inc()
         if reason not in (FinishReason.STOP, FinishReason.LENGTH):
             return
@@ -196,8 +196,8 @@ def _total(counter: Counter) -> int:
 
 @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
 async def metrics(request: Request) -> Response:
-    """Metrics for Prometheus, under the names that dashboards for vLLM read. Always as text: OpenMetrics would write
-    `vllm_` for `vllm:`."""
+    """Metrics for Prometheus, under the names that vLLM dashboards read. Always as text, since OpenMetrics would
+    write `vllm_` for `vllm:`."""
     return Response(generate_latest(request.app.state.metrics.registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 

@@ -1,5 +1,5 @@
-"""/openapi.json: FastAPI describes the routes. Added here are the bodies of requests, which routes parse by themselves,
-and the API key."""
+"""/openapi.json: FastAPI describes the routes. This adds the bodies of requests, which routes parse themselves, and
+the API key."""
 
 from collections.abc import Collection, Mapping
 from typing import Any

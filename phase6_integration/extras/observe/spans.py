@@ -1,7 +1,7 @@
-"""Spans of OpenTelemetry: one for each request that reached the engine, named and described as in vLLM.
+"""OpenTelemetry spans: one for each request that reached the engine, with vLLM's names and attributes.
 
-A span is made when its request is over, of times that are known anyway. A thread of the SDK sends spans in batches, and
-drops those that no collector takes: no request waits for it.
+A span is made when its request is over, from times that are known anyway. A thread of the SDK sends spans in batches
+and drops those that no collector accepts, so no request waits for it.
 """
 
 import io
@@ -35,7 +35,7 @@ def layer(settings: ServerSettings) -> list[Middleware]:
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
     class StatusOnly(requests.Session):
-        """The status alone counts of what a collector answers: its text may never end."""
+        """Only the status of a collector's answer counts, because its text may never end."""
 
         def request(self, *given: Any, **named: Any) -> requests.Response:
             response = super().request(*given, **{**named, "stream": True, "allow_redirects": False})
@@ -52,7 +52,7 @@ def layer(settings: ServerSettings) -> list[Middleware]:
 
 
 class Spans(HttpMiddleware):
-    """Makes the span of a request when it is over; its parent is the one that the client names in `traceparent`."""
+    """Makes a request's span when it is over. Its parent is the one that the client names in `traceparent`."""
 
     def __init__(self, app: ASGIApp, tracer: Any, model: str) -> None:
         super().__init__(app)
@@ -94,7 +94,7 @@ def about(account: Account, seconds: float) -> dict[str, Any]:
 
 
 def flush() -> None:
-    """Send what has not been sent yet, before the process ends."""
+    """Send the unsent spans before the process ends."""
     for provider in _providers:
         sender = threading.Thread(target=provider.force_flush, daemon=True)
         sender.start()

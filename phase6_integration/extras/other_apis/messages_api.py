@@ -48,7 +48,8 @@ router = APIRouter(tags=["model"])
 async def create_message(
     body: Annotated[MessagesRequest, json_body(MessagesRequest)], request: Request, server: Server
 ) -> Response:
-    """A conversation, continued by the assistant. If its last message is the assistant's, that one is continued."""
+    """A conversation that the assistant continues. If its last message is the assistant's, that message is
+    continued."""
     user = (body.metadata and body.metadata.user_id) or body.user
     return await answer_as(MessagesFormatter, body, {**chat_fields(body), "user": user}, request, server)
 
@@ -66,7 +67,7 @@ async def count_tokens(
 
 
 def error_body(error: RequestError, request_id: str) -> bytes:
-    """The error as this API has it, and `param` and `code` as everywhere on this server."""
+    """The error in this API's form, with `param` and `code` as everywhere on this server."""
     kind = TYPES.get(error.status, "invalid_request_error")
     own = {"type": kind, "message": error.message, "param": error.param, "code": error.code}
     details = {"details": NO_THREADS} if error.param == "thread" else {}
@@ -129,7 +130,7 @@ class MessagesFormatter(TranslatedFormatter):
 
 
 def _block(part: Part) -> Json:
-    """The block of a part. The input of a call is an object; that of one that was cut off is empty."""
+    """The block of a part. The input of a call is an object, empty if the call was cut off."""
     if part.call:
         about = {"id": part.call["id"], "name": part.call["function"]["name"]}
         return {"type": "tool_use", **about, "input": object_of(part.text)}
@@ -139,7 +140,7 @@ def _block(part: Part) -> Json:
 
 
 def _usage(chat: Json) -> Json:
-    """In this API the input tokens are those that were not cached."""
+    """In this API, input tokens are the ones that were not cached."""
     cached = chat["prompt_tokens_details"]["cached_tokens"]
     return {
         "input_tokens": chat["prompt_tokens"] - cached,

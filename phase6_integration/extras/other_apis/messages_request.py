@@ -1,4 +1,4 @@
-"""A request to /v1/messages: its fields and content blocks, as Anthropic's Messages API has them, and as a chat."""
+"""A request to /v1/messages: its fields and content blocks in Anthropic's form, and as a chat."""
 
 import json
 from typing import Annotated, Any, Literal
@@ -124,7 +124,7 @@ class Metadata(FromClient):
     ([], "mcp_servers"),
 )
 class PromptFields(RequestModel):
-    """What the prompt is made from."""
+    """The fields from which the prompt is made."""
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     system: TextContent | None = None
@@ -160,7 +160,7 @@ class MessagesRequest(PromptFields, SamplingFields):
 
 
 def chat_fields(body: PromptFields) -> Json:
-    """The fields of the chat request, about its prompt, that are more than a copy."""
+    """The chat request's fields about its prompt, apart from plain copies."""
     system = [{"role": "system", "content": _text(body.system)}] if body.system else []
     messages = [*system, *(one for message in body.messages for one in _messages(message))]
     if not messages:
@@ -183,7 +183,7 @@ def chat_fields(body: PromptFields) -> Json:
 
 
 def _messages(message: Message) -> list[Json]:
-    """The chat messages of a message: the results of tools have one each, and the other blocks share one."""
+    """The chat messages of one message: one per tool result, and one for all other blocks."""
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
     results = [

@@ -1,4 +1,5 @@
-"""Ollama's API, for clients that know only this one: a request becomes a chat request, the answer lines of JSON."""
+"""Ollama's API, for clients that know no other: a request becomes a chat request, and the answer becomes lines of
+JSON."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -41,7 +42,7 @@ class OllamaMessage(FromClient):
 
 @also_takes("num_ctx num_batch num_gpu main_gpu num_thread num_keep numa use_mmap use_mlock")
 class Options(RequestModel):
-    """Those of `OPTIONS`, which the chat request checks. Those that say how a model is loaded have no effect."""
+    """The fields of `OPTIONS`, which the chat request checks. Options about loading a model have no effect."""
 
     num_predict: Any = None
     repeat_penalty: Any = None
@@ -85,13 +86,13 @@ class Generate(Fields):
 
 @router.post(CHAT)
 async def chat(body: Annotated[OllamaChat, json_body(OllamaChat)], request: Request, server: Server) -> Response:
-    """A conversation, continued by the assistant."""
+    """A conversation that the assistant continues."""
     return await _answer(body, [*map(_message, body.messages or ())], request, server, "message")
 
 
 @router.post(GENERATE)
 async def generate(body: Annotated[Generate, json_body(Generate)], request: Request, server: Server) -> Response:
-    """A conversation of one message, continued by the assistant."""
+    """A conversation of one message that the assistant continues."""
     system = [{"role": "system", "content": body.system}] if body.system else []
     messages = [*system, {"role": "user", "content": body.prompt}] if body.prompt else []
     return await _answer(body, messages, request, server, "response")
@@ -124,7 +125,7 @@ def _message(message: OllamaMessage) -> Json:
 
 
 def _line(model: str, field: str, message: Json, **end: Any) -> bytes:
-    """A part of an answer. With `field` "response" its text has this name, and what else is in it is beside it."""
+    """A part of an answer. `field` "response" renames its text, and its other fields stand beside it."""
     message = {field: message.pop("content", ""), **message} if field == "response" else {field: {**OPENED, **message}}
     now = datetime.now(UTC).isoformat()
     return encode({"model": model, "created_at": now, **message, "done": False, **end}) + b"\n"
@@ -135,7 +136,7 @@ def error_body(error: RequestError, request_id: str) -> bytes:
 
 
 class OllamaFormatter(ChatFormatter):
-    """A delta of the answer is a line, and a whole answer one line. Calls come with the last."""
+    """Each delta of the answer is a line, and a whole answer is one line. Calls come with the last."""
 
     prefix, done, stream_type = "", b"", Fields.stream_type.encode()
     own_fields: Mapping[str, str] = {

@@ -1,4 +1,4 @@
-"""/api/tags, /api/show, /api/ps and /api/version: what this server serves, in the words of Ollama."""
+"""/api/tags, /api/show, /api/ps and /api/version: what this server serves, in Ollama's words."""
 
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -28,7 +28,7 @@ class ShowRequest(RequestModel):
 
 
 def served(server: ServerState, model: str) -> str:
-    """The name of a model that is served here, without the tag that clients add."""
+    """The name of a model that this server has, without the tag that clients add."""
     return server.model_name(model.removesuffix(":latest"))
 
 

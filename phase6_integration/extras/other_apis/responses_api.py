@@ -33,7 +33,8 @@ router = APIRouter(tags=["model"])
 async def create_response(
     body: Annotated[ResponsesRequest, json_body(ResponsesRequest)], request: Request, server: Server
 ) -> Response:
-    """A conversation of input items, continued by the assistant. Nothing is stored: the input is the whole of it."""
+    """A conversation of input items that the assistant continues. Nothing is stored: the input is the whole
+    conversation."""
     return await answer_as(ResponsesFormatter, body, chat_fields(body), request, server, asked=body)
 
 
@@ -105,7 +106,7 @@ class ResponsesFormatter(TranslatedFormatter):
         return opened + super().last_chunk()
 
     def failed(self, error: RequestError) -> bytes:
-        """The error as an event, and as the state of the answer."""
+        """The error as an event, and as the answer's state."""
         self._failed = True
         told = {"code": error.code, "message": error.message, "param": error.param}
         code = {400: "invalid_prompt", 429: "rate_limit_exceeded"}.get(error.status, "server_error")
@@ -167,14 +168,14 @@ def _logprobs(part: Part) -> Json:
 
 
 def _scores(choice: Json) -> Iterator[Json]:
-    """The logprobs of a chat answer. Here every token has bytes; a special token has none of text."""
+    """The logprobs of a chat answer. Here every token has bytes; a special token has no text."""
     for entry in (choice["logprobs"] or {}).get("content", ()):
         top = [{**other, "bytes": other["bytes"] or []} for other in entry["top_logprobs"]]
         yield {**entry, "bytes": entry["bytes"] or [], "top_logprobs": top}
 
 
 def _usage(chat: Json) -> Json:
-    """Clients need every count; the ones that are not known are 0."""
+    """Clients need every count; unknown ones are 0."""
     read, written = chat.get("prompt_tokens_details") or {}, chat.get("completion_tokens_details") or {}
     return {
         "input_tokens": chat["prompt_tokens"],
@@ -186,7 +187,7 @@ def _usage(chat: Json) -> Json:
 
 
 def _echo(asked: ResponsesRequest, defaults: Json) -> Json:
-    """The fields of the request that the answer repeats, with the defaults of those that are not given."""
+    """The request fields that the answer repeats, with the defaults of those not given."""
     format = asked.text.format if asked.text else None
     sampling = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
     repeated = {

@@ -1,4 +1,4 @@
-"""A request to /v1/responses: its fields and input items, as OpenAI's Responses API has them, and as a chat."""
+"""A request to /v1/responses: its fields and input items in OpenAI's form, and as a chat."""
 
 from typing import Annotated, Any, Literal
 
@@ -189,7 +189,7 @@ class ResponsesRequest(SamplingFields):
 
 
 def chat_fields(body: ResponsesRequest) -> Json:
-    """The fields of the chat request that are more than a copy."""
+    """The chat request's fields, apart from plain copies."""
     logprobs = bool(body.top_logprobs) or LOGPROBS in (body.include or ())
     return {
         "messages": _messages(body),
@@ -204,7 +204,7 @@ def chat_fields(body: ResponsesRequest) -> Json:
 
 
 def _messages(request: ResponsesRequest) -> list[Json]:
-    """The messages of the items. Reasoning, text and calls that follow each other are one message of the assistant."""
+    """The messages of the items. Adjacent reasoning, text and calls form one message of the assistant."""
     messages: list[Json] = []
     if request.instructions:
         messages.append({"role": "system", "content": request.instructions})

@@ -1,6 +1,5 @@
-"""What another API over the chat of the core needs: its request becomes the chat request that says the same, and its
-answer consists of parts, which the deltas of the chat open, let grow and close.
-"""
+"""What another API over the core's chat needs: its request becomes the equivalent chat request, and its answer
+consists of parts, which the deltas of the chat open, extend and close."""
 
 import json
 from abc import abstractmethod
@@ -30,7 +29,7 @@ TEXTS = {"reasoning": "reasoning_content", "text": "content"}  # fields of a cha
 
 
 def also_takes(no_effect: str = "", *others: tuple[Any, str]) -> Callable[[type[M]], type[M]]:
-    """Add the fields of an API that this server does not have. Those with `no_effect` may be anything; the others only
+    """Add the fields of an API that this server does not have. `no_effect` ones may have any value; the others only
     null and the value beside their names, which changes nothing."""
     fields: Json = dict.fromkeys(no_effect.split(), (Hint, None))
     for harmless, names in others:
@@ -46,7 +45,7 @@ def also_takes(no_effect: str = "", *others: tuple[Any, str]) -> Callable[[type[
 
 
 def by_type(message: str, default: str | None = None) -> Discriminator:
-    """Chooses between the objects of a union by their `type`. `message` says which types there are."""
+    """Chooses between the objects of a union by their `type`. `message` lists the types."""
 
     def kind(value: Any) -> str | None:
         return f"={value.get('type', default)}" if isinstance(value, dict) else None
@@ -55,8 +54,8 @@ def by_type(message: str, default: str | None = None) -> Discriminator:
 
 
 def chat_request(body: BaseModel, names: Mapping[str, str], own: Json) -> ChatRequest:
-    """The chat request that says the same as a body. Its fields are `own`; or else what the body has at the paths of
-    `names`, which are by field; or else at the same name."""
+    """The chat request equivalent to a body. A field comes from `own`; else from the body, at its path in `names` or
+    at the same name."""
     same = {name: getattr(body, name, None) for name in ChatRequest.model_fields}
     renamed = {name: _at(body, path) for name, path in names.items()}
     fields = {**same, **renamed, **own}
@@ -72,7 +71,7 @@ def _at(value: Any, path: str) -> Any:
 async def answer_as(
     formatter: type[ChatFormatter], body: BaseModel, own: Json, request: Request, server: ServerState, **more: Any
 ) -> Response:
-    """The answer to the chat request that says the same, written by a formatter, which is given `more`. Errors name the
+    """The answer to the equivalent chat request, written by a formatter, which is given `more`. Errors name the
     fields as the other API does."""
     with own_names(formatter.own_fields):
         chat = chat_request(body, formatter.own_fields, own)
@@ -98,8 +97,8 @@ class Part:
 
 
 def object_of(text: str) -> msgspec.Raw:
-    """The object that the arguments of a call are, as JSON. It is empty for those that were cut off, or are nested too
-    deeply to be read."""
+    """The object that a call's arguments are, as JSON. It is empty if they were cut off or are nested too deeply to
+    be read."""
     try:
         value = json.loads(text or "{}")
         return msgspec.Raw(encode(value if isinstance(value, dict) else {}))
@@ -119,7 +118,7 @@ class TranslatedFormatter(ChatFormatter):
 
     @abstractmethod
     def answer(self, choice: Json) -> Json:
-        """The whole answer, once its parts are known. `choice` is that of the chat."""
+        """The whole answer, once its parts are known. `choice` is the chat's."""
 
     @abstractmethod
     def begun(self) -> Events: ...
@@ -157,7 +156,7 @@ class TranslatedFormatter(ChatFormatter):
         return b"".join(lines)
 
     def open(self, kind: str, call: Json | None = None) -> Events:
-        """Close the last part and begin another one."""
+        """Close the last part and begin another."""
         yield from self._close(last=False)
         self.parts.append(Part(len(self.parts), kind, call or {}))
         yield from self.opened(self.parts[-1])

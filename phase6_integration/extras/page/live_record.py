@@ -1,8 +1,8 @@
-"""GET /record: the engine's record, live, as server-sent events: its header, a snapshot, and a line for each step.
+"""GET /record: the engine's record, live, as server-sent events: its header, a snapshot, and one line per step.
 
-The text of requests is part of it only if `--playground-text` allows that. The engine waits for no reader: lines that a
-slow one misses are left out, which the record says, and one that reads nothing is disconnected by the transport. A page
-of another site could not read it, but make the engine write it: it is refused, by what browsers say of its origin.
+It contains the text of requests only if `--playground-text` allows that. The engine waits for no reader: a slow reader
+misses lines, which the record says, and the transport disconnects a reader that reads nothing. A page of another site
+could not read the record, but could make the engine write it. So it is refused, by the origin that browsers report.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ router = APIRouter(include_in_schema=False)  # it has no end, and no JSON
 
 @dataclass(frozen=True, slots=True)
 class LiveRecord:
-    """Who watches, who may, and what they see."""
+    """The watchers of the record: how many there may be, who they may be, and what they see."""
 
     watchers: Watchers
     allowed_origins: Sequence[str]
@@ -57,8 +57,8 @@ Live = Annotated[LiveRecord, Depends(_live_record)]
 
 
 def shows_text(settings: ServerSettings, is_open: bool) -> bool:
-    """Whether watchers see the text of all requests. Without the flag, only if none can come from elsewhere: without
-    keys and pages of other origins (`is_open`), on a loopback address, with no sign of a proxy."""
+    """Whether watchers see the text of all requests. Without the flag, only if every request is local: no keys and
+    no pages of other origins (`is_open`), a loopback address, and no sign of a proxy."""
     if (chosen := settings.of(PageSettings).playground_text) is not None:
         return chosen
     local = default_hosts(settings.host)
@@ -86,7 +86,7 @@ async def record(request: Request, server: Server, live: Live) -> Response:
 
 
 def is_foreign(headers: Mapping[str, str], allowed_origins: Sequence[str]) -> bool:
-    """Whether a page of another origin asks, which a browser says, unless that origin is allowed."""
+    """Whether a page of an origin that is not allowed asks, according to its browser."""
     allowed = "*" in allowed_origins or headers.get("origin") in allowed_origins
     return headers.get("sec-fetch-site", "none") not in ("none", "same-origin") and not allowed
 
@@ -114,7 +114,7 @@ class Watching(Response):
             await asyncio.wait({sending})  # it is a watcher until then
 
     async def send_lines(self, send: Send) -> None:
-        """Send events, several at once if there are, and a comment in each long silence."""
+        """Send events, several at once if possible, and a comment in each long silence."""
         settings = self.settings
         await send({"type": "http.response.start", "status": 200, "headers": [*EVENTS]})
         async with aclosing(self.watchers.watch(self.text, settings.keepalive)) as watched:

@@ -1,7 +1,7 @@
 """The page at /: chat with the model, and watch the engine. Plain files, read once at the start.
 
-The page loads nothing from elsewhere. Its Content-Security-Policy allows scripts, styles and connections of this server
-only, and nothing inline: model output could do no harm even if it were rendered as HTML.
+The page loads nothing from elsewhere. Its Content-Security-Policy allows only this server's scripts, styles and
+connections, and nothing inline. Model output could do no harm even if it were rendered as HTML.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""What the two sides of the live record say to each other: the page asks by Watch, the engine answers in lines."""
+"""The messages of the live record: the page sends Watch, and the engine answers in lines."""
 
 import msgspec
 
@@ -8,7 +8,7 @@ NAME = "record"  # of these messages
 
 
 class Watch(msgspec.Struct, frozen=True):
-    """To the engine: write its record from now on, or, if it does, a snapshot for one more reader; or stop."""
+    """To the engine: start writing its record, or stop. If it writes already, add a snapshot for one more reader."""
 
     on: bool
     text: bool = False

@@ -1,7 +1,7 @@
-"""Recording: the engine's record while someone watches. One recorder writes for all who do.
+"""Recording: the engine's record while someone watches. One recorder writes for all watchers.
 
-A snapshot takes the step thread as long as the cache is large, and anybody may ask for one. So all who ask in a turn
-share it, those who ask soon after it wait, and nobody gets one that all have stopped waiting for.
+A snapshot occupies the step thread longer the larger the cache is, and anyone may ask for one. So all who ask in one
+turn share a snapshot, those who ask soon after it wait, and none is made that nobody waits for any more.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ SHARE = 20  # and so many times as long as the last one took
 
 
 class Recording:
-    """Notes what is asked for with `watch`; `write` does it, between two steps."""
+    """`watch` notes what is asked for; `write` does it, between two steps."""
 
     def __init__(self, core: EngineCore[Scheduler, Any], send: Callable[[Line], object]) -> None:
         self._core = core
@@ -30,18 +30,18 @@ class Recording:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a snapshot is to come."""
+        """Whether a snapshot is due."""
         return self._asked is not None
 
     def watch(self, message: Watch) -> None:
-        """Take a reader's wish for a snapshot; or end the record, since the last reader has left."""
+        """Note a reader's request for a snapshot; or end the record, because the last reader has left."""
         self._asked = message if message.on else None
         if not message.on and self._recorder is not None:
             self._recorder.close()
             self._recorder = None
 
     def write(self) -> None:
-        """Write the snapshot that is due, if one is: at the start of a record, behind its header."""
+        """Write the snapshot that is due, if any; at the start of a record it follows the header."""
         if self._asked is None or (began := self._core.clock()) < self._next:
             return
         if self._recorder is None:

@@ -18,7 +18,7 @@ NAMES = re.compile(r"^\w+|(?<=, )[A-Z]+(?= = )")  # `name(...) {`, `name = ...`,
 
 
 def replay(records: Sequence[tuple[str, bytes]]) -> str:
-    """The page that shows one record, or compares several: each a title and its JSON lines, gzipped or not."""
+    """The page that shows one record or compares several. Each record is a title and its JSON lines, gzipped or not."""
     script = bundle("replay.js")
     style = "body { margin: 0; }\n" + (VIEWER / "viewer.css").read_text("utf-8")
     return Template((VIEWER / "replay.html").read_text("utf-8")).substitute(

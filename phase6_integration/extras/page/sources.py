@@ -1,4 +1,4 @@
-"""The lines of source that the viewer shows for each mechanism, read from this installation."""
+"""The source lines that the viewer shows for each mechanism, read from this installation."""
 
 import ast
 import json
@@ -12,14 +12,14 @@ MOST = 48  # lines
 
 
 def mechanisms() -> dict[str, Any]:
-    """The viewer's table: of each mechanism its file, the dotted name in it, and the section of the book."""
+    """The viewer's table: for each mechanism its file, the dotted name in it, and the section of the book."""
     _, _, table = (VIEWER / "mechanisms.js").read_text("utf-8").partition("MECHANISMS = ")
     found: dict[str, Any] = json.loads(table.strip().removesuffix(";"))
     return found
 
 
 def sources() -> dict[str, dict[str, Any]]:
-    """For each mechanism the number of its first line, and the text: of a long one the beginning."""
+    """The first line number of each mechanism, and its text; only the beginning, if it is long."""
     found = {}
     for key, about in mechanisms().items():
         text = (ROOT / about["file"]).read_text("utf-8")

@@ -16,7 +16,7 @@ MOST_LINES = 4096  # that wait for a reader; it misses what comes after them
 
 
 class WatchState(Enum):
-    """What the reader has: nothing to build on, a header, or the state of the engine after each line so far."""
+    """What the reader has: nothing, a header, or the engine's state after every line so far."""
 
     NOTHING = auto()
     HEADER = auto()
@@ -24,8 +24,8 @@ class WatchState(Enum):
 
 
 class Watcher:
-    """Lines go in with `put`, and out with `lines`, in order. A reader that is too slow misses some, and goes on with a
-    snapshot; so does one that comes later than others, with the header that those have got."""
+    """Lines go in with `put`, and out with `lines`, in order. A reader that is too slow misses some, and continues
+    from a snapshot. So does a late reader, from the header that the others already have."""
 
     def __init__(self, header: Line | None, tokenizer: Tokenizer | None) -> None:
         self._header = header
@@ -37,7 +37,7 @@ class Watcher:
         self._vocabulary = None if tokenizer is None else Vocabulary(tokenizer.label)
 
     def put(self, line: Line) -> bool:
-        """Add a line. Returns whether it was one too many: a snapshot is needed to go on."""
+        """Add a line. Returns whether the queue overflowed, so that a snapshot is needed to continue."""
         if "record" in line:
             self._header, self._missed, self._state = None, 0, WatchState.HEADER
         elif "snapshot" in line:
@@ -71,7 +71,7 @@ class Watcher:
         self._news.set()
 
     async def lines(self, silence: float) -> list[Line] | None:
-        """The lines that wait; none after so many seconds without any; None at the end."""
+        """The waiting lines; an empty list after this many seconds without any; None at the end."""
         if not self._ended:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(silence):  # wait_for would swallow a cancellation that comes with a line
@@ -84,7 +84,7 @@ class Watcher:
 
 
 class Watchers(Observer):
-    """The server's side of the live record: has the engine write it while someone reads, and passes its lines on."""
+    """The server's side of the live record: makes the engine write while someone reads, and passes the lines on."""
 
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine

@@ -1,1 +1,2 @@
-"""Structured output: which grammar a request asks for, whether it can be followed, and the process that follows it."""
+"""Structured output: the grammar that a request asks for, whether it can be followed, and the process that follows
+it."""

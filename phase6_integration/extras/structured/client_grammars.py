@@ -20,7 +20,7 @@ _TOO_COMPLEX = re.compile(r"panic|too (large|big|complex|many)|fuel|Current row 
 
 
 class ClientGrammars(Grammars):
-    """Grammars are those of llguidance, as JSON or Lark, and GBNF."""
+    """Compiles llguidance's grammars, as JSON or Lark, and GBNF."""
 
     def _compile(self, grammar: str) -> LLMatcher:
         try:
@@ -40,7 +40,8 @@ class ClientGrammars(Grammars):
 
 
 def as_lark(grammar: str) -> str:
-    """GBNF becomes Lark, all else stays. ValueError for what is neither, or has a number that would be changed."""
+    """Convert GBNF to Lark, and keep everything else. ValueError if it is neither, or contains a number that would
+    be changed."""
     if not grammar.lstrip().startswith("{"):
         return _text_as_lark(grammar)
     try:  # llguidance's own form, whose parts may be GBNF too
@@ -79,7 +80,7 @@ def _check_embedded(lark: str) -> None:
 
 
 def explain(message: str) -> str:
-    """What llguidance says; in other words where its own are about options that a client does not have."""
+    """llguidance's message, reworded where it speaks of options that a client does not have."""
     if "oneOf constraints" in message:
         return "oneOf can be enforced only where no two of its schemas allow the same value; use anyOf"
     if "NoExtension" in message:

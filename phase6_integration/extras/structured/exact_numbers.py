@@ -1,4 +1,4 @@
-"""Numbers of a JSON schema that llguidance would change, since it reads each as a 64-bit float, are refused.
+"""Refuses the numbers of a JSON schema that llguidance would change, since it reads each as a 64-bit float.
 
 {"const": 1234567890123456789} would allow 1234567890123456768 and nothing else: a 400; as a string it is kept.
 """
@@ -17,8 +17,8 @@ LARGEST = (1 << 63) - 1  # integer of llguidance, which it takes for larger ones
 
 
 def check_numbers(schema: Any, keyword: str = "") -> None:
-    """ValueError for a value of const or enum that would be another, and for a bound that would be moved. `keyword`:
-    the one that this is the value of, or a part of its value."""
+    """ValueError for a value of const or enum that would change, and for a bound that would move. `keyword`: the one
+    that has this value, or contains it."""
     if isinstance(schema, dict):
         for name, inner in schema.items():
             if keyword in VALUES or keyword in MAPS:

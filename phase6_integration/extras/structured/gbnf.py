@@ -17,13 +17,13 @@ _ESCAPES = {"t": "\t", "r": "\r", "n": "\n"} | {itself: itself for itself in '\\
 
 
 def is_gbnf(grammar: str) -> bool:
-    """Whether a grammar is GBNF; Lark otherwise, in which no rule has ::=."""
+    """Whether a grammar is GBNF. If not, it is Lark, in which no rule has ::=."""
     return _RULE.search(grammar) is not None
 
 
 def plain(grammar: str) -> str:
-    """A grammar in GBNF, with its characters written so that they mean the same in Lark. ValueError for an escape that
-    GBNF does not have."""
+    """A grammar in GBNF, with its characters written so that they mean the same in Lark. ValueError for an escape
+    that GBNF does not have."""
     return _PARTS.sub(_plain, grammar)
 
 
@@ -44,7 +44,7 @@ def _written(match: re.Match[str]) -> str:
 
 
 def _safe(character: str) -> str:
-    """A character of GBNF, maybe an escape, such that it has no other meaning in a text or a class of Lark."""
+    """A character of GBNF, possibly an escape, written so that it has no other meaning in a text or a class of Lark."""
     kind = character[1:2]
     if len(character) > 2:
         code = int(character[2:], 16)

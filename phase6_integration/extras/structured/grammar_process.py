@@ -61,12 +61,12 @@ def start_worker(
 class GrammarProcess:
     """Sends the process what requests need, and starts another when it has ended.
 
-    It sends a batch when the one before is answered: either all that waits of requests that the process knows, or one
-    request that it does not know. A request that has ended meanwhile is in no batch.
+    It sends a batch once the previous one is answered: either everything that waits for requests the process knows, or
+    one request that it does not know. A request that has ended in the meantime is in no batch.
 
-    If the process dies, its successor gets the requests of its last batch one by one, always: the one that ends it
-    again fails. Together they may have taken too long, and none of them alone.
-    Half of the time is for requests that have had a mask: new grammars, however bad, cannot stop those that run.
+    If the process dies, its successor gets the requests of the last batch one by one, and the one that ends it again
+    fails. Together they may have taken too long although each alone does not. Half of the time is reserved for requests
+    that have had a mask, so new grammars, however bad, cannot stop those that run.
     """
 
     def __init__(self, start: Start, clock: Callable[[], float] = time.monotonic) -> None:
@@ -89,17 +89,17 @@ class GrammarProcess:
         self._compile_from = 0.0  # when the next new grammar may be compiled
 
     def fileno(self) -> int:
-        """A descriptor that is readable when an answer has come."""
+        """A descriptor that becomes readable when an answer arrives."""
         return self._selector.fileno()
 
     def add(self, constraint: IsolatedConstraint) -> None:
-        """Have what is new of a request sent by the next `poll`."""
+        """Send what is new about a request at the next `poll`."""
         self._requests[constraint.key] = constraint
         if constraint.key not in self._waiting and constraint.error is None:
             self._waiting.append(constraint.key)
 
     def wait(self, done: Callable[[], bool], deadline: float) -> None:
-        """Send and receive until `done`, or until the deadline. What has arrived is read in any case."""
+        """Send and receive until `done`, or until the deadline. Data that has arrived is read in any case."""
         while not done():
             left = deadline - self.clock()
             self.poll(max(left, 0.0))
@@ -107,7 +107,7 @@ class GrammarProcess:
                 return
 
     def poll(self, timeout: float = 0.0) -> None:
-        """Send what waits and read answers; wait for these so many seconds if there is none."""
+        """Send what waits and read answers; wait up to this many seconds if there is none."""
         self._send()
         if self._waiting and not self._batch:  # a new grammar, for which it is too early
             timeout = min(timeout, max(self._compile_from - self.clock(), 0.0))
@@ -116,7 +116,7 @@ class GrammarProcess:
             self._send()
 
     def _send(self) -> None:
-        """Send a batch, if the one before is answered."""
+        """Send a batch, if the previous one is answered."""
         if self._batch:
             if self.clock() - self._since > SILENT:
                 log.warning("the process that follows grammars has not answered in %d seconds: it is killed", SILENT)
@@ -168,7 +168,7 @@ class GrammarProcess:
         return self._running[1]
 
     def _read(self) -> None:
-        """Read the answers that have come, or that the process has ended."""
+        """Read the answers that have arrived, or notice that the process has ended."""
         assert self._running is not None
         try:
             for answers in self._running[1].receive(wait=False):
@@ -196,8 +196,8 @@ class GrammarProcess:
                 self._pause()
 
     def _ended(self) -> None:
-        """The process has ended, is given up, or cannot be started. If it had one request to answer, that may be the
-        reason."""
+        """The process has ended, was given up, or cannot be started. If it had only one request to answer, that may
+        be the reason."""
         batch, has_begun, code = self._batch, self._has_begun, self.close()
         self._waiting = [*dict.fromkeys([*batch, *self._waiting])]
         if not has_begun:
@@ -218,7 +218,7 @@ class GrammarProcess:
                     self._fail({suspect.key: TOO_MUCH})
 
     def _fail(self, errors: Mapping[int, str]) -> None:
-        """Have requests end with these errors."""
+        """End requests with these errors."""
         for key, error in errors.items():
             if (request := self._requests.get(key)) is not None:
                 request.fail(error)
@@ -226,12 +226,12 @@ class GrammarProcess:
         self._waiting = [key for key in self._waiting if key not in errors]
 
     def _charge(self, batch: Mapping[int, str], seconds: float) -> None:
-        """Charge clients for processor time: each request of the batch has an equal share in it."""
+        """Charge clients for processor time, shared equally by the requests of the batch."""
         for tenant in batch.values():
             self.seconds[tenant] += seconds / len(batch)
 
     def close(self) -> int:
-        """End the process. Returns its exit code, which is above 0 or the negative number of a signal if it failed."""
+        """End the process. Returns its exit code: above 0 if it failed, or the negative number of a signal."""
         code = 0
         if self._running is not None:
             process, channel = self._running

@@ -35,7 +35,7 @@ NICENESS = 10  # the model comes first
 
 
 class Follow(msgspec.Struct, array_like=True, frozen=True):
-    """Forget the output of a request from token `start` on, and follow these tokens there."""
+    """Forget a request's output from token `start` on, and follow these tokens there."""
 
     key: int  # identifies the request
     start: int
@@ -46,15 +46,15 @@ class Follow(msgspec.Struct, array_like=True, frozen=True):
 
 
 class FollowBatch(msgspec.Struct, array_like=True, frozen=True):
-    """To the worker: follow outputs, and make the mask behind each."""
+    """To the worker: follow outputs, and make the mask after each."""
 
     follow: list[Follow]
     ended: list[int]  # requests to be forgotten
 
 
 class Answers(msgspec.Struct, array_like=True, frozen=True):
-    """From the worker, by request. Two answer a batch: first the forced tokens, which steps wait for, then the masks.
-    An empty one before them says that the worker has begun."""
+    """From the worker, by request. A batch gets two answers: first the forced tokens, which steps wait for, then the
+    masks. An empty answer at the start says that the worker is ready."""
 
     forced: Mapping[int, Forced] = {}  # what follows the tokens in any case
     masks: Mapping[int, bytes] = {}  # one, and one behind each token of the draft
@@ -151,7 +151,7 @@ def run(directory: str, vocab_size: int, eos_ids: Collection[int]) -> None:
 
 
 def _limit_memory() -> None:
-    """Limit the address space, where the system can; no core is dumped."""
+    """Limit the address space, where the system can. No core is dumped."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if mapped := _memory()[0]:
         with contextlib.suppress(ValueError):  # the limit is lower already
@@ -159,7 +159,7 @@ def _limit_memory() -> None:
 
 
 def _memory() -> tuple[int, int]:
-    """The bytes that this process has mapped, and those that it has in memory. Zeros where there is no /proc."""
+    """The bytes that this process has mapped, and the bytes it has in memory. Zeros where there is no /proc."""
     with contextlib.suppress(OSError):
         mapped, resident, *_ = map(int, Path("/proc/self/statm").read_text().split())
         return mapped * resource.getpagesize(), resident * resource.getpagesize()

@@ -24,7 +24,7 @@ class Process(Protocol):
 
 
 class IsolatedConstraint:
-    """One request's constraint. It knows the output that its process has been asked to follow, and the answers."""
+    """One request's constraint: the output that its process was asked to follow, and the answers."""
 
     def __init__(self, key: int, request: Request, process: Process) -> None:
         self.key = key
@@ -48,19 +48,19 @@ class IsolatedConstraint:
         self._follow(0, ())
 
     def take(self, index: int, token: int) -> None:
-        """As Constraint.take."""
+        """Like Constraint.take."""
         if index >= len(self.output) and self._drawn != (index, token):
             self._follow(index, [token], (index, token))
 
     def forced(self, index: int) -> Forced | None:
-        """As Constraint.forced. None also if the answer has not come in time: then forced tokens are drawn."""
+        """Like Constraint.forced. Also None if the answer is late; then forced tokens are drawn."""
         if self._drawn is None or self._drawn[0] != index:
             return None
         self._process.wait(lambda: self._forced is not None or self.error is not None, self._deadline)
         return self._forced if self._forced and (self._forced.tokens or self._forced.ends) else None
 
     def ask(self, index: int) -> bool:
-        """Have the mask of an output token made, unless it is there or will come. False if it cannot be made yet."""
+        """Have the mask of an output token made, unless it is there or on its way. False if it cannot be made yet."""
         known = len(self._followed)
         if index > max(known, len(self.output)):
             return False  # it depends on a token that was not drawn
@@ -70,7 +70,7 @@ class IsolatedConstraint:
         return True
 
     def verify(self, draft: Sequence[int]) -> None:
-        """Have the masks behind each token of a draft made, too. The draft before is forgotten."""
+        """Also have the masks after each token of a draft made. The previous draft is forgotten."""
         if [*draft] != self._draft:
             self._draft = [*draft]
             self._masks = None if self._masks is None else self._masks[:1]
@@ -78,14 +78,14 @@ class IsolatedConstraint:
                 self._process.add(self)
 
     def masks(self, index: int, draft: Sequence[int], started: float) -> NDArray[np.uint32] | None:
-        """The mask of an output token and those behind a draft, waited for as long as a step may that began to wait
-        then. Those behind the draft are missing if they are late. None: the first is late."""
+        """The mask of an output token and those after a draft. Waits as long as a step that began to wait then may.
+        If only those after the draft are late, they are missing; None if the first is late."""
         deadline = started + self._process.patience
         self._process.wait(lambda: not self.ask(index) or self._is_ready(index, 1 + len(draft)), deadline)
         return self._masks if self._is_ready(index) else None
 
     def done(self) -> bool:
-        """Whether the mask of the next token of the output is ready, or will never be."""
+        """Whether the mask of the output's next token is ready, or will never be."""
         return self.ask(len(self.output)) and self._is_ready(len(self.output))
 
     def _is_ready(self, index: int, masks: int = 1) -> bool:

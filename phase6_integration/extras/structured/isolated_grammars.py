@@ -1,7 +1,7 @@
-"""IsolatedGrammars: constraints that another process follows: a server trusts no grammar of a client.
+"""IsolatedGrammars: constraints that another process follows, since a server trusts no client's grammar.
 
-The engine waits PATIENCE for a mask at most. A request without its mask draws no token in the step, and takes part in
-no step until the mask is there. A process that dies fails at most one request: the one that it had alone.
+The engine waits at most PATIENCE for a mask. A request without its mask draws no token in the step, and takes part in
+no further step until the mask is there. A process that dies fails at most one request: the one that it had alone.
 """
 
 from collections.abc import Callable
@@ -39,7 +39,7 @@ TOKENS_PER_SECOND = 1000  # that a tenant is charged with for the processor time
 
 
 class IsolatedGrammars(Constraints, CoreObserver):
-    """Makes constraints in a process that starts when the first grammar comes, and works for them beside the steps."""
+    """Makes constraints in a process, which starts with the first grammar and works beside the steps."""
 
     def __init__(self, vocab_size: int, masks: Masks, process: GrammarProcess) -> None:
         """From now on, these masks are made in the process."""
@@ -57,18 +57,18 @@ class IsolatedGrammars(Constraints, CoreObserver):
         return cls(size, masks, GrammarProcess(partial(start_worker, str(directory), size, masks.eos_ids)))
 
     def of(self, request: Request) -> Follower:
-        """A request's constraint. Its grammar is compiled from now on."""
+        """A request's constraint. Compiling its grammar starts now."""
         if request.params.grammar is None:
             return super().of(request)
         return IsolatedConstraint(next(self._keys), request, self.process)
 
     def submitted(self, request: Request) -> None:
-        """Have its grammar compiled while it waits and while its prompt is computed."""
+        """Compile its grammar while it waits and while its prompt is computed."""
         if request.params.grammar is not None:
             self._masks.prepare(request)
 
     def start(self, rows: Rows) -> Callable[[], Filled]:
-        """Have the masks made. Mostly they are on their way since the token before was taken."""
+        """Have the masks made. Usually they are on their way since the previous token was taken."""
         for _, constraint, index, draft in rows:
             if isinstance(constraint, IsolatedConstraint):
                 constraint.ask(index)
@@ -77,7 +77,7 @@ class IsolatedGrammars(Constraints, CoreObserver):
         return partial(self.fill, rows)
 
     def fill(self, rows: Rows) -> Filled:
-        """The masks that are ready, and the rows without one, which have no bits. Those of lists are filled here."""
+        """The masks that are ready, and the rows without one, which have no bits. Masks of lists are filled here."""
         started = self.process.clock()
         self.start(rows)
         count, late = sum(1 + len(draft) for *_, draft in rows), dict[int, WaitHandle]()
@@ -96,7 +96,7 @@ class IsolatedGrammars(Constraints, CoreObserver):
         return Filled(torch.from_numpy(bits.view(np.int32)), late)
 
     def receive(self, scheduler: Scheduler, now: float) -> None:
-        """Read the answers that have come, end the requests of grammars that have failed, and charge tenants."""
+        """Read the answers that have arrived, end the requests whose grammars have failed, and charge tenants."""
         self.process.poll()
         while self.process.failed:
             constraint = self.process.failed.pop()

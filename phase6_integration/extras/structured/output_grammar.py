@@ -2,8 +2,8 @@
 
     response_format, structured_outputs.json or guided_json, ... -> the text of a grammar -> the engine
 
-A JSON schema is rewritten for llguidance (`schema_rewrites`). What that cannot enforce is an error that the engine ends
-the request with, unless the schema says `strict: false`.
+A JSON schema is rewritten for llguidance (`schema_rewrites`). If part of it still cannot be enforced, the request ends
+with an error, unless the schema says `strict: false`.
 """
 
 import json
@@ -97,7 +97,7 @@ class OutputGrammars:
 
 
 def json_grammar(schema: Mapping[str, Any], whitespace: str | None = WHITESPACE) -> str:
-    """The grammar of a JSON schema. `whitespace`: a pattern; None for none at all."""
+    """The grammar of a JSON schema. `whitespace`: a pattern; None allows none at all."""
     guidance = {"whitespace_pattern": whitespace, "whitespace_flexible": whitespace is not None}
     return json.dumps({"grammars": [{"json_schema": {**schema, "x-guidance": guidance}}]}, allow_nan=False)
 

@@ -1,8 +1,9 @@
-"""A JSON schema as people have it, rewritten for llguidance, which refuses each keyword that it cannot enforce.
+"""A JSON schema as people write it, rewritten for llguidance, which refuses each keyword that it cannot enforce.
 
-Some say the same in another way: {"format": "uuid4"} is a pattern, `propertyNames` are patternProperties. Others are
-left out and noted: the answer has a header that lists them. A schema of `strict: false` loses all that llguidance does
-not have. Dates, times and integers are held to what clients read: no year 0000, no second 60, no integer of 300 digits.
+Some keywords are expressed in another way: {"format": "uuid4"} becomes a pattern, `propertyNames` patternProperties.
+Others are left out and noted: the answer has a header that lists them. A schema with `strict: false` loses everything
+that llguidance does not have. Dates, times and integers are limited to what clients can read: no year 0000, no second
+60, no integer of 300 digits.
 """
 
 import re
@@ -52,7 +53,7 @@ _NUMBERS = {"int32", "int64", "float", "double", "decimal"}  # formats of OpenAP
 
 
 class Rewrite:
-    """One schema. `notes` are the keywords that are not enforced, without any text of the client."""
+    """One schema. `notes` are the keywords that are not enforced, without any of the client's text."""
 
     def __init__(self, schema: Mapping[str, Any], lenient: bool = False, closes: bool = False) -> None:
         """`closes`: an object that lists its properties has no others, unless it says so. ValueError for a schema that
@@ -157,7 +158,7 @@ class Rewrite:
         return _pattern_of(self._rewritten(names)) if isinstance(names, dict) else ".*" if names is True else None
 
     def _target(self, reference: str) -> Any:
-        """What a reference within the schema refers to; None if it is anything else."""
+        """What a reference within the schema refers to; None for any other reference."""
         kind, _, name = reference.removeprefix("#/").partition("/")
         definitions = self._whole.get(kind)
         return definitions.get(name) if isinstance(definitions, dict) and kind in MAPS else None

@@ -1,1 +1,1 @@
-"""Tool calls and reasoning: the grammar of an answer that has them, and its reading."""
+"""Tool calls and reasoning: the grammar of an answer that has them, and how it is read."""

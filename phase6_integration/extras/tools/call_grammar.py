@@ -18,7 +18,7 @@ TokenId = Callable[[str], int | None]  # of a marker, if it is one token: then a
 
 
 class Thinking(Enum):
-    """What an answer may begin with."""
+    """How an answer may begin."""
 
     MAYBE = auto()  # with reasoning, if the model chooses
     BEGUN = auto()  # in the middle of it: the prompt has begun it
@@ -33,8 +33,8 @@ class Rules(NamedTuple):
 
 
 def answer_grammar(thinking: Thinking, calls: Rules | None, content: str | None, token_id: TokenId) -> str:
-    """A grammar of an answer that is `calls` or `content`, whichever is given. ValueError if the grammar of the
-    content cannot be embedded."""
+    """A grammar of an answer that is either `calls` or `content`, if both are given. ValueError if the content's
+    grammar cannot be embedded."""
     rules, parts, either = _reasoning(thinking, token_id), [], []
     if content is not None:
         parts.append(_part("content", content))

@@ -54,12 +54,12 @@ BY_NAME = {"hermes": HERMES, "llama3_json": LLAMA, "mistral": MISTRAL}
 
 
 def uses_tools(template: str) -> bool:
-    """Whether a chat template tells the model of tools."""
+    """Whether a chat template tells the model about tools."""
     return _TOOLS.search(template) is not None
 
 
 def tool_format(template: str, name: str | None) -> ToolFormat | None:
-    """The format of this name, else of the family that this chat template is of, if it is known."""
+    """The format of this name, or else of the model family of this chat template, if it is known."""
     name = _family(template) if name is None else name
     if name == "mistral" and "[ARGS]" in template:
         return MISTRAL_ARGS

@@ -1,8 +1,8 @@
 """ToolReader: splits an answer into reasoning, content and tool calls while it is generated.
 
-It is a generator that waits, by `yield from`, for text that has not arrived: a pattern that ends in the middle of what
-it could match is tried again with more. It never looks at where one piece of text ends and the next begins, so the
-pieces do not change what it finds.
+It is a generator that waits for text by `yield from`: a pattern that ends in the middle of a possible match is tried
+again with more text. It never looks at where one piece of text ends and the next begins, so the pieces do not change
+what it finds.
 """
 
 import secrets
@@ -23,7 +23,7 @@ Wait: TypeAlias = Generator[None, None, T]
 
 
 class Section(Enum):
-    """What a piece of an answer is."""
+    """The kind of a piece of an answer."""
 
     REASONING = auto()
     CONTENT = auto()
@@ -66,7 +66,8 @@ class ToolReader:
         self._running = self._answer()
 
     def push(self, text: str, last: bool) -> str:
-        """Add text; `last` with the end of it. Returns the new content; what else is new stays here until `take`."""
+        """Add text, `last` if it is the end. Returns the new content; everything else that is new stays here until
+        `take`."""
         self._text, self._last = self._text[self._start :] + text, last
         self._at, self._start = self._at - self._start, 0
         next(self._running, None)
@@ -141,7 +142,7 @@ class ToolReader:
             yield from self._skip_space()
 
     def _try(self, calls: Wait[None]) -> Wait[None]:
-        """Read calls; from where they are malformed on, the text is content."""
+        """Read calls. From the point where they are malformed, the text is content."""
         try:
             yield from calls
             yield from self._skip_space()
@@ -259,8 +260,8 @@ class ToolReader:
         self._skip()
 
     def _until(self, marker: str, section: Section) -> Wait[bool]:
-        """Add the text up to a marker to this section, without the white space before the marker. False, and all the
-        text, if there is no marker."""
+        """Add the text up to a marker to this section, without the white space before the marker. Without a marker,
+        add all text and return False."""
         pattern = regex.compile(regex.escape(marker))
         while not (found := pattern.search(self._text, self._at, partial=True)) or found.partial:
             self._at = found.start() if found and not self._last else len(self._text)

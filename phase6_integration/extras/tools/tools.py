@@ -52,8 +52,8 @@ class ToolPlan:
         self._include_reasoning = body.include_reasoning is not False
 
     def grammar(self, prompt: Sequence[int], content: Grammar | None = None) -> Grammar | None:
-        """The grammar of an answer, or None if any text will do. Required calls have one. Otherwise it is that of
-        `content`, with calls as an alternative. The reasoning before them is free."""
+        """The grammar of an answer, or None if any text will do. Required calls have one. Otherwise it is the
+        grammar of `content`, with calls as an alternative. The reasoning before them is free."""
         content = None if self._must_call else content
         calls, thinking, notes = None, self._thinking(prompt), [*(content.notes if content else ())]
         if self._format is not None and (self._must_call or content is not None):
@@ -84,12 +84,13 @@ class ToolPlan:
 
     @property
     def finish_reason(self) -> str:
-        """Of an answer with calls. As in OpenAI's API, a call that the request has chosen is no news."""
+        """The finish reason of an answer with calls. As in OpenAI's API, a call chosen by the request is not
+        reported."""
         return "stop" if self._is_named else "tool_calls"
 
     @property
     def sampling(self) -> dict[str, Any]:
-        """Fields of SamplingParams: special tokens that the answers are read by stay in their text."""
+        """Fields of SamplingParams: special tokens needed to read the answers stay in their text."""
         tokens = [token for marker in self.markers if (token := self._tokenizer.marker(marker)) is not None]
         return {} if all(map(self._tokenizer.token_bytes, tokens)) else {"skip_special_tokens": False}
 
@@ -110,12 +111,13 @@ class ToolPlan:
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """What the answers are read by; without any, an answer is plain content."""
+        """The markers by which answers are read; without any, an answer is plain content."""
         return (*((BEGIN, END) if self._reasons else ()), *(self._format.markers if self._format else ()))
 
 
 def thinking_after(prompt: Sequence[int], tokenizer: Tokenizer) -> Thinking:
-    """What the template has written at the end of a prompt: some begin the reasoning, or end it if it is not wanted."""
+    """What the template has written at the end of a prompt: some templates begin the reasoning, or end it if it is
+    not wanted."""
     tail = b"".join(tokenizer.token_bytes(token, skip_special_tokens=False) for token in prompt[-TAIL:]).rstrip()
     if tail.endswith(BEGIN.encode()):
         return Thinking.BEGUN
@@ -154,8 +156,8 @@ def _format(settings: ToolSettings, template: str, auto: bool) -> ToolFormat:
 
 
 def _schema(function: Function) -> dict[str, Any]:
-    """The schema of the arguments. They have the parameters that are listed and no others, unless the schema speaks of
-    others: a model may add some until its tokens are used up."""
+    """The schema of the arguments. They have the listed parameters and no others, unless the schema mentions others:
+    some models add parameters until their tokens are used up."""
     schema = function.parameters or NO_PARAMETERS
     if schema.get("type", "object") != "object":
         raise unservable("tools", f"tools: the parameters of {function.name} must be a schema of type object")
@@ -193,7 +195,7 @@ class ToolAnswers(Addition):
 
 
 class ToolFields:
-    """The feature. It comes behind the one that makes the grammar of the content."""
+    """The feature. It comes after the one that makes the grammar of the content."""
 
     def __init__(self, server: ServerState, grammars: GrammarMaker) -> None:
         self._settings, self._server, self._grammars = server.settings.of(ToolSettings), server, grammars
