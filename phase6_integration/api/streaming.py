@@ -106,13 +106,13 @@ class GenerationResponse(Response):
             await self.writer.add(piece)
         await self.writer.send(more=False)
 
-    # region exercise 6.3
     async def stream(self) -> None:
         """Send events, and a comment in each long silence, so that no proxy or client gives the request up. The status
         is sent with the first of them: an earlier failure has a status of its own, a later one is an event. The last
         event is always `done`."""
         formatter, writer, keepalive = self.formatter, self.writer, self.server.settings.keepalive
         self._warn()
+        # region exercise 6.3
         try:
             async for chunks in self.outputs.turns(keepalive):
                 for chunk in chunks:
@@ -130,8 +130,7 @@ class GenerationResponse(Response):
             last = formatter.failed(self._as_event(error))
         await writer.add(last + formatter.done)
         await writer.send(more=False)
-
-    # endregion
+        # endregion
 
     def _warn(self) -> None:
         for addition in self.formatter.additions:

@@ -73,19 +73,20 @@ class Loop:
                 self.handle(message)
             self.turn()
 
+    # endregion
+
     def turn(self) -> None:
         """Run a step, if there is work, and send its results."""
         for hooks in self.hooks:
             hooks.before_step()
+        # region exercise 6.2
         step = self.core.step() if self.core.has_work else None
         self._all_blocked = step is None and self.scheduler.has_blocked
         if step is not None:
             self.channel.send(self._update(step))
-        else:
-            for hooks in self.hooks:
-                hooks.no_step()
-
-    # endregion
+        # endregion
+        for hooks in self.hooks if step is None else ():
+            hooks.no_step()
 
     def handle(self, message: ToEngine) -> None:
         """Act on one message: submit completions, finish one, answer a ping, or pass it on to an extra. ValueError for

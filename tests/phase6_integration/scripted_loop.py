@@ -19,6 +19,7 @@ from phase6_integration.process.messages import Channel, EngineRequest, Progress
 from tests.phase5_continuous.support import PackedBatch
 
 FIRST = 100  # the tokens of every answer: 100, 101, 102, ...
+POLLS = 1000  # no script has as many messages
 
 
 @dataclass
@@ -61,8 +62,13 @@ class Line:
     core: EngineCore[Scheduler, Step]
     sent: list[Any] = field(default_factory=list)
     waited: int = 0
+    polls: int = 0
 
     def receive(self, wait: bool, timeout: float | None = None) -> list[Any]:
+        self.polls += 1
+        assert self.polls < POLLS, (
+            f"the loop looked for messages {POLLS} times: it neither sleeps nor runs its requests"
+        )
         if not self.core.has_work:
             assert wait, "an idle engine polls for messages: it must wait for one"
         elif not cast(Scheduler, self.core.scheduler).has_blocked:

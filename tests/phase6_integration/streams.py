@@ -27,7 +27,12 @@ def text_of(event: dict[str, Any]) -> str:
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(), 60))  # a stream that never ends is a failure, not a hang
+    try:
+        asyncio.run(asyncio.wait_for(test(), 60))  # a stream that never ends is a failure, not a hang
+    except TimeoutError:
+        raise AssertionError(
+            "what the test waits for has not come in 60 seconds: an event, a comment or the end"
+        ) from None
 
 
 def post(engine: AsyncEngine, path: str, settings: ServerSettings | None = None, **body: Any) -> httpx2.Response:

@@ -113,7 +113,7 @@ def test_only_the_request_that_raises_fails(stage: str) -> None:
     found = outcome(Runner(stage, {"c"}), ["a", "nan", "c", "chunk", "e"])
     assert found.tokens == [1, 2, None, None, 5], f"slice 2 raises, slice 3 is a chunk; the tokens are {found.tokens}"
     assert found.failed == {1: "no token can be drawn", 2: BLAMED}, (
-        f"slice 1 failed by itself, slice 2 raised: {found.failed}"
+        f"slice 1 failed by itself, slice 2 raises alone; failed are {found.failed}"
     )
     outcomes = {n: outcome for n, outcome in found.more.items() if isinstance(outcome, SliceOutcome)}
     assert {n: outcome.logprobs for n, outcome in outcomes.items() if outcome.logprobs is not None} == dict.fromkeys(

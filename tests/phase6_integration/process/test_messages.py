@@ -86,7 +86,9 @@ def no_wait_for_ever() -> Iterator[None]:
 
 
 def test_a_completion_is_a_sample_of_a_prompt_with_its_length_and_a_seed_of_its_own() -> None:
-    (message,) = Frames(to_engine).feed(frame(REQUEST))
+    messages = [*Frames(to_engine).feed(frame(REQUEST))]
+    assert messages == [REQUEST], f"one message in one read: {len(messages)} came out"
+    (message,) = messages
     made = [message.completion(number) for number in message.numbers]
     assert [request.id for request in made] == [f"chatcmpl-1-{number}" for number in range(4)]
     assert [request.prompt_tokens for request in made] == [(1, 2, 3), (1, 2, 3), (4,), (4,)]
