@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 SHRINKING = 2  # seconds in which Hypothesis simplifies an example that fails: a reader waits for it
@@ -34,6 +36,27 @@ def shorten(text: str, width: int = 160) -> str:
     return text if len(text) <= width else f"{text[: width - 3]}..."
 
 
+def cut(error: BaseException, root: Path) -> BaseException:
+    """The error with the lines of its traceback that are below `root`: the reader's, of the tests and of the phases.
+    One that only repeats another, as Triton's interpreter raises them, gives way to that one."""
+    frames: list[TracebackType] = []
+    while True:
+        step = error.__traceback__
+        while step is not None:
+            frames.append(step)
+            step = step.tb_next
+        cause = error.__cause__
+        if cause is None or str(error) != repr(cause):
+            break
+        for note in getattr(error, "__notes__", ()):
+            cause.add_note(note)
+        error = cause
+    kept = None
+    for frame in reversed([frame for frame in frames if root in Path(frame.tb_frame.f_code.co_filename).parents]):
+        kept = TracebackType(kept, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+    return error.with_traceback(kept) if kept else error
+
+
 class Recorder:
     """A plugin that sends what happens: the number of tests, the name of each that starts, each (when, Result)."""
 
@@ -53,6 +76,11 @@ class Recorder:
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self._send(nodeid)
+
+    def pytest_runtest_makereport(self, item: Any, call: Any) -> None:
+        """Before pytest writes its report."""
+        if call.excinfo is not None and isinstance(call.excinfo.value, Exception):
+            call.excinfo = type(call.excinfo).from_exception(cut(call.excinfo.value, item.config.rootpath))
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         error = text = ""

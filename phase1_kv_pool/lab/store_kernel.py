@@ -7,7 +7,8 @@ import triton.language as tl
 from torch import Tensor
 
 from phase1_kv_pool.kernels.triton.launch import jit
-from phase1_kv_pool.kernels.triton.store import store_heads
+from phase1_kv_pool.kernels.triton.scaled_store import store_scaled
+from phase1_kv_pool.kernels.triton.store import slot_rows
 from phase1_kv_pool.layer import KVLayer
 
 BYTES = 4096  # of K, and as many of V, per program: two 16-byte accesses for each of 128 threads
@@ -37,13 +38,14 @@ def store_kernel(
     token = tl.program_id(0).to(tl.int64) * block_tokens + tl.arange(0, block_tokens)
     head, dim = tl.program_id(1), tl.arange(0, block_half)
     slot = tl.load(slots + token, mask=token < tokens, other=-1).to(tl.int64)  # a pool may have more than 2^31 elements
+    row = slot_rows(slot, head, kv_heads, page_size)
     mask = (slot >= 0)[:, None] & (dim < half)[None, :]
     key = k + (token * k_token_stride + head * k_head_stride)[:, None] + dim[None, :]
     first, second = tl.load(key, mask=mask, other=0.0), tl.load(key + half, mask=mask, other=0.0)
-    store_heads(keys, key_scales, slot, head, first, second, kv_heads, page_size, half, block_half)
+    store_scaled(keys, key_scales, row, first, second, half)
     value = v + (token * v_token_stride + head * v_head_stride)[:, None] + dim[None, :]
     first, second = tl.load(value, mask=mask, other=0.0), tl.load(value + half, mask=mask, other=0.0)
-    store_heads(values, value_scales, slot, head, first, second, kv_heads, page_size, half, block_half)
+    store_scaled(values, value_scales, row, first, second, half)
 
 
 def store_on_gpu(kv: KVLayer, slots: Tensor, k: Tensor, v: Tensor) -> None:

@@ -95,6 +95,23 @@ def test_a_failure_names_the_lines_of_the_workspace(course: Course, check: Check
         assert f"workspace/phase0_request/queue.py:{text.index(line) + 1}: in {name}" in failure.text
 
 
+def test_an_error_in_a_library_is_shown_at_the_line_of_the_workspace_without_what_wraps_it(
+    course: Course, check: Check, solve: Solve
+) -> None:
+    """As Triton's interpreter wraps the errors of a kernel: an error that repeats its cause."""
+    solve(
+        "0.2",
+        "import json\n        try:\n            return json.loads('[1,')\n        except ValueError as error:\n"
+        "            raise RuntimeError(repr(error)) from error",
+    )
+    failure = check()["0.2"].failure
+    assert failure is not None
+    assert failure.error.startswith("json.decoder.JSONDecodeError: Expecting value")
+    assert "return json.loads('[1,')" in failure.text
+    assert "RuntimeError: " not in failure.text
+    assert "decoder.py" not in failure.text
+
+
 def test_data_files_and_processes_see_the_answer(course: Course, check: Check, solve: Solve) -> None:
     (course.root / "phase0_request/top.txt").write_text("mine")
     (course.root / LIMITS).write_text(

@@ -54,9 +54,10 @@ class Case:
 def different(found: list[Tensor], wanted: list[Tensor]) -> list[str]:
     """Where the pool is not as it must be: at most the first place in keys and in values."""
     return [
-        f"{name} of page {page}, offset {offset}, head {head}"
+        f"{name} of page {page}, head {head}, offset {offset}, number {at}: "
+        f"expected {right[page, head, offset, at]:.4f}, got {got[page, head, offset, at]:.4f}"
         for name, got, right in zip(("keys", "values"), found, wanted, strict=True)
-        for page, head, offset, _ in (bits(got) != bits(right)).nonzero()[:1].tolist()
+        for page, head, offset, at in (bits(got) != bits(right)).nonzero()[:1].tolist()
     ]
 
 
@@ -161,9 +162,12 @@ def test_a_pool_may_have_more_than_two_to_the_31_numbers(backend: str) -> None:
     for page in (0, pages - 1):
         keys[page] = torch.nan
     store_of(backend)(KVLayer(keys, keys), slots, k, k)
-    assert torch.equal(keys[pages - 1, :, 15], k[0])
-    assert torch.equal(keys[0, :, 3], k[1])
-    assert keys[0].isnan().sum() == keys[pages - 1].isnan().sum() == 2 * 15 * 64
+    last = pages - 1
+    assert torch.equal(keys[last, :, 15], k[0]), f"slot {last * 16 + 15}: not in page {last}: 32-bit offsets?"
+    assert torch.equal(keys[0, :, 3], k[1]), "slot 3: its key is not in page 0, offset 3"
+    for page in (0, last):
+        untouched = keys[page].isnan().sum() == 2 * 15 * 64
+        assert untouched, f"page {page}: more was written than one token in its two heads"
 
 
 @pytest.mark.parametrize(("strides", "offset"), [((80, 40, 1), 1), ((84, 36, 1), 0), ((80, 40, 2), 0)])

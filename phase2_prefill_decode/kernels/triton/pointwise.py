@@ -13,7 +13,8 @@ import triton.language as tl
 from torch import Tensor
 
 from phase1_kv_pool.kernels.triton.launch import jit
-from phase1_kv_pool.kernels.triton.store import store_heads
+from phase1_kv_pool.kernels.triton.scaled_store import store_scaled
+from phase1_kv_pool.kernels.triton.store import slot_rows
 from phase1_kv_pool.layer import KVLayer
 
 BYTES = 4096  # K or V or q that a program of rotate_store takes; whole heads of one token at least
@@ -96,15 +97,15 @@ def rotate_store_kernel(
         s = tl.load(sin + position * half + dim, mask=mask, other=0.0)
         first, second = (a * c - b * s).to(first.dtype), (b * c + a * s).to(second.dtype)
     slot = tl.load(slots + token, mask=token < tokens, other=-1).to(tl.int64)
+    row = slot_rows(slot, (head - heads) % kv_heads, kv_heads, page_size)
     if head < heads:
         out = (token * heads + head)[:, None] * 2 * half + dim
         tl.store(query + out, first, mask=mask)
         tl.store(query + out + half, second, mask=mask)
     elif head < heads + kv_heads:
-        store_heads(keys, key_scales, slot, head - heads, first, second, kv_heads, page_size, half, block_half)
+        store_scaled(keys, key_scales, row, first, second, half)
     else:
-        head -= heads + kv_heads
-        store_heads(values, value_scales, slot, head, first, second, kv_heads, page_size, half, block_half)
+        store_scaled(values, value_scales, row, first, second, half)
 
 
 @triton.jit
