@@ -1,14 +1,11 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 """Decode attention: few new tokens, many keys. Each sequence is split between programs (split-KV, as in FlashDecoding).
 
-A decode reads every key and value once and does little arithmetic with them: it is memory-bound. One program for each
-sequence and KV head would leave most of a GPU idle, so a sequence is cut into splits and a second kernel joins their
-results. The query heads of a group are rows of one tile: what is loaded for one head serves all.
+A program for each sequence and KV head would leave most of a GPU idle, so sequences are cut into splits, and a second
+kernel joins their results. The query heads of a group are rows of one tile: a key loaded for one of them serves all.
 
-`splits` makes a table of all splits on the device. The grid of the decode kernel is what the GPU runs at once, and each
-program walks over the table in steps of the grid. So the host knows no lengths, and no program is launched for nothing:
-a launch that was captured in a CUDA graph serves any batch of as many sequences, each of no more than `max_seqlen_k`
-tokens.
+`splits` makes the table of splits on the device, and programs walk over it in steps of the grid. So the host needs no
+lengths: a launch recorded in a CUDA graph serves any batch of as many sequences, of at most `max_seqlen_k` tokens.
 """
 
 from functools import cache

@@ -5,12 +5,9 @@ short   The new tokens, times the heads of a group, fit into one tile of queries
 long    All others. They are compute-bound: the prefill kernel takes them, in blocks of new tokens. Blocks that see the
         most keys go first, so that no large block is left for the end while most of the GPU is idle.
 
-So a decode, the last token of a prompt and a chunk of a few tokens use one kernel; chunks and whole prompts the other.
-A step with only a few new tokens in every sequence, needs no plan: all are short. A
-larger tile costs such a step less than a second launch.
-
-The prefill kernel finds its blocks in a table. With a grid of all sequences by all blocks of the longest, one chunk of
-2,000 tokens among 255 decodes would launch mostly programs without work.
+A step with only a few new tokens in every sequence needs no plan: all are short, since a larger tile costs such a step
+less than a second launch. The prefill kernel finds its blocks in a table: on a grid of all sequences by all blocks of
+the longest, one chunk of 2,000 tokens among 255 decodes would launch mostly programs without work.
 """
 
 from dataclasses import dataclass

@@ -35,8 +35,7 @@ def walk(
 ):  # fmt: skip
     """Attend to the keys from `begin`, a multiple of `tile`, to `end`. Return m_i, l_i and acc, see `accumulate`.
 
-    Unmasked, every key exists and every row sees it. Scales are None unless keys and values are of 8 bits, which are
-    exact in the dtype of the queries.
+    Scales [pages, kv_heads, page_size] are None unless keys and values are of 8 bits: a score counts times its key's.
     """
     # region exercise 2.7
     dim = tl.arange(0, block_dim)
@@ -70,7 +69,7 @@ def walk(
 
 @triton.jit
 def accumulate(scores, value, value_scale, m_i, l_i, acc):
-    """One step of the online softmax: add a tile's values, weighted by its scores, to the running result.
+    """One step of the online softmax: add a tile's values, times value_scale [tile] if it is not None, to the result.
 
     m_i   [rows]             running maximum of the scores, which all weights are relative to
     l_i   [rows]             running sum of the weights
