@@ -162,16 +162,19 @@ def test_any_table_of_splits_covers_the_keys_that_are_seen(
     assert len(rows) <= table.most
     for sequence, (count, length) in enumerate(zip(new, lengths, strict=True)):
         mine = [row for row in rows if row[0] == sequence]
+        case = f"sequence {sequence} of {count} new tokens and {length} in all, tile {tile}: {mine}"
         if not 0 < count <= queries:
-            assert mine == []
+            assert mine == [], f"{case}: it has no splits"
             continue
-        assert {row[3] for row in mine} == {len(mine)}
-        assert len(mine) <= min(table.most_of_one, 256 // kv_heads)
-        assert all(before[2] == after[1] for before, after in pairwise(mine))
-        assert mine[-1][2] == length
+        assert {row[3] for row in mine} == {len(mine)}, f"{case}: the number of its splits is in each row"
+        assert len(mine) <= min(table.most_of_one, 256 // kv_heads), f"{case}: too many splits"
+        assert all(before[2] == after[1] for before, after in pairwise(mine)), f"{case}: a split begins where one ends"
+        assert mine[-1][2] == length, f"{case}: the last split ends with the sequence"
         first = 0 if window is None else max(length - count - window + 1, 0)
-        assert first - tile < mine[0][1] <= first
-        assert all(begin % tile == 0 for _, begin, _, _ in mine)
+        assert first - tile < mine[0][1] <= first, (
+            f"{case}: it begins at the tile of key {first}, the first that is seen"
+        )
+        assert all(begin % tile == 0 for _, begin, _, _ in mine), f"{case}: a split begins at a whole tile"
         assert mine == [[sequence, *row[1:]] for row in splits_table([length], [count], **options)[0]], "in any batch"
 
 
@@ -179,8 +182,9 @@ def test_the_table_of_more_sequences_than_a_program_loads_at_once(monkeypatch: p
     monkeypatch.setattr(splits, "AT_ONCE", 4)
     lengths = [600, 0, 129, 40, 500, 128, 1, 257, 300, 20]
     rows, table = splits_table(lengths, [1] * len(lengths))
-    assert [row[0] for row in rows] == sorted(row[0] for row in rows)
-    assert table.cu_splits.diff().tolist() == [max(-(-length // 128), 1) for length in lengths]
+    assert [row[0] for row in rows] == sorted(row[0] for row in rows), "the sequences' rows follow each other in order"
+    wanted = [max(-(-length // 128), 1) for length in lengths]
+    assert table.cu_splits.diff().tolist() == wanted, f"splits of {lengths} keys, counted 4 sequences at a time"
 
 
 def test_memory_for_the_results_of_splits_is_bounded_whatever_the_context() -> None:

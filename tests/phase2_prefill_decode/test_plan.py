@@ -37,8 +37,8 @@ def test_every_new_token_is_in_one_block(
     short = {number for number, (new, _) in enumerate(sizes) if 0 < new <= step.queries}
     assert short | long == {number for number, (new, _) in enumerate(sizes) if new > 0}, "a sequence has no kernel"
     assert not short & long, "a sequence is computed by both kernels"
-    assert step.longest == max((sizes[n][1] for n in short), default=0)
-    assert (step.queries == 0) == (not short)
+    assert step.longest == max((sizes[n][1] for n in short), default=0), "the most tokens of a short sequence"
+    assert (step.queries == 0) == (not short), "queries is 0 if no sequence is short, and only then"
     for sequence in long:
         firsts = sorted(first for owner, first in blocks if owner == sequence)
         assert firsts == list(range(0, sizes[sequence][0], block)), f"the blocks of sequence {sequence}"
@@ -64,13 +64,14 @@ def test_every_new_token_is_in_one_block(
 )
 def test_a_sequence_is_short_if_its_queries_fit_into_one_tile(new: list[int], group: int, short: list[int]) -> None:
     step = plan(tuple((n, 600) for n in new), group, 32, None)
-    assert sorted(set(new) - {new[sequence] for sequence in step.blocks[:, 0].tolist()}) == short
-    assert step.queries in (0, 1, 2, 4, 8, 16)
-    assert max(short, default=0) <= step.queries <= max(16 // group, 1)
+    found = sorted(set(new) - {new[sequence] for sequence in step.blocks[:, 0].tolist()})
+    assert found == short, f"group {group}: of sequences with {new} new tokens these have no blocks"
+    assert step.queries in (0, 1, 2, 4, 8, 16), "queries is a power of two, or 0"
+    assert max(short, default=0) <= step.queries <= max(16 // group, 1), f"group {group}, short sequences with {short}"
 
 
 def test_blocks_that_see_the_most_keys_go_first() -> None:
     step = plan(((64, 64), (64, 1000), (1, 5000)), 4, 32, None)
-    assert step.blocks.tolist() == [[1, 32], [1, 0], [0, 32], [0, 0]]
+    assert step.blocks.tolist() == [[1, 32], [1, 0], [0, 32], [0, 0]], "(sequence, first new token), most keys first"
     windowed = plan(((64, 64), (64, 1000), (1, 5000)), 4, 32, 20)
     assert windowed.blocks.tolist() == [[0, 32], [1, 0], [1, 32], [0, 0]], "with a window all see about as many keys"
