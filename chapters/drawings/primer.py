@@ -11,10 +11,10 @@ CELL, HIGH = 42, 28
 def watched(name: str, *arguments: Any) -> list[dict[str, Any]]:
     """The variables of each program of a kernel of the primer."""
     from phase1_kv_pool.kernels import prepare_triton
-    from phase2_prefill_decode.lab.watch import watch
+    from phase2_prefill_decode.lab.primer.watch import watch
 
     prepare_triton()
-    from phase2_prefill_decode.lab import puzzles
+    from phase2_prefill_decode.lab.primer import puzzles
 
     return watch(lambda: getattr(puzzles, name)(*arguments))
 

@@ -8,7 +8,7 @@ import pytest
 
 from phase0_request.support import entry
 from phase1_kv_pool.kernels import prepare_triton
-from phase2_prefill_decode.lab.watch import main
+from phase2_prefill_decode.lab.primer.watch import main
 
 CHAPTER = Path(__file__).parents[3] / "chapters/02_first_kernel.md"
 
@@ -27,7 +27,7 @@ def test_a_block_that_is_no_power_of_two_is_refused(capsys: pytest.CaptureFixtur
 
 
 def read(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "phase2_prefill_decode.lab", "read", *arguments]
+    command = [sys.executable, "-m", "phase2_prefill_decode.lab", "primer.read", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False, env=entry.environment())
 
 
@@ -40,7 +40,7 @@ def test_every_puzzle_compiles_for_a_hopper_without_a_stack_and_attention_on_ten
 
 
 def test_a_kernel_that_only_the_interpreter_takes_is_refused_at_its_line(tmp_path: Path) -> None:
-    source = Path("phase2_prefill_decode/lab/puzzles.py").read_text()
+    source = Path("phase2_prefill_decode/lab/primer/puzzles.py").read_text()
     mine = tmp_path / "puzzles.py"
     mine.write_text(source.replace("m_i, l_i, acc = -1e38, 0.0, 0.0", "m_i, l_i, acc = -1e38, 0, 0.0"))
     said = read("online", "--file", str(mine))

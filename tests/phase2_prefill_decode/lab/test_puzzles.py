@@ -7,18 +7,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from phase1_kv_pool.kernels import prepare_triton
+from phase2_prefill_decode.lab.primer import puzzles
 from tests.phase1_kv_pool.support import device_of
-
-prepare_triton()
-puzzles = pytest.importorskip("phase2_prefill_decode.lab.puzzles", reason="there is no Triton for this platform")
 
 DEVICE = device_of("triton")
 
 
 def given(*shape: int, scale: float = 1.0) -> Tensor:
     """Random numbers, the same for the same shape."""
-    numbers: Tensor = puzzles.blank(torch.empty(0, device=DEVICE), *shape)
+    numbers = puzzles.blank(torch.empty(0, device=DEVICE), *shape)
     return numbers.copy_(torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))) * scale)
 
 

@@ -1,4 +1,4 @@
-"""`python -m phase2_prefill_decode.lab watch`: what each program of the primer's first kernel computes, interpreted."""
+"""`python -m phase2_prefill_decode.lab primer.watch`: what each program of the first kernel computes."""
 
 import argparse
 import sys
@@ -36,7 +36,7 @@ def watch(launch: Callable[[], object]) -> list[dict[str, Any]]:
 
 def main(arguments: list[str] | None = None) -> int:
     p = argparse.ArgumentParser(
-        prog="python -m phase2_prefill_decode.lab watch",
+        prog="python -m phase2_prefill_decode.lab primer.watch",
         description="Interpret y = x * factor, and print the variables of each program.",
     )
     p.add_argument("--length", type=int, default=10, help="numbers in x (10)")
@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
         p.error(f"a block has a power of two numbers, got {options.block}")
     if not prepare_triton():
         p.error("a GPU compiles the kernel, and shows no variables: set TRITON_INTERPRET=1")
-    from phase2_prefill_decode.lab import puzzles
+    from phase2_prefill_decode.lab.primer import puzzles
 
     x = torch.arange(1.0, options.length + 1)
     for number, program in enumerate(watch(lambda: puzzles.scale(x, 10.0, options.block))):

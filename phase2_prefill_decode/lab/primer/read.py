@@ -1,4 +1,4 @@
-"""`python -m phase2_prefill_decode.lab read`: what Triton's compiler makes of the primer's kernels, without a GPU."""
+"""`python -m phase2_prefill_decode.lab primer.read`: what Triton's compiler makes of the primer's kernels."""
 
 import argparse
 import re
@@ -36,7 +36,7 @@ def launches(puzzles: Any) -> dict[str, Callable[[], object]]:
 def load(file: Path | None) -> Any:
     """The module of the kernels; or that of another file, such as the workspace's."""
     if file is None:
-        from phase2_prefill_decode.lab import puzzles
+        from phase2_prefill_decode.lab.primer import puzzles
 
         return puzzles
     spec = spec_from_file_location("puzzles", file)
@@ -49,12 +49,12 @@ def load(file: Path | None) -> Any:
 
 def main(arguments: list[str] | None = None) -> int:
     p = argparse.ArgumentParser(
-        prog="python -m phase2_prefill_decode.lab read",
+        prog="python -m phase2_prefill_decode.lab primer.read",
         description="Compile a kernel of puzzles.py ahead of time, and show what it takes of a GPU.",
     )
     known = tuple(launches(None))
     p.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(known)} (all)")
-    p.add_argument("--file", type=Path, help="with your kernels: workspace/phase2_prefill_decode/lab/puzzles.py")
+    p.add_argument("--file", type=Path, help="with your kernels: workspace/phase2_prefill_decode/lab/primer/puzzles.py")
     p.add_argument(
         "--sm", type=int, choices=ARCHITECTURES, default=90, help="the GPU: 80 Ampere, 90 Hopper (default)..."
     )
