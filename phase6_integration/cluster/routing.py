@@ -36,12 +36,13 @@ class RoutingPolicy:
 def rank(
     loads: Sequence[float], hits: Sequence[int], pages: int, policy: RoutingPolicy, draw: random.Random
 ) -> list[int]:
-    """Order replicas for a request of so many pages, the best first. `hits` are those that each replica has cached,
-    `loads` its unfinished requests.
+    """Order replicas for a request of this many pages, the best first. `hits` are the pages that each replica has
+    cached, `loads` its unfinished requests.
 
-    The cost of a replica is the share of the prompt that it would compute, and its load beyond the least one relative
-    to the average. Replicas beyond the bound of imbalance come behind all others, by load alone, so a popular
-    prefix cannot overload one of them. Without any hit, the less loaded of two drawn replicas is the first."""
+    The cost of a replica is the share of the prompt that it would compute, plus its load above the least one, relative
+    to the average. Replicas beyond the bound of imbalance come last, by load alone, so a popular prefix cannot overload
+    one of them. Without any hit, the less loaded of two randomly drawn replicas comes first.
+    """
     numbers = range(len(loads))
     order = draw.sample(numbers, len(loads))  # equal ones take turns
     if not any(hits):

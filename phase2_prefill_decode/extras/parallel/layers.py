@@ -31,7 +31,7 @@ class ParallelDecoder(Decoder):
     # region parallel
     def __init__(self, shard: Shard, weights: Weights, group: Group, backend: Backend) -> None:
         layers = weights.layers if shard.rank == 0 else map(without_biases, weights.layers)
-        # A step in one call could not stop for the other ranks, twice a layer.
+        # A step in one call could not stop for the other ranks, twice per layer.
         backend = replace(backend, whole_step=lambda decoder: None)
         super().__init__(split(shard.config, shard.size), replace(weights, layers=layers), backend)
         self.group = group

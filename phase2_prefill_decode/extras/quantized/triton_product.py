@@ -122,10 +122,10 @@ def exact(bits, kind: tl.constexpr, centred: tl.constexpr, short: tl.constexpr):
     mantissa: tl.constexpr = 7 if short == tl.bfloat16 else 10  # its bits
     power: tl.constexpr = 1 << mantissa
     one: tl.constexpr = 0x4300 if short == tl.bfloat16 else 0x6400  # the bits of `power`
-    if kind == "fp8":  # its exponent has fewer bits than that of a float32, and another middle
+    if kind == "fp8":  # its exponent has fewer bits than a float32's, and another bias
         bits = ((bits.to(tl.uint32) << 24).to(tl.int32, bitcast=True) >> 4) & -0x78100000
         number = (bits.to(tl.float32, bitcast=True) * 2.0**120).to(short)
-    elif kind == "int8":  # 8 bits are one more than a bfloat16 has: in float32, where they are those of 2 ** 23
+    elif kind == "int8":  # one bit more than a bfloat16 mantissa holds: by float32, as the lowest bits of 2 ** 23
         number = ((bits.to(tl.uint32) ^ 0x4B000080).to(tl.float32, bitcast=True) - (2.0**23 + 128)).to(short)
     else:
         less: tl.constexpr = power + 8.0 if centred else 1.0 * power

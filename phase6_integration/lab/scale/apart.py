@@ -80,7 +80,7 @@ class DecodeCache(PagedCache):
         self.prompts: dict[str, list[int]] = {}
 
     def cached_tokens(self, request: Request) -> int:
-        return len(request.prompt_tokens) - 1  # behind the prompt is the token that prefill has drawn
+        return len(request.prompt_tokens) - 1  # the token after the prompt was drawn by prefill
 
     def attach(self, request: Request) -> int:
         super().attach(request)
