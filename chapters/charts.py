@@ -10,7 +10,7 @@ from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
 FIGURES = Path(__file__).parent / "figures"
-CONTEXT = 256  # tokens of context of the decodes on the roofline
+CONTEXT = 256  # tokens of context of the decodes whose times are drawn
 BLUE, RED, GREEN, GREY = "#1d6996", "#c0392b", "#2e8b57", "#667788"
 DARK = {  # a colour in light: the one in dark mode
     "#ffffff": "#161b22", BLUE: "#6db3dd", RED: "#f07a6c", GREEN: "#63c78d", "#b36b00": "#e6b450",
@@ -82,27 +82,52 @@ def fragmentation(figure: Any, result: dict[str, Any]) -> None:
     axes.legend(frameon=False, ncols=3, loc="upper left", bbox_to_anchor=(0, -0.07))
 
 
-def roofline(figure: Any, result: dict[str, Any]) -> None:
-    """Measured prefills and decodes on the machine's roofline, beside the cost model's predictions."""
-    from phase2_prefill_decode.lab import chart
-    from phase2_prefill_decode.lab.roofline import measured
+def steps(figure: Any, result: dict[str, Any]) -> None:
+    """The time of a step by its tokens: measured, and as four speeds of the same machine give it."""
+    from phase2_prefill_decode.lab.cost import CostModel
+    from phase2_prefill_decode.lab.shapes import SHAPES
 
-    points = result["figures"]["points"].values()
-    device = measured({"device": "the machine", "figures": {"best": result["figures"]["ceilings"]}})
-    marks = [
-        chart.Mark(
-            p["phase"],
-            p["intensity"],
-            p["gflops"],
-            p["operations"] / p["predicted"] / 1e9,
-            f"{p['tokens']:,}" if p["phase"] == "prefill" else f"x{p['batch']}" if p["batch"] in (1, 8, 64) else "",
+    points, model = result["figures"]["points"], CostModel(SHAPES["596m"], dtype="bfloat16")
+    short, long = points["decode_8_64"], points["decode_8_4096"]
+    products = 1e9 * max(p["gflops"] for p in points.values())
+    weights = 1e9 * max(p["gb_per_second"] for p in points.values())
+    pages = (long["bytes"] - short["bytes"]) / (long["seconds"] - short["seconds"])
+    scores = 1e9 * result["figures"]["ceilings"]["gflops_float32"]
+
+    def ms(pieces: Sequence[tuple[int, int]]) -> float:
+        cost = model.pieces(pieces)
+        attention, others = cost.attention, cost.linears + cost.head + cost.pointwise
+        return 1e3 * float(
+            max(others.operations / products, others.bytes / weights)
+            + max(attention.operations / scores, attention.bytes / pages)
         )
-        for p in points
-        if p["phase"] == "prefill" or p["context"] == CONTEXT
-    ]
+
     axes = figure.subplots()
-    chart.roofline(axes, device, marks)
-    axes.set_title("Steps of a 17M model: prefills by tokens, decodes by requests")
+    floor, tokens = points["prefill_1_1"]["bytes"] / weights * 1e3, [2 ** (i / 4) for i in range(45)]
+    rise = points["prefill_1_256"]["ms"] / 256
+    dashed = {"color": GREY, "linewidth": 1, "linestyle": (0, (4, 3)), "zorder": 1}
+    axes.plot((1, 2600), (floor, floor), **dashed)
+    axes.plot((9, 2600), (9 * rise, 2600 * rise), **dashed)
+    beside = {"color": GREY, "fontsize": 9, "textcoords": "offset points"}
+    axes.annotate("reading the weights", (2600, floor), (0, 4), ha="right", **beside)
+    axes.annotate("multiplying", (1100, 1100 * rise), (6, -14), **beside)
+    looks = (
+        ("a prompt of n tokens", "prefill", BLUE, "o", lambda n: [(0, n)]),
+        (f"n decodes, each over {CONTEXT} tokens", "decode", RED, "s", lambda n: [(CONTEXT - 1, 1)] * n),
+    )
+    for name, phase, color, marker, pieces in looks:
+        its = [p for p in points.values() if p["phase"] == phase and (phase == "prefill" or p["context"] == CONTEXT)]
+        count = {p["batch"] * p["tokens"]: p["ms"] for p in its}
+        line = sorted({round(n) for n in tokens if n <= max(count)})
+        axes.plot(line, [ms(pieces(n)) for n in line], color=color, linewidth=1.4)
+        axes.plot(list(count), list(count.values()), marker, color=color, markersize=6, label=name)
+    axes.set(
+        xscale="log", yscale="log", xlabel="tokens that the step computes", title="Time of a step, ms: 596M parameters"
+    )
+    axes.set_xticks(ticks := [1, 4, 16, 64, 256, 1024], [f"{tick:,}" for tick in ticks])
+    axes.yaxis.set_major_formatter(lambda number, _: f"{number:,.10g}")
+    axes.minorticks_off()
+    axes.legend(frameon=False, loc="upper left")
 
 
 def stall(figure: Any, result: dict[str, Any]) -> None:
@@ -306,7 +331,7 @@ CHARTS: dict[str, Chart] = {
     "allowed.svg": ("constrained.json", (8.8, 3.2), allowed),
     "batching.svg": ("phase0.json", (8.8, 3.2), batching),
     "fragmentation.svg": ("fragmentation.json", (8.8, 3.6), fragmentation),
-    "roofline.svg": ("phase2_phases.json", (8.0, 4.6), roofline),
+    "steps.svg": ("phase2_phases_596m.json", (8.0, 4.6), steps),
     "stall.svg": ("stall.json", (8.8, 3.2), stall),
     "prefix.svg": ("phase4.json", (8.8, 3.4), prefix),
     "gpu.svg": ("gpu_h100.json", (8.8, 3.8), gpu),

@@ -34,7 +34,7 @@ class Processes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """The operations of a model. Those of all backends have the same arguments and give the same results."""
+    """The operations of a model. In every backend they take the same arguments and give the same results."""
 
     attend: Attend
     add_norm: AddNorm

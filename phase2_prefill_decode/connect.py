@@ -49,7 +49,7 @@ def config_of(model: str | Path, dtype: str | None = None) -> ModelConfig:
 
 
 def source_of(model: str | Path) -> "Source":
-    """What the weights of a model are read from."""
+    """The source of a model's weights."""
     file = Path(model)
     if is_single_file(file):
         check_extras(PACKAGE, "a GGUF file")
@@ -129,7 +129,7 @@ def processors(
     tokenizer: "Tokenizer | None",
     lm_head: "Callable[[Tensor], Tensor]",
 ) -> "Sequence[Processor]":
-    """All that requests may ask for beside a draw."""
+    """Everything that requests may ask for besides a draw."""
     if not has_extras(PACKAGE):
         return ()
     from phase2_prefill_decode.extras.processors import processors_for

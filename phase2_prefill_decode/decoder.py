@@ -36,7 +36,7 @@ class StepTensors:
 
 
 class WholeStep(Protocol):
-    """All layers of a model and its lm_head as one operation, for the steps that it takes."""
+    """All layers of a model and its lm_head as one operation, for the steps that it accepts."""
 
     def takes(self, step: StepTensors, /) -> bool: ...
 
@@ -48,7 +48,6 @@ class WholeStep(Protocol):
 class RMSNorm:
     """Adds the residual and norms the sum. Returns both: the sum is the next residual."""
 
-    # region exercise 2.5
     def __init__(self, weight: Tensor, eps: float, backend: Backend) -> None:
         self.weight = weight
         self.eps = eps
@@ -57,13 +56,10 @@ class RMSNorm:
     def __call__(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         return self._add_norm(x, residual, self.weight, self.eps)
 
-    # endregion
-
 
 class Attention:
-    """Stores the keys and values of its tokens, and attends to all that their sequences have in pages."""
+    """Stores the keys and values of its tokens, then attends to everything that their sequences have in pages."""
 
-    # region exercise 2.5
     def __init__(self, config: ModelConfig, weights: LayerWeights, window: int | None, backend: Backend) -> None:
         self.qkv_proj = backend.linear(weights.qkv_proj, weights.qkv_proj_bias)
         self.o_proj = backend.linear(weights.o_proj, weights.o_proj_bias)
@@ -74,10 +70,11 @@ class Attention:
         self.rotate_store = backend.rotate_store
         self.attend = backend.attend
 
+    # region exercise 2.5
     def __call__(
         self, x: Tensor, rope: tuple[Tensor, Tensor], step: StepTensors, kv: KVLayer, rows: Tensor | None
     ) -> Tensor:
-        """Store and attend with all rows of x. Return the results of some `rows`; None: of all."""
+        """Store and attend with every row of x. Return the results of `rows` only; None: of all rows."""
         qkv = self.qkv_proj(x)
         q = self.rotate_store(qkv, *rope, step.positions, step.slots, kv, self.qk_norm, self.eps)
         attended = self.attend(q, kv, step.metadata, self.scale, self.window).flatten(1)
@@ -89,7 +86,6 @@ class Attention:
 class MLP:
     """The gated MLP: down(silu(gate(x)) * up(x))."""
 
-    # region exercise 2.5
     def __init__(self, weights: LayerWeights, backend: Backend) -> None:
         self.gate_up_proj = backend.linear(weights.gate_up_proj, weights.gate_up_proj_bias)
         self.down_proj = backend.linear(weights.down_proj, weights.down_proj_bias)
@@ -98,19 +94,17 @@ class MLP:
     def __call__(self, x: Tensor) -> Tensor:
         return self.down_proj(self._swiglu(self.gate_up_proj(x)))
 
-    # endregion
-
 
 class DecoderLayer:
     """Attention and MLP, each after a norm and with a residual."""
 
-    # region exercise 2.5
     def __init__(self, config: ModelConfig, weights: LayerWeights, window: int | None, backend: Backend) -> None:
         self.input_layernorm = RMSNorm(weights.input_layernorm, config.rms_norm_eps, backend)
         self.self_attn = Attention(config, weights, window, backend)
         self.post_attention_layernorm = RMSNorm(weights.post_attention_layernorm, config.rms_norm_eps, backend)
         self.mlp = MLP(weights, backend)
 
+    # region exercise 2.5
     def __call__(
         self,
         x: Tensor,
@@ -120,7 +114,7 @@ class DecoderLayer:
         kv: KVLayer,
         rows: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return the output of the MLP and the residual, for some `rows`; None: for all."""
+        """Return the output of the MLP and the residual, of `rows` only; None: of all rows."""
         x, residual = self.input_layernorm(x, residual)
         x = self.self_attn(x, rope, step, kv, rows)
         residual = residual if rows is None else residual[rows]
@@ -152,10 +146,9 @@ class Decoder:
         self._rope = tables(config.rope_parameters, config.head_dim, 0, self.device)
         self.whole_step = backend.whole_step(self)
 
-    # region exercise 2.5
     def rope(self, positions: int) -> tuple[Tensor, Tensor]:
-        """cos and sin of the first `positions` positions, or more. The tables grow with the longest sequence that is
-        served, since a config.json may allow any length."""
+        """cos and sin for at least the first `positions` positions. The tables grow with the longest sequence served,
+        because a config.json may allow any length."""
         built = len(self._rope[0])
         if positions > built:
             rows = max(positions, min(2 * built, self.config.max_position_embeddings))
@@ -165,7 +158,7 @@ class Decoder:
     @torch.inference_mode()
     def __call__(self, step: StepTensors, pool: Sequence[KVLayer], out: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Compute one step: store the keys and values of its tokens. Returns the logits of the draws, in `out` if that
-        is given, and the final hidden states of the rows behind those."""
+        is given, and the final hidden states of the rows after them."""
         draws = len(step.newest_rows)
         only_draws = step.last is None or len(step.last) == draws
         if self.whole_step is not None and out is None and only_draws and self.whole_step.takes(step):
@@ -174,6 +167,7 @@ class Decoder:
         hidden = self.hidden(step, pool)
         return self.lm_head(hidden[:draws], out), hidden[draws:]
 
+    # region exercise 2.5
     @torch.inference_mode()
     def hidden(self, step: StepTensors, pool: Sequence[KVLayer]) -> Tensor:
         """The same step up to `lm_head`: the final hidden states [rows, hidden_size]."""

@@ -1,4 +1,4 @@
-"""Engine: prompts in, texts out. It puts a model below phase 0's loop, and a transcript above it.
+"""Engine: prompts in, texts out. It runs phase 0's loop over a model, and keeps a transcript of each answer.
 
 This phase's engine has a static scheduler over a paged cache. Each later phase replaces one part of it: phase 3 how a
 step is planned, phase 4 the cache, phase 5 the scheduler.

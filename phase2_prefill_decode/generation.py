@@ -1,4 +1,4 @@
-"""Input and output of an engine: prompts become requests, and completions are what comes of them."""
+"""Input and output of an engine: prompts become requests, and requests become completions."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace

@@ -12,10 +12,10 @@ class Linear(Protocol):
 
     @property
     def kernel(self) -> str:
-        """What multiplies."""
+        """The name of the kernel that multiplies."""
 
     def __call__(self, rows: Tensor, out: Tensor | None = None, /) -> Tensor:
-        """Write the result to `out` if that is given, which is contiguous."""
+        """Write the result to `out`, which must be contiguous, if it is given."""
 
 
 @runtime_checkable

@@ -85,7 +85,7 @@ class Model:
 
 
 def sampler_for(model: Model, seed: int | None = None) -> Sampler:
-    """The sampler of a model, with all that requests may ask for beside a draw."""
+    """The sampler of a model, with every processor that its requests may ask for."""
     decoder, size, tokenizer = model.decoder, model.config.vocab_size, model.tokenizer
     processors = connect.processors(size, model.eos_ids, decoder.device, tokenizer, decoder.lm_head)
     return Sampler(size, seed, num_tokens=model.num_tokens, processors=processors, draw=decoder.backend.draw)

@@ -17,19 +17,22 @@ from torch import Tensor
 from phase2_prefill_decode.loading.config import RopeParameters
 
 
-# region exercise 2.3
 def tables(
     rope: RopeParameters, head_dim: int, positions: int, device: str | torch.device = "cpu"
 ) -> tuple[Tensor, Tensor]:
     """cos and sin of every angle, [positions, head_dim / 2] float32. Computed on the CPU: the same on every device."""
+    # region exercise 2.3
     angles = torch.arange(positions).float()[:, None] * frequencies(rope, head_dim)
+    # endregion
     scaling = attention_scaling(rope)
     return (angles.cos() * scaling).to(device), (angles.sin() * scaling).to(device)
 
 
 def frequencies(rope: RopeParameters, head_dim: int) -> Tensor:
     """The angle between neighbouring positions of each pair: [head_dim / 2] float32."""
+    # region exercise 2.3
     powers = rope.rope_theta ** (torch.arange(0, head_dim, 2).float() / head_dim)
+    # endregion
     unscaled = 1 / powers
     if rope.rope_type == "default":
         return unscaled
@@ -38,9 +41,6 @@ def frequencies(rope: RopeParameters, head_dim: int) -> Tensor:
     # A pair keeps its frequency where `kept` is 1, is slowed by the factor where it is 0, and is interpolated between.
     kept = _kept_by_llama3(rope, unscaled) if rope.rope_type == "llama3" else _kept_by_yarn(rope, head_dim)
     return (1 - kept) * (1 / (rope.factor * powers)) + kept * unscaled
-
-
-# endregion
 
 
 def attention_scaling(rope: RopeParameters) -> float:

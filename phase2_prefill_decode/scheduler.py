@@ -18,8 +18,8 @@ def together(running: Sequence[Request]) -> Batch:
 class StaticScheduler(BaseScheduler):
     """Forms a batch of waiting requests, and runs it until the last of them has ended. Then it forms the next one.
 
-    A request is admitted with pages for the longest output that it may have. So none is ever preempted, and most of
-    these pages stay empty. `plan_step` chooses the tokens of each step.
+    A request is admitted with pages for its longest possible output. So it is never preempted, and most of these pages
+    stay empty. `plan_step` chooses the tokens of each step.
     """
 
     def __init__(
@@ -46,8 +46,8 @@ class StaticScheduler(BaseScheduler):
         return self.plan_step([sequence.request for sequence in self.running])
 
     def admit(self, now: float) -> None:
-        """Start waiting requests in order, while there are places, and pages for all tokens that each may have. Those
-        that the cache holds count as computed."""
+        """Start waiting requests in order, while there are free places and pages for all tokens that the next one may
+        have. Tokens that the cache holds count as computed."""
         cache = self.cache
         while self.waiting and len(self.running) < self.batch_size:
             sequence = next(iter(self.waiting))

@@ -58,6 +58,7 @@ BENCHMARKS: dict[str, tuple[str, list[str], dict[str, object]]] = {
         ["--requests", "5"],
         {"LENGTHS": (8, 20), "OUTPUT": 4, "BATCHES": (4,)},
     ),
+    "phase2_recompute.json": ("phase2_prefill_decode.lab.naive.recompute", [], {"ANSWERS": (4, 8), "RUNS": 1}),
     "phase2_phases.json": (
         "phase2_prefill_decode.lab.phases",
         [],

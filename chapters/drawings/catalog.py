@@ -7,6 +7,7 @@ from chapters.drawings.lanes import lanes
 from chapters.drawings.packed import packed
 from chapters.drawings.primer import programs, shapes, strides
 from chapters.drawings.request_map import request_map
+from chapters.drawings.rope import rope
 from chapters.drawings.svg import Drawing
 
 DRAWINGS: dict[str, Callable[[], Drawing]] = {
@@ -17,4 +18,5 @@ DRAWINGS: dict[str, Callable[[], Drawing]] = {
     "programs.svg": programs,
     "shapes.svg": shapes,
     "strides.svg": strides,
+    "rope.svg": rope,
 }

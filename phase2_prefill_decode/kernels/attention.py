@@ -26,8 +26,8 @@ from phase1_kv_pool.layer import HIGHEST, KVLayer
 class AttentionMetadata:
     """The layout of a ragged batch: sequences of any length, each with any number of new tokens at its end.
 
-    It serves one step. Kernels keep in it what they plan for all layers, so the next step, or a recorded one, needs its
-    own, even over the same tensors.
+    Valid for one step: kernels store their plans for all layers in it. The next step, or a recorded one, needs its own,
+    even over the same tensors.
     """
 
     cu_seqlens_q: Tensor  # [sequences + 1] int32; new tokens of sequence i: rows cu_seqlens_q[i] to cu_seqlens_q[i + 1]
@@ -43,11 +43,13 @@ class AttentionMetadata:
 Attend = Callable[[Tensor, KVLayer, AttentionMetadata, float, int | None], Tensor]
 
 
-# region exercise 2.6
 def reference(
     query: Tensor, kv: KVLayer, metadata: AttentionMetadata, scale: float, window: int | None = None
 ) -> Tensor:
-    """For each sequence: gather its pages, score, mask, softmax, sum. In float32."""
+    """For each sequence: gather its pages, score, mask, softmax, sum. In float32.
+
+    Sequence i has `length` tokens; its new ones are the last, and their queries are the rows `start` to `stop`.
+    """
     result = torch.empty_like(query)
     _, kv_heads, page_size, _ = kv.keys.shape
     group = query.shape[1] // kv_heads
@@ -56,6 +58,7 @@ def reference(
         start, stop = cu_seqlens_q[sequence], cu_seqlens_q[sequence + 1]
         if start == stop:
             continue
+        # region exercise 2.6
         pages = metadata.page_table[sequence, : -(-length // page_size)]
         k, v = (side.transpose(0, 1).float() for side in kv.gather(pages, length))  # [heads, length, head_dim]
         k, v = k.repeat_interleave(group, 0), v.repeat_interleave(group, 0)
@@ -67,14 +70,12 @@ def reference(
             hidden |= seen <= at - window
         scores = (q @ k.transpose(1, 2) * scale).masked_fill(hidden, -torch.inf)
         result[start:stop] = (scores.softmax(-1) @ v).transpose(0, 1).to(query.dtype)
+        # endregion
     return result
 
 
-# endregion
-
-
 def check_shapes(query: Tensor, kv: KVLayer) -> None:
-    """Check shapes, dtypes and strides: what does not fit, a kernel would read wrongly. No device data is read."""
+    """Check shapes, dtypes and strides: a kernel would misread anything that does not fit. No device data is read."""
     keys, values, *scales = kv
     shape, (_, heads, head_dim) = keys.shape, query.shape
     if heads % shape[1] or head_dim != shape[3] or shape != values.shape:

@@ -49,7 +49,8 @@ LOG = (1.0, 0.49999284744262695, 0.33370059728622437, 0.24280516803264618, 0.269
 
 # region exercise 2.12
 def reference(logits: Tensor, params: SamplingInputs, num_tokens: int) -> tuple[Tensor, Tensor]:
-    """Draw a token for each row, and return the tokens and the peaks, as `Draw` says."""
+    """Draw a token for each row by a race, and return the tokens and the peaks, see `Draw`. A token arrives at its time
+    in `arrivals(numbers(...))` divided by its weight; the first one wins. Greedy rows take the largest logit."""
     logits = logits[:, :num_tokens].float()
     peaks = logits.amax(-1)
     weights = keep(logits, weigh(logits, peaks, params.temperatures), params)
@@ -59,7 +60,11 @@ def reference(logits: Tensor, params: SamplingInputs, num_tokens: int) -> tuple[
 
 
 def keep(logits: Tensor, weights: Tensor, params: SamplingInputs) -> Tensor:
-    """Zero the weights of the tokens that a filter removes."""
+    """Zero the weights of the tokens that a filter removes, each row by its own parameters.
+
+    A filter is off at top_k = 0, top_p >= 1 or min_p = 0, and never splits a tie. For top-p, weights are added as whole
+    numbers, `(weights * WHOLE).floor().double()`: their sum is the same in any order, so all backends agree.
+    """
     weights = torch.where(weights >= params.min_p[:, None], weights, 0)
     ranked, order = logits.sort(-1, descending=True)
     k = torch.where(params.top_k > 0, params.top_k, logits.shape[1]).clamp(max=logits.shape[1])

@@ -1,6 +1,6 @@
 """The operations between the matrix products: the interfaces and the references.
 
-Each is one pass over memory, instead of three to ten. What it computes for a token does not depend on the others.
+Each is one pass over memory instead of three to ten. Its result for a token does not depend on other tokens.
 """
 
 from collections.abc import Callable
@@ -37,6 +37,9 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin), -1).to(x.dtype)
 
 
+# endregion
+
+
 def rotate_store_reference(
     qkv: Tensor,  # [tokens, (heads + 2 * kv_heads) * head_dim]; the fused projection q, k, v
     cos: Tensor,  # [positions, head_dim / 2] float32
@@ -63,6 +66,3 @@ def swiglu_reference(gate_up: Tensor) -> Tensor:
     """silu(gate) * up. gate_up: [tokens, 2 * inner], the fused projection gate, up."""
     gate, up = gate_up.chunk(2, -1)
     return silu(gate) * up
-
-
-# endregion

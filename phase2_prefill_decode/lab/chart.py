@@ -1,12 +1,18 @@
-"""The roofline as a chart, on axes of matplotlib."""
+"""Charts of steps, on axes of matplotlib: their times, their speeds, and the roofline."""
+
+from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from phase2_prefill_decode.lab.roofline import Device
 
-INK, GREY = "#34495e", "#667788"
+if TYPE_CHECKING:
+    from phase0_request.request import RequestTimes
+    from phase2_prefill_decode.lab.phases import Point
+
+INK, GREY, GREEN = "#34495e", "#667788", "#2e8b57"
 LOOKS = {"prefill": ("o", "#1d6996"), "decode": ("s", "#c0392b")}  # distinct in shape as well as in colour
 SIDES = {"prefill": (-1, "right"), "decode": (1, "left")}  # of the label below a mark: one may lie on another
 
@@ -53,6 +59,45 @@ def roofline(axes: Any, device: Device, marks: Sequence[Mark]) -> None:
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(lambda number, _: f"{number:,.10g}")
     axes.legend(frameon=False, loc="lower right", fontsize=9, handletextpad=0.3)
+
+
+def answer(axes: Any, prompt: int, times: RequestTimes) -> None:
+    """One answer as a bar: the step of its prompt, then a step for each further token."""
+    (_, blue), (_, red) = LOOKS.values()
+    assert times.ttft is not None
+    axes.barh(0, times.ttft * 1e3, color=blue, height=0.6)
+    for earlier, later in zip(times.tokens, times.tokens[1:], strict=False):
+        left = (earlier - times.arrival) * 1e3
+        axes.barh(0, (later - earlier) * 1e3, left=left, color=red, height=0.6, edgecolor="white", linewidth=0.6)
+    title = f"{prompt} tokens of prompt in one step, then {len(times.itl)} steps of one token"
+    axes.set(xlabel="ms since the request arrived", yticks=[], title=title)
+    axes.grid(axis="y", visible=False)
+
+
+def step_times(axes: Any, xs: Sequence[int], points: Sequence[Point]) -> None:
+    """The times of some steps, measured and predicted."""
+    axes.plot(xs, [p.seconds * 1e3 for p in points], "o-", color=LOOKS[points[0].phase][1], label="measured")
+    axes.plot(xs, [p.predicted * 1e3 for p in points], "--", color=GREY, label="predicted")
+    axes.legend(frameon=False)
+
+
+def shares(axes: Any, xs: Sequence[int], points: Sequence[Point], device: Device) -> None:
+    """The speeds of some steps as shares of the device's, so that both fit on one axis."""
+    computed = [100e9 * p.gflops / device.flops for p in points]
+    read = [100e9 * p.gb_per_second / device.bytes_per_second for p in points]
+    axes.plot(xs, computed, "o-", color=LOOKS["prefill"][1], label="of the GFLOP/s")
+    axes.plot(xs, read, "s-", color=GREEN, label="of the GB/s")
+    axes.set(ylim=(0, 100))
+    axes.legend(frameon=False)
+
+
+def plain(axis: Any) -> None:
+    """A logarithmic axis with a few plain numbers."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    axis.set_major_locator(LogLocator(10, (1, 2, 5)))
+    axis.set_major_formatter(lambda number, _: f"{number:,.10g}")
+    axis.set_minor_formatter(NullFormatter())
 
 
 def _short(number: float) -> str:

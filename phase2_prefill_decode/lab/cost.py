@@ -106,13 +106,13 @@ def seen(start: int, length: int, window: int | None = None) -> tuple[int, int]:
     return _pairs_before(stop, window) - _pairs_before(start, window), min(stop, length - 1 + window)
 
 
+# endregion
+
+
 def _pairs_before(stop: int, window: int) -> int:
     """Pairs of the first `stop` queries: a triangle until the window is full, then `window` for each."""
     short = min(stop, window)
     return short * (short + 1) // 2 + (stop - short) * window
-
-
-# endregion
 
 
 class CostModel:
@@ -194,8 +194,11 @@ class CostModel:
 
     # region exercise 2.1
     def _attention(self, load: Load) -> Part:
-        """Each query head multiplies with the keys that it sees. A key and its value are read once for all query heads
-        that share them, and for all queries of a slice."""
+        """Each query head multiplies with the keys that it sees, and then weighs their values.
+
+        A key and its value are read once for all query heads that share them and all queries of a slice. Queries and
+        results count as `activations`. `load` has sums over slices and layers, but for `tokens`, those of the step.
+        """
         products = 2 * load.pairs * self._q  # a query with a key, and a weight with a value
         read = 2 * load.keys * self._kv  # a key and a value
         queries_and_results = 2 * load.tokens * self.config.num_hidden_layers * self._q

@@ -20,17 +20,19 @@ def main(arguments: list[str] | None = None) -> int:
     p.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (%(default)s)")
     p.add_argument("--top-p", type=float, default=1.0, help="(%(default)s)")
     p.add_argument("--seed", type=int, help="of the sampling; the same seed, the same answer")
+    p.add_argument("--torch", action="store_true", help="by the references in plain torch, on the CPU")
     options, console = p.parse_args(arguments), Console(highlight=False)
-    sampling = {name: value for name, value in vars(options).items() if name != "question"}
+    sampling = {name: value for name, value in vars(options).items() if name not in ("question", "torch")}
     try:
         params = SamplingParams(**sampling)
     except ValueError as error:
         p.error(str(error))
+    from phase2_prefill_decode.backend import TORCH
     from phase2_prefill_decode.engine import static  # torch and numba load here, after the options have been checked
     from phase2_prefill_decode.generation import make_requests
     from phase2_prefill_decode.model import Model
 
-    model = Model.load(progress=True)
+    model = Model.load(device="cpu", backend=TORCH) if options.torch else Model.load(progress=True)
     engine, tokenizer = static(model), model.tokenizer
     assert tokenizer is not None
     prompt = tokenizer.chat([{"role": "user", "content": options.question}])

@@ -48,7 +48,7 @@ class Stored:
 
 
 class Source(Protocol):
-    """What weights are read from: the tensors of a model, by the names that transformers gives them."""
+    """A source of weights: the tensors of a model, by the names that transformers gives them."""
 
     @property
     def directory(self) -> Path:
@@ -56,7 +56,7 @@ class Source(Protocol):
 
     @property
     def faults(self) -> Sequence[str]:
-        """What makes its tensors unusable."""
+        """The reasons why its tensors cannot be used."""
 
     @property
     def stored(self) -> Mapping[str, Stored]: ...
@@ -122,7 +122,7 @@ class Checkpoint:
 
 
 def mapped(file: Path, start: int, nbytes: int) -> Tensor:
-    """Some bytes of a file. They are read where they are used, and are in memory as long as the tensor is."""
+    """Some bytes of a file, read when they are used, and in memory for as long as the tensor."""
     if nbytes == 0:
         return torch.empty(0, dtype=torch.uint8)
     try:

@@ -1,6 +1,6 @@
 """Reads the config.json of a model into the fields of ModelConfig. Families, and how they differ, are data.
 
-What would be computed wrongly is refused.
+A config that would be computed wrongly is refused.
 """
 
 from collections.abc import Mapping

@@ -73,7 +73,7 @@ def load_weights(
 
 def random_weights(config: ModelConfig, device: str | torch.device = "cpu", seed: int = 0) -> Weights:
     """Random weights: norms of one, the rest normal with a standard deviation of 0.02, as at the start of training.
-    Drawn on the device and in the configuration's dtype; for one seed these decide the numbers."""
+    Drawn on the device in the configuration's dtype; both change the numbers that a seed gives."""
     weights = empty_weights(config, device)
     draw = torch.Generator(weights.norm.device).manual_seed(seed)
     for name, place in places(weights, config).items():

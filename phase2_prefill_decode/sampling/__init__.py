@@ -1,5 +1,5 @@
-"""What samples: the next token of each request, from the logits of its last token.
+"""Sampling: the next token of each request, from the logits of its last token.
 
-processors  what a request may ask for beside a draw: it changes logits before, or collects results after
+processors  what a request may ask for besides a draw: edits of the logits before it, results collected after it
 sampler     Sampler: the parameters of the draws, the work of processors, and the draw
 """

@@ -1,9 +1,9 @@
-"""Processor: something that requests may ask for beside a draw. It changes logits before the draw, or collects results.
+"""Processor: something that requests may ask for besides a draw. It edits logits, or collects results.
 
     pack -> start -> (the model runs) -> edit -> (the draw) -> collect -> finish
 
-An engine has one of each processor. For a step in which requests ask for it, the processor makes a `Work`. Its methods
-are called in this order. In nearly all steps there is none.
+An engine has one of each processor. In a step whose requests ask for it, the processor makes a `Work`, whose methods
+are called in this order. Nearly all steps have none.
 """
 
 from abc import ABC, abstractmethod
@@ -33,8 +33,8 @@ class Work:
 
     @property
     def in_flight(self) -> bool:
-        """Whether it depends on a token of the step before, which must end first. Its output is not committed yet: what
-        the processor needs of it, it keeps in `finish`."""
+        """Whether it depends on a token of the previous step, which must end first. The output of that step is not
+        committed yet, so the processor keeps what it needs of it in `finish`."""
         return False
 
     def start(self) -> None:
@@ -54,7 +54,7 @@ class Work:
         """
 
     def finish(self, output: StepOutput, tokens: Sequence[int], peaks: Sequence[float]) -> None:
-        """The results are on the host: add to the output of the step. Each draw has a token and a peak."""
+        """The results are on the host: add them to the output of the step. Each draw has a token and a peak."""
 
 
 class Processor(ABC):

@@ -2,8 +2,8 @@
 
     processors edit the logits -> the kernel `draw` -> processors collect results
 
-The kernel applies temperature and filters, and draws. Most requests ask for no more (`processors`). There is no
-generator state, so no other request of the batch can change a draw.
+The kernel applies temperature and filters, and draws; most requests ask for no more. There is no generator state, so no
+other request of the batch can change a draw.
 
 Models often have more rows in lm_head than their tokenizer has tokens: the vocabulary is padded to a round size. Padded
 ids are never drawn.
@@ -43,7 +43,7 @@ class Sampler:
         processors: Sequence[Processor] = (),
         draw: Draw = reference,
     ) -> None:
-        """`num_tokens` is the size of the tokenizer: ids from there on are padding. None: the vocabulary has none. A
+        """`num_tokens` is the size of the tokenizer: ids from there on are padding. None: there is no padding. A
         request without a seed derives one from `seed` and its id. None: from fresh entropy. `draw` is the kernel."""
         self.vocab_size = vocab_size
         self.num_tokens = vocab_size if num_tokens is None else num_tokens

@@ -1,4 +1,4 @@
-"""What makes a step: from a batch of slices to its tokens.
+"""One step, from a batch of slices to its tokens.
 
 packed        a batch as integers on the host, and as tensors on the device
 device_state  what stays on the device between steps

@@ -1,7 +1,7 @@
-"""DeviceState: what stays on the device between steps. Each live request has a row: its page table, its newest token.
+"""DeviceState: the data that stays on the device between steps, for each live request its page table and newest token.
 
-A step brings only what has changed. A step can be launched while the one before it is still on the device: the token
-that it needs from there is read where it was written.
+A step brings only what has changed. It can be launched while the previous one is still running, because the token that
+it needs is read on the device, where that step writes it.
 """
 
 from collections.abc import Sequence
@@ -52,7 +52,7 @@ class DeviceState:
         self.newest = pad(self.newest, (0, more_rows))
 
     def load(self, step: PackedStep, arrays: Sequence[Tensor], page_size: int) -> StepTensors:
-        """Complete a step, given its arrays on the device: what it changes is stored, what it lacks is added."""
+        """Complete a step, given its arrays on the device: store what it changes, and add what it lacks."""
         tokens, positions, slots, last, newest_rows, changed, keys, places, *narrow = arrays
         cu_seqlens_q, seq_lens, rows, pages, *filters = narrow
         # region exercise 7.2

@@ -42,8 +42,8 @@ class Graph(NamedTuple):
 
 
 class DecodeGraphs:
-    """The recorded steps of one engine, by size. All share the memory of their intermediate results, for one runs at a
-    time."""
+    """The recorded steps of one engine, by size. All share the memory of their intermediate results, because only one
+    runs at a time."""
 
     def __init__(self, state: DeviceState, page_size: int, context: int) -> None:
         """`context` is the most tokens that a sequence may have."""

@@ -1,7 +1,7 @@
 """PackedStep: one step as lists of integers on the host. `StepTensors` is the same step on the device.
 
 The tokens of all slices are in one row, without padding. One copy takes all lists to the device. `DeviceState` adds
-what is there already: page tables, and tokens that no step has shown to the host yet.
+what is there already: page tables, and tokens that the host has not seen yet.
 """
 
 from collections.abc import Sequence
@@ -58,7 +58,8 @@ class PackedStep:
 
     @property
     def arrays(self) -> list[NDArray[Any]]:
-        """What goes to the device, those of 64 bits first. The columns of the sampling inputs are with the others."""
+        """The arrays that go to the device, those of 64 bits first, with the columns of the sampling inputs among
+        them."""
         wide = self.tokens, self.positions, self.slots, self.last, self.newest_rows, self.changed
         narrow = self.cu_seqlens_q, self.seq_lens, self.table_rows, self.pages
         keys, positions, *filters = self.columns
@@ -72,8 +73,8 @@ class PackedStep:
 
     # region exercise 7.3
     def padded(self, size: int, scratch_row: int, scratch_entry: int, context: int) -> "PackedStep":
-        """A step of decodes with slices added that read and write nothing, up to `size`. Whatever the sequences, all
-        that the host knows of it is the same, as a recorded step needs."""
+        """A step of decodes, padded to `size` with slices that read and write nothing. What the host knows of it does
+        not depend on the sequences, as a recorded step requires."""
         more, changes = size - len(self.tokens), CHANGES * size - len(self.changed)
         columns = tuple(np.concatenate((c, np.zeros(size - len(c), c.dtype))) for c in self.columns)
         return replace(
@@ -108,13 +109,15 @@ def split(array: Tensor, arrays: Sequence[NDArray[Any]]) -> list[Tensor]:
     return [view.view(getattr(torch, each.dtype.name)) for view, each in zip(views, arrays, strict=True)]
 
 
-# region exercise 2.2
 def pack(
     batch: Batch, cache: PagedCache, width: int, columns: Columns = NO_COLUMNS, works: Sequence[Work] = ()
 ) -> PackedStep:
-    """Pack a batch. Logits are computed for the last row of each slice that reaches the newest token of its request,
-    and for those of the tokens beyond. The sampler has packed `columns` and `works`. `width` is the number of entries
-    of a page table on the device."""
+    """Pack a batch: the tokens of its slices one after the other, without padding.
+
+    A slice that reaches the newest token of its request draws a token from its last row, or from its last `draws` rows
+    if it also has tokens beyond the request. `numbers` has the slice of each row that draws. `columns` and `works` are
+    what the sampler has packed; `width` is the number of entries of a page table on the device.
+    """
     tokens: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
@@ -123,15 +126,17 @@ def pack(
     cu_seqlens_q, seq_lens = [0], []
     for number, part in enumerate(batch.slices):
         request, start, length, beyond = part
+        draws = min(1 + len(beyond), length)
+        # region exercise 2.2
         tokens += tokens_of(part, cache)
         positions += range(start, start + length)
         slots += cache.slots(part)
         cu_seqlens_q.append(len(tokens))
         seq_lens.append(start + length)
         if start + length >= request.total:
-            draws = min(1 + len(beyond), length)
             last += range(len(tokens) - draws, len(tokens))
             numbers += [number] * draws
+        # endregion
     more = [row for work in works for row in work.rows]
     last += more
     rows = [cache.row(part.request) for part in batch.slices]
@@ -161,9 +166,6 @@ def pack(
         columns=columns,
         works=works,
     )
-
-
-# endregion
 
 
 # region exercise 7.1

@@ -35,8 +35,8 @@ class LaunchedStep:
 
     # region output
     def output(self) -> StepOutput:
-        """Wait for the tokens. May be called repeatedly. The token of each slice is from the first of its rows. Further
-        rows belong to tokens beyond the request, which processors read."""
+        """Wait for the tokens; may be called repeatedly. The token of a slice comes from the first of its rows. Its
+        other rows belong to tokens beyond the request, which processors read."""
         if self._output is not None:
             return self._output
         if self._copied is not None:
@@ -93,7 +93,7 @@ class ModelRunner:
         self._latest: LaunchedStep | None = None
 
     def pack(self, batch: Batch) -> PackedStep:
-        """Collect what the device needs to know. The pages of a batch must be allocated: `cache.grow` comes first."""
+        """Collect what the device needs. The pages of the batch must have been allocated by `cache.grow`."""
         self.state.reserve(self.cache)
         columns, works = self.sampler.pack(batch)
         step = pack(batch, self.cache, self.state.width, columns, works)

@@ -1,0 +1,1 @@
+"""The forms of this phase that one would write first, and that break."""
