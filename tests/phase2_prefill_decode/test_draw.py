@@ -135,7 +135,8 @@ def test_each_row_has_its_own_filters() -> None:
     asked = [SamplingParams(**dict(zip(values, one, strict=True))) for one in product(*values.values())]
     together = stays(logits.expand(len(asked), -1), *asked)
     alone = torch.cat([stays(logits, one) for one in asked])
-    assert torch.equal(together, alone)
+    wrong = [str(one) for one, same in zip(asked, (together == alone).all(-1), strict=True) if not same]
+    assert not wrong, f"in a batch of {len(asked)} rows, other tokens stay than alone, for {wrong[0]}"
     assert together.sum(-1).unique().numel() > 5
 
 
@@ -166,7 +167,9 @@ def logs(shares: list[float]) -> list[float]:
     ],
 )
 def test_edges_of_filters(logits: list[float], asked: dict[str, Any], kept: str) -> None:
-    assert stays(torch.tensor([logits]), SamplingParams(**asked)).tolist() == [[mark == "x" for mark in kept.split()]]
+    (found,) = stays(torch.tensor([logits]), SamplingParams(**asked)).tolist()
+    marks = " ".join("x" if stay else "-" for stay in found)
+    assert marks == kept, f"of logits {[round(each, 2) for each in logits]} with {asked}, x are the tokens that stay"
 
 
 @pytest.mark.parametrize("temperature", [0.1, 1.0, 30.0])
@@ -220,7 +223,8 @@ def assert_as_reference(backend: str, logits: Tensor, asked: list[dict[str, Any]
     device, rows = device_of(backend), [SamplingParams(**one) for one in asked]
     wanted, peaks = reference(logits, tensors(*rows), num_tokens)
     tokens, found = backend_of(backend).draw(logits.to(device), tensors(*rows, device=device), num_tokens)
-    assert tokens.tolist() == wanted.tolist()
+    for row, (one, token, right) in enumerate(zip(asked, tokens.tolist(), wanted.tolist(), strict=True)):
+        assert token == right, f"row {row} of {len(asked)}, with {one}: {backend} draws {token}, the reference {right}"
     torch.testing.assert_close(found.cpu(), peaks, rtol=0, atol=0, equal_nan=True)
     return wanted
 

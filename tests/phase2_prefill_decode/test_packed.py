@@ -57,8 +57,8 @@ def test_every_token_has_its_position_and_its_slot_and_every_sequence_its_rows_a
     batch, cache = given_
     packed = loaded(batch, cache)
     starts = packed.metadata.cu_seqlens_q.tolist()
-    assert (starts[0], starts[-1]) == (0, batch.num_tokens)
-    assert len(packed.tokens) == batch.num_tokens
+    assert (starts[0], starts[-1]) == (0, batch.num_tokens), "cu_seqlens_q goes from 0 to the tokens of the step"
+    assert len(packed.tokens) == batch.num_tokens, "a row for each token, without padding"
     for number, piece in enumerate(batch.slices):
         name, table = piece.request.id, cache.table(piece.request)
         wanted = [
@@ -71,8 +71,8 @@ def test_every_token_has_its_position_and_its_slot_and_every_sequence_its_rows_a
         pages = -(-piece.stop // cache.page_size)
         assert packed.metadata.page_table[number, :pages].tolist() == table[:pages], f"the pages of {name}"
     assert packed.metadata.seq_lens.tolist() == [piece.stop for piece in batch], "the tokens of each sequence"
-    assert packed.metadata.max_seqlen_k == max(piece.stop for piece in batch)
-    assert packed.metadata.max_seqlen_q == max(piece.length for piece in batch)
+    assert packed.metadata.max_seqlen_k == max(piece.stop for piece in batch), "the most tokens of a sequence"
+    assert packed.metadata.max_seqlen_q == max(piece.length for piece in batch), "the most new tokens of a sequence"
     last = list(range(batch.num_tokens)) if packed.last is None else packed.last.tolist()
     ends = [starts[number + 1] - 1 for number, piece in enumerate(batch.slices) if piece.completes]
     assert last == ends, "logits are needed of the last token of each slice that completes its request"
@@ -92,7 +92,8 @@ def test_a_decode_a_chunk_and_a_prompt_are_packed_in_one_row() -> None:
     r1, r2, r3 = (cache.table(piece.request) for piece in batch)
     assert step.tokens == [105, 204, 205, 206, 300, 301, 302], "the tokens of r1, r2 and r3, in this order"
     assert step.positions == [5, 4, 5, 6, 0, 1, 2], "of each token in its own sequence"
-    assert step.slots == [4 * r1[1] + 1, *(4 * r2[1] + i for i in range(3)), *(4 * r3[0] + i for i in range(3))]
+    slots = [4 * r1[1] + 1, *(4 * r2[1] + i for i in range(3)), *(4 * r3[0] + i for i in range(3))]
+    assert step.slots == slots, "page times 4 plus the place in the page, of each token"
     assert step.cu_seqlens_q == [0, 1, 4, 7], "where each slice begins, and the end of the last"
     assert step.last == [0, 6], "r2 is in the middle of its prompt: none of its rows needs logits"
     assert step.slice_numbers == (0, 2), "the numbers of the slices that complete their requests, r1 and r3"
@@ -178,7 +179,7 @@ def test_a_token_beyond_a_request_is_packed_behind_it_and_each_has_a_row_to_draw
         f"7 are known, then (7, 8, 9): from {start}, {length} tokens are {tokens}, not {step.tokens}"
     )
     assert step.last == [*range(length)][-drawn:], "of the newest token and of those beyond it"
-    assert step.slice_numbers == (0,) * drawn
+    assert step.slice_numbers == (0,) * drawn, "each of these rows belongs to slice 0"
 
 
 def test_a_page_table_may_be_longer_than_the_step_needs() -> None:
@@ -194,5 +195,5 @@ def test_a_batch_of_decodes_selects_no_rows() -> None:
     cache = PagedCache(20, 4)
     requests = [running(cache, number, 5, 1, 5) for number in (1, 2)]
     packed = loaded(Batch(tuple(Slice(request, 5, 1) for request in requests)), cache)
-    assert packed.last is None
-    assert packed.metadata.max_seqlen_q == 1
+    assert packed.last is None, "two decodes are two rows, and both need logits: there is nothing to select"
+    assert packed.metadata.max_seqlen_q == 1, "the most new tokens of a sequence"

@@ -27,11 +27,15 @@ EPS = 1e-6
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 
 
-def assert_near(found: Tensor, wanted: Tensor, dtype: torch.dtype) -> None:
-    """Within the tolerance of a dtype, and NaN exactly where NaN is wanted."""
-    assert found.dtype == dtype
-    limits = {"atol": TOLERANCE[dtype], "rtol": TOLERANCE[dtype]}
-    torch.testing.assert_close(found.cpu().double(), wanted.double(), **limits, equal_nan=True)
+def assert_near(found: Tensor, wanted: Tensor, dtype: torch.dtype, what: str) -> None:
+    """Within the tolerance of a dtype, and NaN exactly where NaN is wanted. A failure says what it is, and where."""
+    assert found.dtype == dtype, f"{what}: the dtype is {found.dtype}, not {dtype}"
+    assert found.shape == wanted.shape, f"{what}: the shape is {list(found.shape)}, not {list(wanted.shape)}"
+    found, limit = found.cpu().double(), TOLERANCE[dtype]
+    near = torch.isclose(found, wanted.double(), atol=limit, rtol=limit, equal_nan=True)
+    for place in (~near).nonzero()[:1].tolist():
+        wrong = f"the number at {place} is {found[*place]:.6g}, not {wanted[*place]:.6g}"
+        raise AssertionError(f"{what}: {wrong}; {int((~near).sum())} of {found.numel()} are wrong")
 
 
 def normed(x: Tensor, weight: Tensor) -> Tensor:
@@ -56,8 +60,10 @@ def test_the_sum_and_its_norm(backend: str, dtype: torch.dtype, width: int, toke
     weight = torch.rand(width).to(device, dtype)
     before = x.clone(), residual.clone()
     found, total = backend_of(backend).add_norm(x, residual if has_residual else None, weight, EPS)
-    assert torch.equal(total, before[0] + before[1] if has_residual else before[0])
-    assert_near(found, normed(total, weight), dtype)
+    summed = before[0] + before[1] if has_residual else before[0]
+    assert torch.equal(total, summed), "the second result is x + residual, or x where there is no residual"
+    what = f"the norm of {tokens} tokens of {width} numbers, {'with' if has_residual else 'without'} a residual"
+    assert_near(found, normed(total, weight), dtype, what)
     assert torch.equal(x, before[0])
     assert torch.equal(residual, before[1])
 
@@ -73,7 +79,8 @@ def test_the_norm_is_that_of_transformers(backend: str, dtype: torch.dtype) -> N
         wanted = norm(x)
     found, _ = backend_of(backend).add_norm(x, None, norm.weight.data, EPS)
     places = {torch.float32: 1e-6, torch.float16: 2**-10, torch.bfloat16: 2**-7}  # one last place
-    torch.testing.assert_close(found, wanted, atol=1e-6, rtol=places[dtype])
+    what = "{}; of transformers' Qwen3RMSNorm for 9 rows of 512. In which order are the roundings?"
+    torch.testing.assert_close(found, wanted, atol=1e-6, rtol=places[dtype], msg=what.format)
 
 
 @pytest.mark.parametrize("backend", every_backend())
@@ -81,7 +88,7 @@ def test_tiny_and_huge_rows_are_normed(backend: str) -> None:
     device = device_of(backend)
     x = torch.tensor([[1e-4] * 64, [0.0] * 64, [1e15] * 64], device=device)
     found, _ = backend_of(backend).add_norm(x, None, torch.ones(64, device=device), EPS)
-    assert_near(found, normed(x, torch.ones(64)), torch.float32)
+    assert_near(found, normed(x, torch.ones(64)), torch.float32, "the norm of rows of 1e-4, 0 and 1e15")
 
 
 @pytest.mark.parametrize(("backend", "dtype"), every_backend_and_dtype())
@@ -134,7 +141,8 @@ class Case:
         before = qkv.clone()
         q = backend_of(backend).rotate_store(qkv, cos, sin, positions, slots, kv, norms, EPS)
         assert torch.equal(qkv, before)
-        assert_near(q, self.turned(qkv, 0, self.heads, norms and norms[0], angles), dtype)
+        wanted = self.turned(qkv, 0, self.heads, norms and norms[0], angles)
+        assert_near(q, wanted, dtype, "queries [token, head, number], normed and rotated")
         k = self.turned(qkv, self.heads, self.kv_heads, norms and norms[1], angles)
         v = self.part(qkv, -self.kv_heads, self.kv_heads)
         k, v = (stored(side, self.slots, self.pages, self.page_size) for side in (k, v))
@@ -142,7 +150,7 @@ class Case:
             for found, wanted in zip(kv.read(...), (k, v), strict=True):
                 torch.testing.assert_close(found.cpu(), wanted.float(), atol=0.02, rtol=0.07, equal_nan=True)
             return
-        assert_near(kv.keys, k, dtype)
+        assert_near(kv.keys, k, dtype, "keys in the pool [page, head, slot, number], normed and rotated")
         assert torch.equal(bits(kv.values), bits(v))
 
     def part(self, qkv: Tensor, first: int, heads: int) -> Tensor:
@@ -242,7 +250,7 @@ def test_swiglu(backend: str, dtype: torch.dtype, inner: int, tokens: int) -> No
     torch.manual_seed(tokens)
     gate, up = (torch.randn(2, tokens, inner) * 4).to(dtype)
     found = backend_of(backend).swiglu(torch.cat((gate, up), 1).to(device_of(backend)))
-    assert_near(found, gate.double() / (1 + (-gate.double()).exp()) * up.double(), dtype)
+    assert_near(found, gate.double() / (1 + (-gate.double()).exp()) * up.double(), dtype, "silu(gate) * up")
 
 
 @pytest.mark.parametrize("backend", every_backend())

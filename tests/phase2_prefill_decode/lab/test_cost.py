@@ -67,9 +67,10 @@ def test_a_load_is_summed_over_layers_and_slices(
     )
     each = [every_pair(start, length, window) for start, length in pieces for window in (one, two, one)]
     load = CostModel(config).load(pieces, 1)
-    assert load.tokens == sum(length for _, length in pieces)
-    assert load.pairs == sum(map(len, each))
-    assert load.keys == sum(len({key for _, key in pairs}) for pairs in each)
+    slices = f"of slices (start, length) {list(pieces)} in three layers with windows {(one, two, one)}"
+    assert load.tokens == sum(length for _, length in pieces), f"tokens {slices}"
+    assert load.pairs == sum(map(len, each)), f"pairs {slices}"
+    assert load.keys == sum(len({key for _, key in pairs}) for pairs in each), f"keys {slices}"
     assert load.yields == 1
 
 
@@ -88,7 +89,11 @@ def test_attention_is_counted_number_by_number() -> None:
                 read += len({key for _, key in pairs}) * (16 + 16) * 2
                 written += length * (16 + 16) * 2
     cost = model.pieces(pieces)
-    assert cost.attention == Part(operations, kv_read=read, activations=moved)
+    wanted = Part(operations, kv_read=read, activations=moved)
+    for field in ("operations", "kv_read", "activations"):
+        counted, right = getattr(cost.attention, field), getattr(wanted, field)
+        assert counted == right, f"{field} of attention: {counted:,}, counted one by one {right:,} (KV in bfloat16)"
+    assert cost.attention == wanted, "nothing else belongs to attention"
     assert cost.pointwise.kv_write == cost.total.kv_write == written
     assert cost.total.kv_read == read
 
@@ -148,8 +153,9 @@ def test_the_decoder_multiplies_as_many_rows_as_the_model_counts() -> None:
         batch = Batch(tuple(Slice(request, 0, end) for request, end in zip(requests, ends, strict=True)))
         model(loaded(batch, cache), pool.layers)
         cost = CostModel(config, dtype="float32").step(batch)
-        assert operations == cost.linears.operations + cost.head.operations
-        assert weights == cost.linears.weights + cost.head.weights
+        step = f"a step that computes prompts of 12, 50 and 9 tokens up to {ends}: which rows go on after attention?"
+        assert operations == cost.linears.operations + cost.head.operations, f"operations of {step}"
+        assert weights == cost.linears.weights + cost.head.weights, f"weights of {step}"
 
 
 @pytest.mark.proof
