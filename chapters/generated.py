@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from chapters import plan
 from chapters.core_files import core_files
 
 RESULTS = Path(__file__).parent / "results"
@@ -78,6 +79,8 @@ def _beside(row: Mapping[str, Any], ours: str, other: str) -> str:
 GENERATED: dict[str, Callable[[], list[str]]] = {
     "core": core_files,
     "flags": flags,
+    "part one": plan.part_one,
+    "part two": plan.part_two,
     "peers": lambda: peers("native"),
     "peers with AVX2": lambda: peers("avx2"),
 }

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,9 @@ from chapters import charts
 from chapters.cli import main as chapters
 from chapters.course import Course
 from chapters.drawings.catalog import DRAWINGS
-from chapters.exercises import answer_lines, load
+from chapters.exercises import answer_lines, every, load
 from chapters.notebooks import NotebookError, execute
+from chapters.plan import PAGES
 
 ROOT = Path(__file__).parent.parent
 CHAPTERS = ROOT / "chapters"
@@ -84,18 +84,16 @@ def test_a_chapter_has_each_answer_once_and_a_page_says_about_how_many_lines_it_
     assert sorted(answered) == sorted(exercises)
 
 
-def test_the_plan_has_every_chapter_with_the_hours_of_its_head() -> None:
-    rows = re.findall(r"^\| (\d) \| \[.*?\]\((\w+\.md)\) \| (.*?) \|", (CHAPTERS / "plan.md").read_text(), re.MULTILINE)
-    weeks = [week for week, _, _ in rows]
-    assert (weeks, set(weeks)) == (sorted(weeks), set("12345"))
-    heads = {
-        path.name: re.search(r"\*Time:\*\s(.+?)(?:\s+hours)?[,.]", path.read_text()) for path in CHAPTERS.glob("*.md")
-    }
-    assert {file: spent for _, file, spent in rows} == {file: head[1] for file, head in heads.items() if head}
-    hours = Counter[str]()
-    for week, _, spent in rows:
-        hours[week] += max((int(number) for number in re.findall(r"\d+", spent)), default=3)  # an evening
-    assert max(hours.values()) <= 26, f"too many for evenings and a weekend day: {hours}"
+def test_the_plan_has_every_page_and_five_evenings_of_12_to_15_hours() -> None:
+    written = {path.stem for path in [*CHAPTERS.glob("[0-9][0-9]_*.md"), CHAPTERS / "capstone.md"]}
+    there = [page for page in PAGES if page.path.exists()]
+    assert {page.name for page in there} == {name for name in written if "appendix" not in name}
+    evenings = [page.evening for page in PAGES if page.evening]
+    assert (evenings, set(evenings)) == (sorted(evenings), {1, 2, 3, 4, 5})
+    core = {f"{each.chapter:02d}" for each in every(Course.here()) if each.core}
+    assert {page.name[:2] for page in there if page.evening} == core
+    hours = sum(page.hours + (page.minutes / 60 if page in there else 0) for page in PAGES if page.evening)
+    assert 12 <= round(hours) <= 15
 
 
 @pytest.mark.parametrize("text", TEXTS, ids=lambda p: p.name)
