@@ -78,9 +78,13 @@ def _add_workspace(known: Known) -> None:
         known,
         "mine",
         commands.mine,
-        "serve with your answers in place of the reference, and say which of them have not passed",
+        "serve with the answers that passed in place of the reference, and say which of them run here",
     )
-    mine.usage = "python -m chapters mine [ladder] [ARGUMENTS OF nanoserve serve, or of nanoserve bench ladder]"
+    mine.usage = (
+        "python -m chapters mine [ARGUMENTS OF nanoserve serve]\n"
+        "       python -m chapters mine ladder [ARGUMENTS OF nanoserve bench ladder]\n"
+        "       python -m chapters mine --interpret [QUESTION] [--max-tokens N]: through your kernels in Triton"
+    )
     hint = _add(known, "hint", commands.hint, "one more hint")
     solution = _add(known, "solution", commands.solution, "a diff between your region and the reference")
     for command in (hint, solution):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import os
 import re
 import sys
@@ -218,43 +219,62 @@ def run(course: Course, args: argparse.Namespace, out: Console) -> int:
 
 
 def mine(course: Course, args: argparse.Namespace, out: Console) -> int:
-    """Serve, or measure the ladder, with all answers of the workspace."""
-    command = "bench" if args.passed_on[:1] == ["ladder"] else "serve"
-    command_line = ["phase6_integration.cli", command, *args.passed_on]
-    return _with_answers(course, _started(course, None), command_line, out, say=True)
+    """Serve, or measure the ladder, with the answers that passed; or generate through their kernels of Triton."""
+    yours = _say_what_is_yours(course, _started(course, None), out)
+    files = workspace.answered(course, yours)
+    first, *rest = args.passed_on or ("",)
+    if first == "--interpret":
+        spans = {
+            file: [(b.first, b.last, each.id) for each in yours if each.file == file for b in each.bodies(text)]
+            for file, text in files.items()
+        }
+        lab = ["phase2_prefill_decode.lab", "interpreted", *rest]
+        return execute(course, "run", files, ["-m", "chapters.ran", json.dumps(spans), *lab])
+    command = "bench" if first == "ladder" else "serve"
+    return execute(course, "run", files, ["-m", "phase6_integration.cli", command, *args.passed_on])
 
 
-def _with_answers(
-    course: Course, its: Sequence[Exercise], command: Sequence[str], out: Console, say: bool = False
-) -> int:
+def _with_answers(course: Course, its: Sequence[Exercise], command: Sequence[str], out: Console) -> int:
     stages = {each: workspace.attempt(course, each) for each in its}
     if broken := [each for each, (stage, _) in stages.items() if stage in ("syntax error", "region missing")]:
         for each in broken:
             out.print(_row(each, *stages[each]), soft_wrap=True)
         return 1
     written = [each for each, (stage, _) in stages.items() if stage == "attempted"]
-    if say:
-        _say_what_is_yours(course, written, out)
     return execute(course, "run", workspace.answered(course, written), ["-m", *command])
 
 
-def _say_what_is_yours(course: Course, written: Sequence[Exercise], out: Console) -> None:
-    """Which answers stand in place of the reference, which of them have not passed as they are now, and which a server
-    does not run, or not on every machine."""
+def _say_what_is_yours(course: Course, its: Sequence[Exercise], out: Console) -> list[Exercise]:
+    """Print which answers a server runs here, which it cannot run here, and which have not passed as they are now: the
+    reference stands in for those. Returns those that passed."""
 
-    def say(what: str, its: Sequence[Exercise], then: str = "") -> None:
+    def say(what: str, its: Sequence[Exercise], then: str) -> None:
         if its:
             out.print(f"{what}: {', '.join(each.id for each in its)}{then}", soft_wrap=True)
 
-    lines, state = sum(answer_lines(course.workspace, each) for each in written), State(course)
-    passed = {each: (state.of(each.id).result, state.of(each.id).answer) for each in written}
-    if not written:
-        out.print("In place of the reference: nothing yet.")
-    say("In place of the reference", written, f" ({lines} lines of code).")
-    open_ = [each for each in written if passed[each] != ("passed", workspace.fingerprint(course, each))]
-    say("Not passed as they are now", open_, "; `python -m chapters check` judges them.")
-    for runs, where in (("gpu", "on a GPU only"), ("cpu", "on a CPU only"), ("tests", "in tests and labs only")):
-        say(f"Run {where}", [each for each in written if each.runs == runs], ".")
+    state, yours, open_ = State(course), list[Exercise](), list[Exercise]()
+    for each in its:
+        if workspace.attempt(course, each)[0] != "not begun":
+            known = state.of(each.id)
+            passed = (known.result, known.answer) == ("passed", workspace.fingerprint(course, each))
+            (yours if passed else open_).append(each)
+    elsewhere = {"tests": "labs and tests only", **({"cpu": "a CPU only"} if has_gpu() else {"gpu": "a GPU only"})}
+    running = [each for each in yours if each.runs not in elsewhere]
+    lines = sum(answer_lines(course.workspace, each) for each in running)
+    if not yours:
+        out.print("Yours: nothing yet.")
+    say("Yours and running", running, f" ({lines} lines of code).")
+    for runs, where in elsewhere.items():
+        more = "; `python -m chapters mine --interpret` runs them slowly" * (runs == "gpu")
+        say("Yours, but not run here", [each for each in yours if each.runs == runs], f" ({where}{more}).")
+    say("Not passed, so the reference stands in", open_, "; `python -m chapters check` judges them.")
+    return yours
+
+
+def has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def execute(course: Course, name: str, files: Mapping[str, str], command: Sequence[str], inside: bool = False) -> int:

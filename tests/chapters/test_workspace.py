@@ -211,33 +211,48 @@ def test_run_gives_the_phase_its_arguments_and_its_exit_code(standalone: Course,
     assert (done.returncode, done.stdout, done.stderr) == (6, "[6]\n", "")
 
 
-@pytest.mark.parametrize("argv", [["run", "0"], ["mine"]])
-def test_a_program_with_a_broken_answer_is_not_run(standalone: Course, solve: Solve, argv: list[str]) -> None:
+def test_a_phase_with_a_broken_answer_is_not_run(standalone: Course, solve: Solve) -> None:
     start(standalone, 0)
     solve("0.3", "return min(value,, top)")
-    done = subprocess.run(command(*argv), cwd=standalone.root, capture_output=True, text=True, timeout=50)
+    done = subprocess.run(command("run", "0"), cwd=standalone.root, capture_output=True, text=True, timeout=50)
     assert (done.returncode, done.stderr) == (1, "")
     assert "syntax error   workspace/phase0_request/limits.py:4: invalid syntax" in done.stdout
 
 
-def test_mine_says_what_has_not_passed_and_what_no_server_runs(
+def test_mine_serves_what_passed_and_says_what_runs_here(
     course: Course, tool: Tool, solve: Solve, edit: Edit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("chapters.commands.execute", lambda *_: 0)
-    edit("chapters/00_exercises.toml", 'title = "Clamp"', 'title = "Clamp"\nruns = "tests"')
+    served: list[Any] = []
+    monkeypatch.setattr("chapters.commands.execute", lambda *given: served.append(given) or 0)
+    monkeypatch.setattr("chapters.commands.has_gpu", lambda: False)
+    edit("chapters/00_exercises.toml", 'title = "Clamp"', 'title = "Clamp"\nruns = "gpu"')
     start(course, 0)
-    assert tool("mine").out == "In place of the reference: nothing yet.\n"
+    assert tool("mine").out == "Yours: nothing yet.\n"
     solve("0.1", "self.items.append(item)")
     solve("0.2", "return self.items.pop()")
     solve("0.3", "return min(value, top)")
     tool("check")
     assert tool("mine").out.splitlines() == [
-        "In place of the reference: 0.1, 0.2, 0.3 (3 lines of code).",
-        "Not passed as they are now: 0.2; `python -m chapters check` judges them.",
-        "Run in tests and labs only: 0.3.",
+        "Yours and running: 0.1 (1 lines of code).",
+        "Yours, but not run here: 0.3 (a GPU only; `python -m chapters mine --interpret` runs them slowly).",
+        "Not passed, so the reference stands in: 0.2; `python -m chapters check` judges them.",
     ]
+    files = served[-1][2]
+    assert "return self.items.pop(0)" in files["phase0_request/queue.py"], "0.2 failed"
     edit("workspace/phase0_request/queue.py", "self.items.pop()", "self.items.pop(0)")
-    assert "Not passed as they are now: 0.2;" in tool("mine").out, "another answer has not been judged"
+    assert "the reference stands in: 0.2;" in tool("mine").out, "another answer has not been judged"
+    tool("check")
+    assert tool("mine").out.startswith("Yours and running: 0.1, 0.2 (2 lines of code).")
+    edit("workspace/phase0_request/limits.py", "min(value, top)", "min(value,, top)")
+    assert "the reference stands in: 0.3;" in tool("mine").out
+
+
+def test_of_what_a_program_may_run_it_says_what_it_ran(standalone: Course) -> None:
+    spans = {"phase0_request/queue.py": [(10, 12, "0.1"), (15, 17, "0.2")], "phase0_request/limits.py": [(1, 3, "0.3")]}
+    ran = [sys.executable, "-m", "chapters.ran", json.dumps(spans), "phase0_request", "--item", "3"]
+    done = subprocess.run(ran, cwd=standalone.root, capture_output=True, text=True, timeout=50)
+    assert done.stdout.splitlines() == ["[3]", "Yours and run: 0.1, 0.2.", "Yours, but not run by this: 0.3."]
+    assert done.returncode == 3, "the program's own"
 
 
 def test_a_request_is_answered_with_the_workspaces_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
