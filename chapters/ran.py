@@ -18,21 +18,19 @@ Spans = Mapping[str, Sequence[tuple[int, int, str]]]
 def run(spans: Spans, module: str, arguments: Sequence[str]) -> tuple[set[str], int]:
     """The exercises of which a line ran, and the exit code of the module."""
     ran = set[str]()
-    own = {str(ROOT / file): its for file, its in spans.items()}
+    open_ = {str(ROOT / file): list(its) for file, its in spans.items()}
 
-    def called(frame: FrameType, event: str, _: Any) -> Any:
-        its = own.get(frame.f_code.co_filename)
-        if its is None:
-            return None
-
-        def line(frame: FrameType, event: str, _: Any) -> Any:
-            ran.update(id for first, last, id in its if first < frame.f_lineno <= last)
-            return line
-
-        return line(frame, event, None)
+    def watch(frame: FrameType, event: str, _: Any) -> Any:
+        its = open_.get(frame.f_code.co_filename)
+        for first, last, id in its or ():
+            if first < frame.f_lineno <= last:
+                ran.add(id)
+        if its:
+            its[:] = [span for span in its if span[2] not in ran]
+        return watch if its else None
 
     sys.argv = [module, *arguments]
-    sys.settrace(called)
+    sys.settrace(watch)
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
         code: Any = 0

@@ -17,7 +17,7 @@ QUESTION = "What is a KV cache?"
 def main(arguments: list[str] | None = None) -> int:
     p = argparse.ArgumentParser(prog="python -m phase2_prefill_decode.lab interpreted", description=__doc__)
     p.add_argument("question", nargs="?", default=QUESTION, help="(%(default)s)")
-    p.add_argument("--max-tokens", type=at_least_one, default=16, metavar="N", help="(%(default)s)")
+    p.add_argument("--max-tokens", type=at_least_one, default=8, metavar="N", help="(%(default)s)")
     options, console = p.parse_args(arguments), Console(highlight=False, markup=False)
     began = time.perf_counter()
     tokens, text = answer(triton_backend(), options.question, options.max_tokens)
