@@ -100,8 +100,22 @@ def files(course: Course) -> dict[str, str]:
     }
 
 
-def plant(course: Course, bug: Bug) -> None:
-    """Copy the modules of the bug's phase, one of them with the bug."""
+def written_test(course: Course) -> Path:
+    """Where the reader of a hunt by symptom writes a test. In the other grades there is none."""
+    return folder(course) / "test_bug.py"
+
+
+BEGUN = '''"""{about}: write the report as a test. It fails on this code, and passes on the sound one."""
+
+
+def test_bug() -> None:
+    raise NotImplementedError
+'''
+
+
+def plant(course: Course, bug: Bug, grade: int) -> None:
+    """Copy the modules of the bug's phase, one of them with the bug. In grade 1 a test is to be written, in the others
+    the reproduction is there."""
     target = folder(course)
     if target.exists():
         back_up(course, [target])
@@ -111,7 +125,9 @@ def plant(course: Course, bug: Bug) -> None:
         if "lab" not in path.relative_to(package).parts:
             text = path.read_text(encoding="utf-8")
             write_atomically(target / name, (bug.planted(text) if name == bug.file else text).encode())
-    write_atomically(target / "repro.py", f"{bug.repro}\n".encode())
+    begun = BEGUN.format(about=f"Bug {bug.id}")
+    file, text = (written_test(course), begun) if grade == 1 else (target / "repro.py", f"{bug.repro}\n")
+    write_atomically(file, text.encode())
     report = "\n\n".join(textwrap.fill(part, 100) for part in bug.symptom.split("\n\n"))
     write_atomically(target / f"{bug.id}.md", f"# Bug {bug.id}\n\n{report}\n".encode())
 

@@ -27,9 +27,13 @@ def break_it(course: Course, args: argparse.Namespace, out: Console) -> int:
         return _list(course, out)
     planting = not (args.check or args.hint or args.reveal or args.stop or args.program is not None)
     if planting:
-        return _plant(course, args.bug, out)
+        return _plant(course, args.bug, args.grade, out)
     bug = bugs.current(course)
     if args.program is not None:
+        if not args.program and bugs.written_test(course).is_file():
+            raise CourseError(
+                "a hunt by symptom has no reproduction: `break --run -m MODULE` runs any module with the bug"
+            )
         command = args.program or [str(bugs.folder(course) / "repro.py")]
         return execute(course, "run", bugs.files(course), command, inside=True)
     if args.check:
@@ -42,29 +46,39 @@ def break_it(course: Course, args: argparse.Namespace, out: Console) -> int:
     return 0
 
 
-def _plant(course: Course, what: str | None, out: Console) -> int:
-    """Plant the bug with this id, or the next of this chapter that is not mended. The copy shows answers to exercises
-    of its phase: the reader is told which of them are open."""
+def _plant(course: Course, what: str | None, grade: int, out: Console) -> int:
+    """Plant the bug with this id, or the next of this chapter that is not mended. Grade 1 gives the symptom, 2 a
+    reproduction, 3 the file too. The copy shows answers to exercises of its phase: the reader is told which of them
+    are open."""
     if what is None:
         raise CourseError("say which: `break N` plants a bug of chapter N, `break --list` shows all of them")
     state = State(course)
     its = bugs.choose(course, what)
     bug = next((each for each in its if not state.of(each.key).passed), its[0])
-    bugs.plant(course, bug)
+    bugs.plant(course, bug, grade)
     state.update(bug.key, result="planted")
     out.print(f"Bug {bug.id} is planted in a copy of {bug.package}, in workspace/bug/. The report says:\n")
     out.print(f"{bug.symptom}\n")
+    if grade == 1:
+        out.print(
+            "Before you mend it, write a test that shows it into workspace/bug/test_bug.py. `break --check` judges both.\n"
+        )
+    if grade == 3:
+        out.print(f"It is in workspace/bug/{bug.file}.\n")
     begun = (each for each in workspace.begun(course) if each.package == bug.package and "/lab/" not in each.file)
     if left := [each.id for each in begun if not state.of(each.id).passed]:
         out.print(f"The copy holds the reference's answers to {', '.join(left)}: leave those closed.\n")
     server = "-m phase6_integration.cli serve --check-invariants"
     for command, what in (
-        ("break --run", "its reproduction, workspace/bug/repro.py"),
+        *([("break --run", "its reproduction, workspace/bug/repro.py")] if grade > 1 else []),
         (f"run {bug.package[5]}", "the phase's demo with the bug"),
         ("break --run -m MODULE ARG...", "any module with the bug: a lab, pytest"),
         (f"break --run {server}", "the server with the bug"),
         ("break --hint", "when you are stuck"),
-        ("break --check", "whether it is mended"),
+        (
+            "break --check",
+            "whether the test shows it, and whether it is mended" if grade == 1 else "whether it is mended",
+        ),
     ):
         out.print(f"  python -m chapters {command:<34}  {what}", soft_wrap=True)
     return 0
@@ -81,15 +95,23 @@ def _list(course: Course, out: Console) -> int:
 
 
 def _check(course: Course, bug: Bug, timeout: float, out: Console) -> int:
-    state = State(course)
+    state, own = State(course), bugs.written_test(course)
+    files, tests = bugs.files(course), list(bug.tests)
+    if own.is_file():
+        files["tests/test_bug.py"] = own.read_text(encoding="utf-8")
+        if problem := checking.shows(course, bug, files["tests/test_bug.py"], timeout):
+            out.print(f"Your test does not show bug {bug.id}: {problem}.", soft_wrap=True)
+            return 1
+        out.print("Your test fails with the bug and passes without it.")
+        tests.append("tests/test_bug.py")
     with out.status("running the tests"):
-        copy = copy_checkout(course, course.private / "run", bugs.files(course))
-        run = run_tests(copy, bug.tests, timeout=timeout)
+        copy = copy_checkout(course, course.private / "run", files)
+        run = run_tests(copy, tests, timeout=timeout)
     problems = [result.line for result in run.failures] + ([run.stopped] if run.stopped else [])
     if problems or not run.count("passed"):
         state.record(bug.key, "not mended")
         out.print(f"Bug {bug.id} is not mended: {len(problems)} of its tests fail.")
-        for line in problems[:5] or [run.last_line]:
+        for line in problems[:5] or [run.last_line] if not own.is_file() else ():  # they would lead to its place
             out.print(line, soft_wrap=True)
         return 1
     state.record(bug.key, "mended")

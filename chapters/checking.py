@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -113,6 +113,22 @@ def blank(course: Course, exercise: Exercise) -> Change:
 def planted(course: Course, bug: Bug) -> Change:
     text = bug.planted((course.root / bug.file).read_text(encoding="utf-8"))
     return Change(bug.id, bug.file, text, bug.tests[:1])
+
+
+def shows(course: Course, bug: Bug, written: str, timeout: float) -> str:
+    """Why this test of a reader does not show a bug; nothing if it passes on the sound code and fails with the bug."""
+    name, change = "tests/test_bug.py", planted(course, bug)
+
+    def run(files: Mapping[str, str]) -> Run:
+        copy = copy_checkout(course, course.private / "bug", {name: written, **files})
+        return run_tests(copy, [name], timeout=timeout)
+
+    sound = run({})
+    if sound.stopped or sound.failures or not sound.count("passed"):
+        why = sound.stopped or next((result.error for result in sound.failures), sound.last_line)
+        return f"it does not pass on the sound code: {shorten(why)}"
+    wrong = run({change.file: change.text})
+    return "" if wrong.stopped or wrong.failures else "it passes with the bug, too"
 
 
 @dataclass(frozen=True)

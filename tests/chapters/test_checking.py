@@ -286,6 +286,31 @@ def test_a_bug_is_planted_found_and_mended(course: Course, tool: Tool, bugs: Pat
     assert "break N" in tool("break", "--check").err, "a mended bug is put away"
 
 
+def test_a_hunt_by_symptom_wants_a_test_that_fails_with_the_bug_only(
+    course: Course, tool: Tool, bugs: Path, edit: Edit
+) -> None:
+    assert "a test that shows it into workspace/bug/test_bug.py" in tool("break", "0", "--grade", "1").out
+    assert not (course.workspace / "bug/repro.py").exists()
+    assert "a hunt by symptom has no reproduction" in tool("break", "--run").err
+    written = course.workspace / "bug/test_bug.py"
+    said = tool("break", "--check")
+    assert (said.code, "it does not pass on the sound code: NotImplementedError" in said.out) == (1, True)
+    text = "from phase0_request.limits import clamp\n\n\ndef test_it():\n    assert clamp(5, 3) %s 3\n"
+    written.write_text(text % ">=")
+    assert "does not show bug 0a: it passes with the bug, too." in tool("break", "--check").out
+    written.write_text(text % "==")
+    said = tool("break", "--check")
+    assert "fails with the bug and passes without it.\nBug 0a is not mended: 2 of its tests fail.\n" in said.out
+    assert "test_clamp" not in said.out, "it would lead to the place"
+    edit("workspace/bug/phase0_request/limits.py", "max(", "min(")
+    assert tool("break", "--check").code == 0
+
+
+def test_the_easiest_grade_names_the_file(tool: Tool, bugs: Path) -> None:
+    assert "It is in workspace/bug/phase0_request/limits.py." in tool("break", "0a", "--grade", "3").out
+    assert "limits.py" not in tool("break", "0a").out
+
+
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
