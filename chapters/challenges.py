@@ -61,7 +61,7 @@ def _plant(course: Course, what: str | None, grade: int, out: Console) -> int:
     out.print(f"{bug.symptom}\n")
     if grade == 1:
         out.print(
-            "Before you mend it, write a test that shows it into workspace/bug/test_bug.py. `break --check` judges both.\n"
+            "Write a test that shows it into workspace/bug/test_bug.py, then mend it; `break --check` judges both.\n"
         )
     if grade == 3:
         out.print(f"It is in workspace/bug/{bug.file}.\n")

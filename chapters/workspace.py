@@ -112,6 +112,9 @@ def start(course: Course, chapter: int, fresh: bool = False, every_one: bool = F
     backup = back_up(course, present) if fresh and present else None
     for path, text in texts.items():
         write_atomically(path, text.encode())
+    tutor = course.workspace / "AGENTS.md"  # a coding assistant reads it
+    if not tutor.exists():
+        write_atomically(tutor, (Path(__file__).parent / "tutor.txt").read_bytes())
     return list(texts), backup
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from chapters import prose
 from chapters.commands import execute
 from chapters.course import Course, CourseError
 from chapters.exercises import find, load
@@ -70,6 +71,17 @@ def test_start_puts_the_path_of_a_chapter_and_then_all_of_it(
     assert tool("start", "0", "--all").code == 2
     assert tool("start", "0", "--fresh").code == 0
     assert stages(course) == {"0.1": "not begun", "0.2": "not begun", "0.3": "not begun"}
+
+
+def test_start_leaves_rules_for_an_assistant_and_keeps_those_of_the_reader(course: Course, tool: Tool) -> None:
+    tool("start", "0")
+    rules = course.workspace / "AGENTS.md"
+    assert prose.unknown(Course(HOME), rules) == []
+    for needed in ("hint N.M", "check N.M", "What not to open", "chapters/*_exercises.toml", "`.course/`"):
+        assert needed in rules.read_text()
+    rules.write_text("Be kind.")
+    tool("start", "0", "--fresh")
+    assert rules.read_text() == "Be kind."
 
 
 def test_work_outside_of_the_exercises_is_never_overwritten(course: Course, tool: Tool, edit: Edit) -> None:
