@@ -5,16 +5,21 @@ A command is a code span, or a line of a block of bash: `python -m chapters ...`
 "Answers". There a row of a table also names the code that is to be written. A planted bug is an id after the word bug.
 """
 
+import argparse
 import contextlib
 import io
 import json
 import re
+import shlex
 from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from typing import Any, NoReturn
+from unittest import mock
 
 from chapters import bugs, exercises
+from chapters.attribution import misattributed
 from chapters.cli import make_parser
 from chapters.course import Course, CourseError
 from chapters.exercises import Exercise
@@ -36,6 +41,12 @@ def unknown(course: Course, path: Path) -> list[str]:
     found += [f"there is no bug {id}" for id in re.findall(r"\b[Bb]ug\s+(\d+[a-z])\b", prose) if id not in known]
     for row in re.findall(r"^\| \d+\.\d+ \|.*", _sections(prose), re.MULTILINE):
         found += _wrong_row(course, row)
+    found += misattributed(course, re.sub(r"<details>.*?</details>", "", text, flags=re.DOTALL), _exercises(course))
+    chapters = {int(page.name[:2]) for page in course.chapters.glob("[0-9][0-9]_*.md")}
+    named = re.findall(r"(?<!no )\b[Cc]hapters? (\d+)(?:,? (?:to|and) (\d+))?", prose)
+    found += [
+        f"there is no chapter {number}" for pair in named for number in pair if number and int(number) not in chapters
+    ]
     return found
 
 
@@ -58,6 +69,9 @@ def _wrong(course: Course, line: str) -> str:
     """Why a reader cannot type this line; nothing if it is right, or no command."""
     if SHORT.fullmatch(line):
         line = f"python -m chapters {line}"
+    line = line.replace("python -m phase6_integration.cli", "nanoserve")
+    if module := re.match(r"python -m (phase\d_\w+(?:\.\w+)*)(.*)$", line):
+        return _wrong_module(module[1], shlex.split(re.sub(r"[<>\[].*", "", module[2])))
     match = re.match(r"(?:\S+/)?(python -m chapters|nanoserve|make) ([^<>]+)$", line)
     if match is None:
         return ""
@@ -83,6 +97,45 @@ def _wrong_server(name: str, rest: list[str]) -> str:
     flags = [flag.partition("=")[0] for flag in rest if flag.startswith("--")]
     missing = [flag for flag in flags if flag not in parser._option_string_actions]
     return f"{name} has no flag {', '.join(missing)}" if missing else ""
+
+
+class _ParsedError(Exception):
+    """The arguments were right."""
+
+
+def _wrong_module(package: str, words: list[str]) -> str:
+    """Why a phase, a lab or the server does not take these words."""
+    told, parse = io.StringIO(), argparse.ArgumentParser.parse_args
+
+    def parse_only(parser: argparse.ArgumentParser, *given: Any) -> NoReturn:
+        parse(parser, *given)
+        raise _ParsedError
+
+    try:
+        (main, arguments) = _entry(package)
+        module, _, function = main.partition(":")
+        with (
+            contextlib.redirect_stderr(told),
+            contextlib.redirect_stdout(told),
+            mock.patch.object(argparse.ArgumentParser, "parse_args", parse_only),
+        ):
+            getattr(import_module(module), function)(*arguments, words)
+    except _ParsedError:
+        return ""
+    except SystemExit as end:
+        return told.getvalue().strip().split("\n")[-1] if end.code else ""
+    except ImportError as error:
+        return str(error)
+    return ""
+
+
+def _entry(package: str) -> tuple[str, list[str]]:
+    """What `python -m package` calls, and with what before the words of the command line."""
+    path = Course.here().root.joinpath(*package.split("."), "__main__.py")
+    if not path.is_file():
+        raise ImportError(f"there is no program {package}")
+    main, *more = re.findall(r'"([^"]+)"', re.findall(r"^run\((.*)\)$", path.read_text("utf-8"), re.MULTILINE)[0])
+    return main, more
 
 
 def _wrong_course(course: Course, words: list[str]) -> str:

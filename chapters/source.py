@@ -158,13 +158,13 @@ def locate(root: Path, anchor: str) -> tuple[str, list[tuple[int, int]]]:
     regions = find_regions(text, path)
     if name in regions:
         return text, [(region.first + 1, region.last) for region in regions[name]]
-    definitions = list(_definitions(ast.parse(text, path), "")) if path.endswith(".py") else []
-    spans = [(first - 1, last) for qualified, first, last in definitions if qualified == name]
+    defined = list(definitions(ast.parse(text, path))) if path.endswith(".py") else []
+    spans = [(first - 1, last) for qualified, first, last in defined if qualified == name]
     if len(spans) == 1:
         return text, spans
     if spans:
         raise CourseError(f"'{anchor}': defined {len(spans)} times; put a region around the one that is meant")
-    known = ", ".join(sorted({*regions, *(qualified for qualified, _, _ in definitions)})) or "nothing"
+    known = ", ".join(sorted({*regions, *(qualified for qualified, _, _ in defined)})) or "nothing"
     raise CourseError(f"'{anchor}': there is no such region or definition; the file has: {known}")
 
 
@@ -179,12 +179,12 @@ def listing(root: Path, anchor: str, signature: bool = False) -> str:
     return "\n\n".join(textwrap.dedent(piece).strip("\n") for piece in pieces)
 
 
-def _definitions(node: ast.AST, prefix: str) -> Iterator[tuple[str, int, int]]:
+def definitions(node: ast.AST, prefix: str = "") -> Iterator[tuple[str, int, int]]:
     """(qualified name, first line, last line) of every class and function, decorators included."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             first = min([child.lineno, *(decorator.lineno for decorator in child.decorator_list)])
             yield prefix + child.name, first, child.end_lineno or child.lineno
-            yield from _definitions(child, f"{prefix}{child.name}.")
+            yield from definitions(child, f"{prefix}{child.name}.")
         elif isinstance(child, ast.If | ast.Try | ast.With):
-            yield from _definitions(child, prefix)
+            yield from definitions(child, prefix)

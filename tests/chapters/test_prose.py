@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from chapters import prose
+from chapters import exercises, prose
 from chapters.course import Course
+from chapters.source import locate
 
 COURSE = Course.here()
 TEXTS = [
@@ -25,6 +26,12 @@ TEXTS = [
         ("`quiz 10`", "there is no quiz 10"),
         ("`python -m chapters check --fast`", "unrecognized arguments: --fast"),
         ("`nanoserve begin`", "the commands are serve, "),
+        ("`python -m phase9_x`", "there is no program phase9_x"),
+        ("`python -m phase4_radix --chunk 3`", "unrecognized arguments: --chunk 3"),
+        ("`python -m phase1_kv_pool.lab fragments`", "there is no 'fragments' here; it has "),
+        ("`python -m phase1_kv_pool.lab fragmentation --slot 3 --pages`", "unrecognized arguments: --pages"),
+        ("As chapter 10 says.", "there is no chapter 10"),
+        ("In chapters 9 to 14.", "there is no chapter 14"),
         ("```bash\nnanoserve serve --fast  # so\n```", "serve has no flag --fast"),
         ("```bash\nmake install && make fast\n```", "the Makefile has no fast"),
         ("It is **exercise 0.9**.", "there is no exercise 0.9"),
@@ -45,9 +52,59 @@ def test_what_a_reader_cannot_type_or_find_is_a_fault(tmp_path: Path, text: str,
     assert fault in found
 
 
+# Sentences that the book once had. `SCHEDULER` is the exercise that writes `Scheduler.plan`.
+FALSE = (
+    ("A learner begins with `python -m chapters begin 5.8`.", "invalid choice: 'begin'"),
+    (
+        "## Exercises\n\n| SCHEDULER | Plan and commit: a token that comes too late is discarded | phase 5, "
+        "`scheduler.py`, `Scheduler.commit` |",
+        "`Scheduler.commit` is not in exercise SCHEDULER",
+    ),
+    (
+        "A step may also raise. Then none of its tokens are committed, and `discard_in_flight` counts every request "
+        "again from what is\ncommitted. This is exercise SCHEDULER.",
+        "`discard_in_flight` is not in exercise SCHEDULER",
+    ),
+    (
+        "the packed step lists the rows of those that do, and `commit` (chapter 2) asks the same\nquestion.",
+        "`commit` is not in the phase of chapter 2 but in 0",
+    ),
+    (
+        "`EngineCore.step` (chapter 5) launches until one step more than `ahead` is in flight, then completes the "
+        "oldest.",
+        "`EngineCore.step` is not in the phase of chapter 5 but in 0",
+    ),
+)
+
+
+@pytest.mark.parametrize(("text", "fault"), FALSE)
+def test_a_false_statement_about_where_code_is_is_a_fault(tmp_path: Path, text: str, fault: str) -> None:
+    file = "phase5_continuous/scheduler.py"
+    places = locate(COURSE.root, f"{file}#Scheduler.plan")[1]
+    writes = [
+        each.id
+        for each in exercises.every(COURSE)
+        for body in each.bodies((COURSE.root / file).read_text())
+        if each.file == file and any(first < body.last and body.first < last for first, last in places)
+    ]
+    (found,) = faults(tmp_path, text.replace("SCHEDULER", writes[0]))
+    assert fault.replace("SCHEDULER", writes[0]) in found
+
+
+def test_a_true_statement_is_none(tmp_path: Path) -> None:
+    text = (
+        "`commit` (chapter 0) and `step` (chapter 5) do. There is no chapter 10. **Exercise 0.1** is the request:\n\n"
+    )
+    shown = "<!-- weave: phase0_request/request.py#Request signature -->"
+    assert faults(tmp_path, text + shown) == []
+    (found,) = faults(tmp_path, text + shown.replace("request.py#Request", "queue.py#RequestQueue"))
+    assert found.endswith("shows nothing of exercise 0.1")
+
+
 @pytest.mark.parametrize(
     "text",
     [
+        "`python -m phase1_kv_pool --page-size 64`, `python -m phase1_kv_pool.lab`, `python -m phase4_radix.lab study`",
         "`python -m chapters check N.M`, `break N`, `check 0`, `solution 0.1`, `python -m chapters mine --port 1`",
         "`nanoserve bench ladder --mine`, `nanoserve --version`, `make test`, `make lint types`, `make pins`",
         "```bash\nmake install && source .venv/bin/activate\nnanoserve serve --port 1  # `nanoserve begin`\n```",
