@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
-from chapters import checking
+from chapters import answers, checking
 from chapters import exercises as exercise_files
 from chapters import notebooks as notebook_files
 from chapters import weave as weaving
@@ -24,7 +24,13 @@ def exercises(course: Course, args: argparse.Namespace, out: Console) -> int:
     if not args.chapters:
         its = list(exercise_files.every(course))
     if args.gate:
-        return gate(course, [checking.blank(course, each) for each in its], args.timeout, out)
+        code = gate(course, [checking.blank(course, each) for each in its], args.timeout, out)
+        given = [pair for pair in answers.load(course) if pair[0] in its]
+        for verdict in checking.accept(course, given, args.timeout):
+            code |= bool(verdict.problem)
+            result = f"failed: {verdict.problem}" if verdict.problem else "passed"
+            out.print(f"{verdict.id} {result} ({verdict.seconds:.1f} s)", soft_wrap=True)
+        return code
     table = make_table("exercise", "title", "lines", "file", "hints", "tests named")
     lines = {each: exercise_files.answer_lines(course.root, each) for each in its}
     for each in its:

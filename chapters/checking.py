@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from chapters.answers import Answer
 from chapters.bugs import Bug
 from chapters.course import Course
 from chapters.events import Result, shorten
@@ -154,6 +155,23 @@ def gate(course: Course, changes: Sequence[Change], timeout: float) -> Iterator[
         return Verdict(change.id, test, "" if test else _missed(run), run.seconds)
 
     yield from at_once(verdict, changes)
+
+
+def accept(course: Course, given: Sequence[tuple[Exercise, Answer]], timeout: float) -> Iterator[Verdict]:
+    """Judge each of these right answers in a copy of its own: all tests of its exercise must pass."""
+
+    def verdict(pair: tuple[Exercise, Answer]) -> Verdict:
+        exercise, answer = pair
+        where = course.private / "gate" / f"{exercise.id} {given.index(pair)}"
+        copy = copy_checkout(course, where, {exercise.file: answer.text(course, exercise)})
+        run = run_tests(copy, exercise.tests, timeout=timeout, stop_at="")
+        shutil.rmtree(copy, ignore_errors=True)
+        problem = run.stopped or next((result.line for result in run.failures), "")
+        if not problem and not run.count("passed"):
+            problem = f"no test ran: {run.last_line}"
+        return Verdict(f"{exercise.id}, {answer.way},", "", problem, run.seconds)
+
+    yield from at_once(verdict, given)
 
 
 def _missed(run: Run) -> str:

@@ -122,7 +122,7 @@ def _add_authoring(known: Known) -> None:
     help = "list the exercises, or prove that tests catch each of them"
     exercises = _add(known, "exercises", authoring.exercises, help, 120)
     exercises.add_argument("chapters", type=int, nargs="*", metavar="N", help="default: every chapter")
-    exercises.add_argument("--gate", action="store_true", help="blank each exercise on its own: its tests must fail")
+    exercises.add_argument("--gate", action="store_true", help="each blank must fail, and each other right answer pass")
     weave = _add(
         known, "weave", authoring.weave, "write listings and measured figures into the chapters and the README"
     )

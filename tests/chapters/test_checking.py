@@ -209,6 +209,17 @@ def test_the_gate_names_the_test_that_catches_each_exercise(tool: Tool) -> None:
     assert said.out.count("passed: caught by") == 3
 
 
+def test_the_gate_refuses_tests_that_a_right_answer_does_not_pass(course: Course, tool: Tool, edit: Edit) -> None:
+    answer = '[[answer]]\nexercise = "Clamp"\nway = "sorted"\npieces = ["""\nboth = sorted([value, top])\nreturn both[0]"""]\n'
+    (course.root / "tests/chapters").mkdir(parents=True)
+    (course.root / "tests/chapters/answers.toml").write_text(answer)
+    said = tool("exercises", "--gate", "0")
+    assert (said.code, "0.3, sorted, passed" in said.out) == (0, True)
+    edit(LIMITS, "clamp(5, 3) == 3", "clamp.__code__.co_nlocals == 2")
+    said = tool("exercises", "--gate", "0")
+    assert (said.code, f"0.3, sorted, failed: {LIMITS}::test_clamp: " in said.out) == (1, True)
+
+
 CAUGHT = "    try:\n        clamp(5, 3)\n    except NotImplementedError as error:\n        "
 # What a test is instead, and what the gate says of an exercise that has no other: a pattern, "" if it passes.
 TESTED = {
