@@ -25,7 +25,7 @@ def misattributed(course: Course, text: str, exercises: dict[str, Exercise]) -> 
         if block.startswith(("```", "|", "<")):
             continue
         yield from _of_sentences(course, SENTENCE.split(" ".join(block.split())), exercises)
-        shown = re.match(r"<!-- weave: (\S+)", follows)
+        shown = re.match(r"<!-- weave: (\S+) signature", follows)
         named = re.findall(r"(?:[Ee]xercise\**\s+|\*)\**(\d{1,2}\.\d{1,2})\b", SENTENCE.split(block)[-1])
         if shown and block.endswith(":") and named:
             yield from _of_listing(course, shown[1], named, exercises)
@@ -34,7 +34,7 @@ def misattributed(course: Course, text: str, exercises: dict[str, Exercise]) -> 
 def _of_sentences(course: Course, sentences: list[str], exercises: dict[str, Exercise]) -> Iterator[str]:
     for before, sentence in zip(["", *sentences], sentences, strict=False):
         for match in IS_EXERCISE.finditer(sentence):
-            names = CODE.findall(sentence[: match.start()])
+            names = CODE.findall(sentence[: match.start()].rpartition("; ")[2])
             if not names and BACK.match(sentence):
                 names = CODE.findall(before)
             known = {name: its for name in names if (its := _defined(course).get(name))}

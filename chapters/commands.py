@@ -228,8 +228,7 @@ def mine(course: Course, args: argparse.Namespace, out: Console) -> int:
             file: [(b.first, b.last, each.id) for each in yours if each.file == file for b in each.bodies(text)]
             for file, text in files.items()
         }
-        lab = ["phase2_prefill_decode.lab", "interpreted", *rest]
-        return execute(course, "run", files, ["-m", "chapters.ran", json.dumps(spans), *lab])
+        return execute(course, "run", files, ["-m", "chapters.ran", json.dumps(spans), "chapters.interpreted", *rest])
     command = "bench" if first == "ladder" else "serve"
     return execute(course, "run", files, ["-m", "phase6_integration.cli", command, *args.passed_on])
 

@@ -210,7 +210,8 @@ def test_the_gate_names_the_test_that_catches_each_exercise(tool: Tool) -> None:
 
 
 def test_the_gate_refuses_tests_that_a_right_answer_does_not_pass(course: Course, tool: Tool, edit: Edit) -> None:
-    answer = '[[answer]]\nexercise = "Clamp"\nway = "sorted"\npieces = ["""\nboth = sorted([value, top])\nreturn both[0]"""]\n'
+    code = "both = sorted([value, top])\\nreturn both[0]"
+    answer = f'[[answer]]\nexercise = "Clamp"\nway = "sorted"\npieces = ["{code}"]\n'
     (course.root / "tests/chapters").mkdir(parents=True)
     (course.root / "tests/chapters/answers.toml").write_text(answer)
     said = tool("exercises", "--gate", "0")

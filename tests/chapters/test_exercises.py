@@ -1,6 +1,7 @@
 """Definitions of exercises and blanks, and those of the book: exercises, bugs, questions."""
 
 import json
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -132,7 +133,7 @@ def test_a_server_on_a_cpu_runs_no_exercise_that_is_said_to_run_elsewhere() -> N
     assert len(ran) > 20
     assert [each.id for each in its if each.id in ran and each.runs in ("gpu", "tests")] == []
     triton = [each for each in its if "/kernels/triton/" in each.file]
-    assert {each.runs for each in triton} == {"gpu", "tests"}
+    assert {each.runs for each in triton} <= {"gpu", "tests"}
     assert {each.runs for each in its if "/lab/" in each.file} == {"tests"}
 
 
@@ -148,6 +149,18 @@ def test_the_path_of_part_one_is_about_twenty_exercises_and_some_of_each_chapter
     core = Counter(each.chapter for each in every(COURSE) if each.core)
     assert sorted(core) == [0, 1, 2, 3, 4, 5, 6]
     assert 18 <= core.total() <= 30
+
+
+# Questions that are longer still. Others may not become so, and these leave the list once they are short.
+LONG = (
+    "1.6 2.1 2.2 2.3 2.4 2.5 2.6 2.7 2.8 2.9 2.10 2.12 2.13 2.14 2.15 "
+    "3.1 3.2 3.3 4.1 4.2 4.3 4.4 4.5 4.6 5.1 5.2 5.3 5.4 5.5 5.6 5.7"
+)
+
+
+def test_a_question_has_at_most_80_words_without_its_example() -> None:
+    words = {each.id: len(re.sub(r"^ {4}.*$", "", each.question, flags=re.MULTILINE).split()) for each in every(COURSE)}
+    assert {id: count for id, count in words.items() if count > 80 and id not in LONG.split()} == {}
 
 
 def test_blanks_filled_with_the_reference_are_the_reference() -> None:

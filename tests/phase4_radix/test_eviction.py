@@ -34,7 +34,11 @@ class Counted(dict[int, int]):
         self.walks += 1
         return super().values()
 
-    keys = items = values
+    def items(self) -> Any:
+        self.walks += 1
+        return super().items()
+
+    keys = __iter__
 
 
 @pytest.mark.parametrize("late", [False, True])

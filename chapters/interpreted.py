@@ -1,6 +1,7 @@
 """A few tokens of the bundled model through the kernels in Triton, interpreted without a GPU, beside plain torch."""
 
 import argparse
+import sys
 import time
 
 from rich.console import Console
@@ -15,7 +16,7 @@ QUESTION = "What is a KV cache?"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    p = argparse.ArgumentParser(prog="python -m phase2_prefill_decode.lab interpreted", description=__doc__)
+    p = argparse.ArgumentParser(prog="python -m chapters mine --interpret", description=__doc__)
     p.add_argument("question", nargs="?", default=QUESTION, help="(%(default)s)")
     p.add_argument("--max-tokens", type=at_least_one, default=8, metavar="N", help="(%(default)s)")
     options, console = p.parse_args(arguments), Console(highlight=False, markup=False)
@@ -39,3 +40,7 @@ def answer(backend: Backend, question: str, max_tokens: int) -> tuple[list[int],
     prompt = model.tokenizer.chat([{"role": "user", "content": question}])
     (done,) = static(model).generate([prompt], SamplingParams(max_tokens=max_tokens, temperature=0.0))
     return done.output_tokens, done.text
+
+
+if __name__ == "__main__":
+    sys.exit(main())

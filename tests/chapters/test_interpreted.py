@@ -2,7 +2,7 @@
 
 import pytest
 
-from phase2_prefill_decode.lab.interpreted import main
+from chapters.interpreted import main
 
 
 def test_the_bundled_model_says_the_same_through_triton_and_torch(capsys: pytest.CaptureFixture[str]) -> None:
