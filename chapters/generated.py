@@ -9,6 +9,7 @@ from typing import Any
 
 from chapters import plan
 from chapters.core_files import core_files
+from chapters.ledger import ledger
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -79,6 +80,7 @@ def _beside(row: Mapping[str, Any], ours: str, other: str) -> str:
 GENERATED: dict[str, Callable[[], list[str]]] = {
     "core": core_files,
     "flags": flags,
+    "ledger": ledger,
     "part one": plan.part_one,
     "part two": plan.part_two,
     "peers": lambda: peers("native"),

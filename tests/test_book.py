@@ -14,6 +14,7 @@ from chapters.cli import main as chapters
 from chapters.course import Course
 from chapters.drawings.catalog import DRAWINGS
 from chapters.exercises import answer_lines, every, load
+from chapters.ledger import ENTRIES, FIGURE
 from chapters.notebooks import NotebookError, execute
 from chapters.plan import PAGES
 
@@ -139,6 +140,15 @@ def test_every_name_that_a_table_links_is_in_its_file(text: str, least: int) -> 
     named = [(name, part, CHAPTERS / file) for name, file in rows for part in name.split(".")]
     missing = [name for name, part, file in named if part not in (file.stem, *re.findall(r"\w+", file.read_text()))]
     assert missing == []
+
+
+def test_the_ledger_says_of_each_optimization_what_it_gains_and_where_it_loses() -> None:
+    assert len(ENTRIES) >= 8
+    for entry in ENTRIES:
+        assert FIGURE.search(entry.gain), f"{entry.name}: a gain that nobody measured"
+        assert entry.loses, entry.name
+        assert entry.trap, entry.name
+        assert 20 < entry.lines < 2000, f"{entry.name} has {entry.lines} lines"
 
 
 def test_every_result_names_what_it_depends_on() -> None:
