@@ -22,6 +22,7 @@ from chapters import bugs, checking, workspace
 from chapters import exercises as exercise_files
 from chapters.course import COMPILED, Course, CourseError
 from chapters.exercises import Exercise, answer_lines
+from chapters.plan import PAGES, hours
 from chapters.testing import copy_checkout
 from chapters.workspace import State
 
@@ -174,7 +175,7 @@ def print_diff(lines: Sequence[str], out: Console) -> None:
 
 def status(course: Course, args: argparse.Namespace, out: Console) -> int:
     state = State(course)
-    columns = ("chapter", "part", "on the path", "further", "last not passed", "bugs mended", "hints used", "workspace")
+    columns = ("chapter", "part", "read", "write", "path", "further", "last not passed", "bugs", "hints", "workspace")
     table, started = make_table(*columns), {each.chapter for each in workspace.begun(course)}
     for chapter in sorted({*course.chapters_with("exercises"), *course.chapters_with("bugs")}):
         its, planted = exercise_files.load(course, chapter), bugs.load(course, chapter)
@@ -185,7 +186,12 @@ def status(course: Course, args: argparse.Namespace, out: Console) -> int:
         hints = str(sum(progress.hints for progress in known.values()))
         last = ", ".join(filter(None, (_not_passed(course, each, progress) for each, progress in known.items())))
         part, there = "core" if core else "beyond", "yes" if chapter in started else ""
-        table.add_row(str(chapter), part, _passed(core), _passed(further), last, mended, hints, there)
+        pages = [page for page in PAGES if page.name.startswith(f"{chapter:02d}_") and page.path.exists()]
+        pages = [page for page in pages if page.evening or not core]
+        read, write = sum(page.minutes for page in pages), hours(sum(page.hours for page in pages))
+        table.add_row(
+            str(chapter), part, f"{read} min", f"{write} h", _passed(core), _passed(further), last, mended, hints, there
+        )
     out.print(table)
     return 0
 

@@ -67,8 +67,8 @@ def part_two() -> list[str]:
 
 
 def _row(page: Page) -> str:
-    return f"| [{page.title}]({page.name}.md) | {_hours(page.hours)} | {page.writes} |"
+    return f"| [{page.title}]({page.name}.md) | {hours(page.hours)} | {page.writes} |"
 
 
-def _hours(hours: float) -> str:
+def hours(hours: float) -> str:
     return f"{int(hours) or ''}{'½' if hours % 1 else ''}"
