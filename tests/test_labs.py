@@ -69,7 +69,7 @@ BENCHMARKS: dict[str, tuple[str, list[str], dict[str, object]]] = {
         ["--rounds", "1"],
         {"OUTPUTS": 128, "INPUTS": 256, "phase1_kv_pool.lab.timing.SECONDS": 0.0},
     ),
-    "capacity.json": ("phase5_continuous.lab.capacity", [], {}),
+    "capacity.json": ("phase6_integration.lab.scale.capacity", [], {}),
     "phase2_fits.json": ("phase2_prefill_decode.lab.fits", [], {}),
     "quantized.json": (
         "chapters.tiny_chat.quantized",

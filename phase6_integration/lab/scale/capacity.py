@@ -1,4 +1,4 @@
-"""`python -m phase5_continuous.lab capacity`: an SLO, a model and a device become flags, requests and dollars.
+"""`python -m phase6_integration.lab scale.capacity`: an SLO, a model and a device become flags, requests and dollars.
 
 The step takes the time that the cost model predicts from the device's datasheet, which is the least: measure how much
 of that your server reaches, and give it as --reached. All requests have one length of prompt and of answer, and as many
@@ -87,7 +87,7 @@ def _itl(model: CostModel, device: Device, requests: int, asked: Question) -> fl
 
 
 def main(arguments: list[str] | None = None) -> int:
-    p = parser("phase5_continuous.lab capacity", __doc__)
+    p = parser("phase6_integration.lab scale.capacity", __doc__)
     p.add_argument("--model", choices=MODELS, default="Qwen3-8B", help="(%(default)s)")
     p.add_argument("--device", choices=DEVICES, default="H100 SXM", help="(%(default)s)")
     about = {

@@ -5,7 +5,7 @@ import pytest
 from phase2_prefill_decode.lab.cost import CostModel
 from phase2_prefill_decode.lab.fits import MODELS, weight_bytes
 from phase2_prefill_decode.lab.roofline import Device
-from phase5_continuous.lab.capacity import FOR_PAGES, Question, capacity, main
+from phase6_integration.lab.scale.capacity import FOR_PAGES, Question, capacity, main
 
 CONFIG = MODELS["Qwen3-8B"]
 WEIGHTS = weight_bytes(CONFIG, "bfloat16")
