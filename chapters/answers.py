@@ -36,8 +36,11 @@ def load(course: Course) -> list[tuple[Exercise, Answer]]:
     """The answers, each with its exercise."""
     path = course.root / FILE
     tables = tomllib.loads(path.read_text("utf-8")).get("answer", ()) if path.is_file() else ()
-    titles = {each.title: each for each in every(course)}
-    if unknown := [table["exercise"] for table in tables if table["exercise"] not in titles]:
-        raise CourseError(f"{FILE}: there is no exercise with the title {', '.join(unknown)}")
-    answers = [Answer(table["exercise"], table["way"], tuple(table["pieces"])) for table in tables]
-    return [(titles[answer.exercise], answer) for answer in answers]
+    found = []
+    for table in tables:
+        title, file = table["exercise"], table.get("file")
+        its = [each for each in every(course) if each.title == title and file in (None, each.file)]
+        if len(its) != 1:
+            raise CourseError(f"{FILE}: {len(its)} exercises have the title '{title}'; `file` may name one of several")
+        found.append((its[0], Answer(title, table["way"], tuple(table["pieces"]))))
+    return found
