@@ -206,5 +206,14 @@ class Scheduler(BaseScheduler):
         self.cache.release_all(sequence.request for sequence in self.sequences)
 
     def _publish(self, request: Request, length: int) -> None:
-        if request.computed % self.cache.page_size < length:  # a page has become full
-            self.cache.publish(request)
+        cache, running_set, size = self.cache, self.running_set, self.cache.page_size
+        if request.computed % size >= length:
+            return
+        free = cache.allocator.num_free
+        cache.publish(request)  # a page has become full
+        other, start = running_set.did_not_fit, (request.computed - length) // size * size
+        if other is not None:
+            stop = start + size
+            is_shared = other.total > stop and other.tokens(start, stop) == request.tokens(start, stop)
+            if is_shared or cache.allocator.num_free > free:  # it was a duplicate
+                running_set.did_not_fit = None  # it needs fewer pages now, or there are more

@@ -23,6 +23,7 @@ from phase2_prefill_decode.lab import ceilings
 from phase2_prefill_decode.lab.shapes import SHAPES
 from phase4_radix.lab import replay
 from phase5_continuous.lab import fairness
+from phase5_continuous.lab.exploring.worlds import BUGS, WORLDS
 from phase5_continuous.lab.simulator import Setting
 from phase6_integration.lab import bench
 from phase6_integration.lab.scale import apart, routers
@@ -102,6 +103,11 @@ BENCHMARKS: dict[str, tuple[str, list[str], dict[str, object]]] = {
         {"NODES": (100,), "LEAVES": (100,), "ROUNDS": 2, "RUNNING": 4},
     ),
     "phase5.json": ("phase5_continuous.lab.bench", [], {"RUNNING": (1, 4), "PROFILED_STEPS": 5}),
+    "phase5_explore.json": (
+        "phase5_continuous.lab.explore",
+        ["--all", "--processes", "1"],
+        {"WORLDS": dict.fromkeys(WORLDS, WORLDS["smallest"]), "BUGS": {"4a": BUGS["4a"]}},
+    ),
     "phase5_fairness.json": (
         "phase5_continuous.lab.fairness",
         [],

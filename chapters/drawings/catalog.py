@@ -8,6 +8,7 @@ from chapters.drawings.packed import packed
 from chapters.drawings.primer import programs, shapes, strides
 from chapters.drawings.request_map import request_map
 from chapters.drawings.rope import rope
+from chapters.drawings.states import states
 from chapters.drawings.svg import Drawing
 
 DRAWINGS: dict[str, Callable[[], Drawing]] = {
@@ -16,7 +17,8 @@ DRAWINGS: dict[str, Callable[[], Drawing]] = {
     "map.svg": request_map,
     "packed.svg": packed,
     "programs.svg": programs,
-    "shapes.svg": shapes,
-    "strides.svg": strides,
     "rope.svg": rope,
+    "shapes.svg": shapes,
+    "states.svg": states,
+    "strides.svg": strides,
 }

@@ -69,3 +69,5 @@ def _problems(tree: RadixTree) -> Iterator[str]:
     leaves = {(number, node.last_used) for number, node in nodes.items() if not (node.ref_count or node.children)}
     if wrong := tree.leaves.items() ^ leaves:
         yield f"unlocked leaves and the eviction queue differ in (node, last use): {sorted(wrong)}"
+    elif leaves and (oldest := tree.leaves.oldest()) != min(leaves, key=lambda leaf: leaf[1])[0]:
+        yield f"node {oldest} is evicted next, and is not the least recently used leaf"

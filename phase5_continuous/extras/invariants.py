@@ -1,10 +1,15 @@
 """What holds between any two calls of a scheduler. Slow; for tests and for `--check-invariants`."""
 
+from collections.abc import Mapping
+
 from phase0_request.core import CoreObserver, Step
 from phase0_request.queue import RequestQueue, SequenceState
 from phase0_request.request import RequestState
 from phase4_radix.extras.invariants import check_cache
+from phase4_radix.extras.nodes import NodeView, nodes_of, path_to
+from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.extras.fairness import FairQueues
+from phase5_continuous.extras.record.held import demand
 from phase5_continuous.scheduler import Scheduler
 from phase5_continuous.turns import OneQueue
 
@@ -49,6 +54,11 @@ def check(scheduler: Scheduler) -> None:
     _hold(len(to_be_preempted) <= 1, f"{len(to_be_preempted)} requests are to be preempted at once")
     if not running_set.running and not running_set.leaving:
         _hold(usage.referenced == 0, f"no request runs, and {usage.referenced} pages are referenced")
+    _check_room(scheduler)
+    if isinstance(cache, PrefixCache):
+        nodes = {view.node: view for view in nodes_of(cache.tree)}
+        for sequence in queued:
+            _check_prefix(cache, sequence, nodes)
 
 
 def _check_turns(scheduler: Scheduler) -> None:
@@ -87,7 +97,42 @@ def _check_running(scheduler: Scheduler, sequence: SequenceState) -> None:
     _hold(sequence.in_flight > 0 or num_scheduled == request.computed, counts)
     pages = len(scheduler.cache.table(request))
     _hold(num_scheduled <= capacity == pages * page_size, f"{counts}, capacity {capacity}")
+    computes = sequence.in_flight or sequence.blocked_by is not None or num_scheduled < num_tokens
+    _hold(bool(computes), f"{counts}: it runs, and has nothing to compute")
     _hold(capacity <= sequence.longest + page_size, f"{counts}: it holds pages that it can never need")
+
+
+# region exercise 5.8
+def _check_room(scheduler: Scheduler) -> None:
+    """The request that admission remembers as too large for the free pages waits, and is."""
+    cache, running_set = scheduler.cache, scheduler.running_set
+    if (request := running_set.did_not_fit) is None:
+        return
+    waits = any(sequence.request is request for sequence in scheduler.turns)
+    _hold(waits, f"no other request may pass {request.id}, and it does not wait")
+    watermark = running_set.watermark if running_set.running or running_set.leaving else 0
+    needed, available = demand(cache, request)
+    needed += watermark // cache.page_size
+    fits = f"request {request.id} waits for pages: it needs {needed}, and {available} are available"
+    _hold(needed > available, fits)
+
+
+# endregion
+
+
+def _check_prefix(cache: PrefixCache, sequence: SequenceState, nodes: Mapping[int, NodeView]) -> None:
+    """The pages that a request shares are computed, and have its own tokens and its salt."""
+    request = sequence.request
+    if (handle := cache.handles.get(request.id)) is None:
+        return
+    published = handle.published * cache.page_size
+    done = f"request {request.id} has published {published} tokens, and computed {request.computed}"
+    _hold(published <= request.computed, done)
+    path = [nodes[node] for node in path_to(cache.tree, handle.node)]
+    tokens = [token for view in path for token in view.tokens]
+    _hold(tokens == request.tokens(0, published), f"request {request.id} reads pages with the tokens {tokens}")
+    salts = [view.salt for view in path[:1]]
+    _hold(salts in ([], [request.cache_salt]), f"request {request.id} reads pages of the salt {salts}")
 
 
 def _hold(condition: bool, otherwise: str) -> None:

@@ -6,7 +6,7 @@ from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.policies import ByPriority
 from tests.phase5_continuous.moments import engine, names
-from tests.phase5_continuous.support import preempted_of, request
+from tests.phase5_continuous.support import EOS, alone, preempted_of, request
 
 # Admission.
 
@@ -62,6 +62,37 @@ def test_an_abort_of_the_request_that_did_not_fit_lets_the_next_one_start() -> N
     assert names(one.step()) == ["runs"]
     one.scheduler.finish(one.requests["large"], FinishReason.ABORT, one.now)
     assert names(one.step()) == ["runs", "small"], "the request that did not fit is gone: the next one must start"
+    one.run().check_the_end()
+
+
+def test_a_request_that_did_not_fit_is_admitted_when_a_duplicate_frees_its_page() -> None:
+    """`a` and `b` say the same, and compute the same page in one step: one of the two pages is freed."""
+    one = engine(pages=5, page_size=2, budget=TokenBudget(4, 4), cache=PrefixCache, ahead=1)
+    one.submit(request("a", (5, 5, 6), max_tokens=4), request("b", (5, 5, 6), max_tokens=4))
+    one.plan()
+    one.commit()
+    one.plan()
+    one.plan()
+    one.submit(request("waits", (7, 8), max_tokens=4))
+    one.commit()
+    assert names(one.plan()) == ["a", "b"]
+    one.commit()
+    assert names(one.plan()) == ["b", "waits"]
+    one.run().check_the_end()
+
+
+def test_a_request_that_did_not_fit_is_admitted_when_another_has_published_a_page_of_its_prompt() -> None:
+    """The prompt of `next` goes on from the answer of `a`, which is preempted, resumes, and computes that again."""
+    one = engine(pages=4, page_size=2, budget=TokenBudget(4, 4), cache=PrefixCache)
+    a = request("a", (5, 5, 6), max_tokens=4)
+    answer, _ = alone(a, EOS)
+    one.submit(request("first", (7, 8), max_tokens=4), a, request("next", (5, 5, 6, *answer[:2], 9), max_tokens=4))
+    while not preempted_of(one.scheduler):
+        one.step()
+    while a.state is RequestState.PREEMPTED:
+        one.step()
+    assert names(one.batches[-1]) == ["a"]
+    assert names(one.step()) == ["a", "next"]
     one.run().check_the_end()
 
 

@@ -1,0 +1,320 @@
+"""What must hold: in a state, of an event, and on the way from a state to the end of all its requests.
+
+The first are the engine's own invariants. These here are of an event: they compare the state before it with the one
+after. Each is a sentence of a chapter, and is written from that sentence, not from the code that keeps it.
+"""
+
+from collections.abc import Callable, Iterator, Set
+from typing import Any
+
+from phase0_request.batch import Event
+from phase0_request.core import Step
+from phase0_request.queue import SequenceState
+from phase0_request.request import FinishReason, RequestState
+from phase3_chunked_prefill.budget import StepPlan
+from phase5_continuous.admission import waits_for_prefix
+from phase5_continuous.extras.fairness import FairQueues
+from phase5_continuous.extras.invariants import check
+from phase5_continuous.extras.record.held import demand
+from phase5_continuous.lab.exploring.world import EOS, FAILED, GONE, LAST, LATE, STATES, Happening, Row, World
+from phase5_continuous.turns import OneQueue
+
+WAITS, RUNS, PREEMPTED = map(STATES.index, (RequestState.WAITING, RequestState.RUNNING, RequestState.PREEMPTED))
+
+
+class BrokenError(Exception):
+    """A promise that does not hold, and how."""
+
+    def __init__(self, promise: str, how: str) -> None:
+        super().__init__(f"{promise}: {how}")
+        self.promise = promise
+        self.how = how
+
+
+Own = Callable[[World], str | None]
+"""A promise of the reader's own: what is wrong with the state of a world, or None."""
+
+
+def follow(world: World, before: Any, event: Happening, known: Set[int], own: Own | None = None) -> bytes:
+    """Let an event happen, and return the state that it leads to. BrokenError if a promise does not hold. A state whose
+    hash is `known` has been checked before."""
+    try:
+        step = world.happen(event)
+    except Exception as error:
+        raise BrokenError(f"no error in the engine ({type(error).__name__})", str(error)) from error
+    return judge(world, before, event, step, known, own)
+
+
+def judge(
+    world: World,
+    before: Any,
+    event: Happening,
+    step: Step | None,
+    known: Set[int] = frozenset(),
+    own: Own | None = None,
+) -> bytes:
+    """The state after an event that has happened. BrokenError if a promise does not hold."""
+    try:
+        after = _state(world)
+        new = hash(after) not in known
+        if new:
+            check(world.scheduler)
+    except Exception as error:
+        raise BrokenError(f"the engine's invariants ({type(error).__name__})", str(error)) from error
+    if event.what == "plan":
+        _planned(world, [Row(*row) for row in before[1]], step)
+    elif event.what == "commit" and step is not None:
+        _committed(world, [Row(*row) for row in before[1]], step, event)
+    elif event.what == "end":
+        sequence = world.live[event.of]
+        _hold("what has ended leaves", sequence.request.finished, f"{sequence.request.id} has not ended")
+    if own is not None and new and (wrong := own(world)):
+        raise BrokenError("your own", wrong)
+    return after
+
+
+def _state(world: World) -> bytes:
+    try:
+        return world.encode()
+    except KeyError:  # a part of the engine knows what has left: what that is, the invariants say better
+        check(world.scheduler)
+        raise
+
+
+def _hold(promise: str, condition: object, otherwise: str) -> None:
+    if not condition:
+        raise BrokenError(promise, otherwise)
+
+
+# A plan
+
+
+def _planned(world: World, rows: list[Row], step: Step | None) -> None:
+    live = world.live
+    for row, sequence in zip(rows, live, strict=True):
+        fits = row.num_tokens <= world.cache.max_tokens
+        request, had_ended = sequence.request, STATES[row.state] is RequestState.FINISHED
+        failed = request.finished and not had_ended
+        _hold("a request that fits is served", not (failed and fits), f"{request.id} ends: {request.error}")
+    admitted = [
+        sequence
+        for row, sequence in zip(rows, live, strict=True)
+        if row.state != RUNS and sequence.request.state is RequestState.RUNNING
+    ]
+    _reserve(world, admitted)
+    _order(world, rows, admitted)
+    _victims(world, rows)
+    _once(world, admitted)
+    _room(world, step)
+    if step is not None:
+        _budget(world, step)
+        _advances(world, rows, step)
+        _shares(world, rows, step)
+        _rotates(rows, world, step)
+
+
+def _budget(world: World, step: Step) -> None:
+    setting, parts = world.setting, step.batch.slices
+    longest = max((part.length for part in parts), default=0)
+    _hold("a step keeps its budget", step.batch.num_tokens <= setting.budget, f"{step.batch.num_tokens} tokens")
+    _hold("a chunk keeps its size", longest <= setting.chunk, f"a slice has {longest} tokens")
+    _hold("a request has one slice", len({part.request for part in parts}) == len(parts), "one has two")
+
+
+def _reserve(world: World, admitted: list[SequenceState]) -> None:
+    """The watermark stays free when a request is admitted beside others."""
+    running_set, usage = world.scheduler.running_set, world.cache.usage
+    holders = len(running_set.running) + len(running_set.leaving)
+    reserved, free = int(world.setting.watermark * world.setting.pages), usage.free + usage.cached
+    if admitted and holders > 1:
+        _hold("the watermark stays free", free >= reserved, f"{free} pages are, and {reserved} are to be")
+
+
+def _order(world: World, rows: list[Row], admitted: list[SequenceState]) -> None:
+    """Preempted requests resume before others start, and none is passed but by leave of the chapter."""
+    started = [each for row, each in zip(rows, world.live, strict=True) if row.state == WAITS and each in admitted]
+    for queue, tenant in _queues(world):
+        new = [each for each in started if each.request.tenant == tenant or tenant is None]
+        if new and queue.preempted:
+            resumes = next(iter(queue.preempted)).request.id
+            raise BrokenError("preempted requests resume first", f"{new[0].request.id} starts before {resumes} resumes")
+        if world.setting.policy == "longest-prefix":
+            continue
+        for waiting in queue.waiting:
+            long = waiting.num_tokens > world.setting.chunk
+            passes = [each.request.id for each in new if each.key > waiting.key]
+            if passes and not (long or waits_for_prefix(waiting)):
+                raise BrokenError("the order is kept", f"{passes[0]} starts before {waiting.request.id}")
+
+
+def _victims(world: World, rows: list[Row]) -> None:
+    """The last in rank is preempted; of the tenant that runs the most, if tenants take turns."""
+    ran = [each for row, each in zip(rows, world.live, strict=True) if row.state == RUNS and row.capacity]
+    blocked = {each for row, each in zip(rows, world.live, strict=True) if row.blocked}  # these go first
+    for each in ran:
+        if each.capacity or each.request.finished or each in blocked:
+            continue
+        later = [other for other in ran if other.key > each.key and other.capacity]
+        if world.setting.fair:
+            later = [other for other in later if other.request.tenant == each.request.tenant]
+        _hold("the last in rank is preempted", not later, f"{each.request.id} is preempted, and is not the last")
+
+
+def _once(world: World, admitted: list[SequenceState]) -> None:
+    """No request computes a page of prompt that another one is about to compute."""
+    size = world.cache.page_size
+    for each in admitted if world.cache.shares else ():
+        prompt, salt = each.request.prompt_tokens, each.request.cache_salt
+        until = each.request.computed + size
+        for other in world.scheduler.running_set.running:
+            theirs = other.request.prompt_tokens
+            same = (
+                other is not each
+                and other.blocked_by is None
+                and other.request.cache_salt == salt
+                and theirs[:until] == prompt[:until]
+            )
+            if same and until < len(prompt) and until <= len(theirs) and other.request.computed < until:
+                both = f"{each.request.id} and {other.request.id} both compute tokens {until - size} to {until}"
+                raise BrokenError("a shared prefix is computed once", both)
+
+
+def _room(world: World, step: Step | None) -> None:
+    """No request waits beside room that fits."""
+    running_set = world.scheduler.running_set
+    if len(running_set.running) >= world.setting.places or running_set.did_not_fit is not None:
+        return
+    plan = step.batch if step is not None else None
+    for queue, _ in _queues(world):
+        for sequence in queue.preempted or queue.waiting:
+            if isinstance(plan, StepPlan) and not plan.fit(0, sequence.num_tokens):
+                continue
+            if waits_for_prefix(sequence) and sequence.waiting_on is not None:
+                other, until = sequence.waiting_on
+                waits = f"{sequence.request.id} waits for {until} tokens of {other.request.id}"
+                _hold("none waits in vain", until == _common(world, sequence, other), waits)
+                continue
+            needed, available = demand(world.cache, sequence.request)
+            room = f"{sequence.request.id} waits; it needs {needed} pages, and {available} are available"
+            holds = running_set.running or running_set.leaving
+            beside = running_set.watermark // world.cache.page_size if holds else 0
+            _hold("none waits beside room that fits", needed + beside > available, room)
+
+
+def _common(world: World, one: SequenceState, other: SequenceState) -> int:
+    """The tokens that one request can have from another: whole pages, and not the last token of its prompt."""
+    prompt, theirs, size = one.request.prompt_tokens, other.request.prompt_tokens, world.cache.page_size
+    if not world.cache.shares or one.request.cache_salt != other.request.cache_salt:
+        return 0
+    pages = range(size, min(len(prompt) - 1, len(theirs)) + 1, size)
+    return max((until for until in pages if prompt[:until] == theirs[:until]), default=0)
+
+
+def _queues(world: World) -> Iterator[tuple[OneQueue, str | None]]:
+    turns = world.scheduler.turns
+    if isinstance(turns, FairQueues):
+        yield from ((queue, tenant) for tenant, queue in turns.by_tenant.items())
+    elif isinstance(turns, OneQueue):
+        yield turns, None
+
+
+def _advances(world: World, rows: list[Row], step: Step) -> None:
+    """The first prompt advances in every step, and so does the first short one."""
+    in_step = set(step.batch.sequences)
+    prompts = [
+        (row, each)
+        for row, each in zip(rows, world.live, strict=True)
+        if row.state == RUNS
+        and row.capacity
+        and each.capacity
+        and not row.blocked
+        and row.num_tokens - row.num_scheduled > 1
+    ]
+    short = [(row, each) for row, each in prompts if row.num_tokens - row.num_scheduled <= world.setting.chunk]
+    for what, found in (("the first prompt", prompts), ("the first short prompt", short)):
+        if found and found[0][1] not in in_step:
+            single = found is short and sum(_tokens(world, rows, step)[1:]) == 1
+            _hold("prompts advance", single, f"{what} is of {found[0][1].request.id}, and has no slice")
+
+
+def _shares(world: World, rows: list[Row], step: Step) -> None:
+    """Prompts that could use them get the tokens reserved for prompts; and short ones half of what decodes leave."""
+    setting, running_set = world.setting, world.scheduler.running_set
+    decodes, short, long = _tokens(world, rows, step)
+    if len(running_set.running) >= setting.places or running_set.did_not_fit is not None:
+        return
+    if any(row.capacity and not each.capacity for row, each in zip(rows, world.live, strict=True)):
+        return  # one that was preempted had tokens of this step, too late for others
+    were = {each: row.state for row, each in zip(rows, world.live, strict=True)}
+    ready = list[SequenceState]()
+    for queue, tenant in _queues(world):
+        own = [state for each, state in were.items() if tenant in (None, each.request.tenant)]
+        first = PREEMPTED if PREEMPTED in own else WAITS  # only these were in turn
+        ready += [each for each in queue if were[each] == first and not waits_for_prefix(each)]
+    if ready:
+        floor = max(setting.budget // 8, 1)
+        waits = f"{ready[0].request.id} waits, and {decodes} of {setting.budget} tokens are for decodes"
+        _hold("decodes leave tokens to prompts", short + long >= floor, waits)
+    left = setting.budget - decodes
+    if any(each.num_tokens <= setting.chunk for each in ready) and setting.policy != "longest-prefix":
+        takes = f"{ready[0].request.id} waits, and long prompts have {long} of the {left} tokens for prompts"
+        _hold("long prompts leave tokens to short ones", long <= left - left // 2, takes)
+
+
+def _tokens(world: World, rows: list[Row], step: Step) -> tuple[int, int, int]:
+    """The tokens of a step for decodes, for short prompts and for long ones."""
+    of = {each.request: row for row, each in zip(rows, world.live, strict=True)}
+    counts = [0, 0, 0]
+    for part in step.batch.slices:
+        row = of[part.request]
+        pending = row.num_tokens - part.start  # what was cached does not count
+        counts[0 if row.state == RUNS and pending == 1 else 1 + (pending > world.setting.chunk)] += part.length
+    return counts[0], counts[1], counts[2]
+
+
+def _rotates(rows: list[Row], world: World, step: Step) -> None:
+    """A decode that was passed over is not passed again by one that was not."""
+    in_step = set(step.batch.sequences)
+    passed = {each: row.passed for row, each in zip(rows, world.live, strict=True)}
+    decodes = [
+        each
+        for row, each in zip(rows, world.live, strict=True)
+        if row.state == RUNS and each in in_step and row.num_tokens - row.num_scheduled == 1
+    ]
+    least = min((passed[each] for each in decodes), default=GONE)
+    for each in world.passed:
+        again = f"{each.request.id} is passed over again, and others run"
+        _hold("decodes take turns", passed.get(each, 0) <= least, again)
+
+
+# A commit
+
+
+def _committed(world: World, rows: list[Row], step: Step, event: Happening) -> None:
+    """Each request gets the token that was drawn, once and in order; and one end, which comes last."""
+    expected: list[tuple[str, int | None, bool]] = []
+    place = {each: number for number, each in enumerate(world.live)}
+    of = {each.request: place[each] for each in world.live}
+    for part, outcome in zip(step.batch.slices, event.how, strict=True):
+        request, row = part.request, rows[of[part.request]]
+        if STATES[row.state] is RequestState.FINISHED:
+            continue
+        known = len(request.prompt_tokens) + row.output
+        if outcome == LATE:
+            continue
+        if outcome == FAILED:
+            expected.append((request.id, None, True))
+        elif part.start + part.length - len(part.beyond) >= known:
+            say, most = world.outputs[row.kind], request.params.max_tokens
+            tokens = [EOS] if outcome == LAST else say[row.output : row.output + max(1, outcome - LAST)]
+            for number, token in enumerate(tokens, row.output + 1):
+                expected.append((request.id, token, token == EOS or number == most))
+                if number == most:
+                    break
+    got = [(e.request.id, e.token, e.finish_reason is not None) for e in step.events if _of_step(e, step)]
+    _hold("tokens come once and in order", got == expected, f"expected {expected}, got {got}")
+
+
+def _of_step(event: Event, step: Step) -> bool:
+    """Whether an event comes of this step, and not of an end from outside before it."""
+    return event.finish_reason is not FinishReason.ABORT and any(p.request is event.request for p in step.batch.slices)

@@ -1,0 +1,42 @@
+"""Worlds by name, some of them large, and for each planted bug one in which it shows."""
+
+from phase5_continuous.lab.exploring.world import Setting, kinds
+
+SHARED = "aab", "aac", "zzz"
+FOUR = kinds(["aab", "aac", "aab", "zzz"], 2, ["x", "x", "y", "y"])
+WORLDS = {
+    "smallest": Setting(kinds=kinds(["aa", "zz"]), pages=3, lost=0),
+    "small": Setting(kinds=kinds(SHARED), ends=("abort", "stop", "timeout")),
+    "ahead": Setting(kinds=kinds(SHARED), ahead=1),
+    "duplicates": Setting(kinds=kinds(["aab", "aab", "zz"], 4)),
+    "drafts": Setting(kinds=kinds(SHARED, 3), drafts=2),
+    "tenants": Setting(kinds=kinds(SHARED, tenants=["x", "y", "y"]), fair=True, lost=0),
+    "outgrown": Setting(kinds=kinds(["aab", "z"], 4), pages=2),
+    "tight": Setting(kinds=kinds(["a", "b", "cc"], 4), shares=False, budget=2, chunk=2, lost=0, ends=()),
+    "four": Setting(kinds=FOUR, pages=6, fair=True, lost=0),
+}
+LARGE = {  # and one of an extra
+    "late": Setting(kinds=kinds(["aab", "zz"], 3), pages=3, ahead=1, late=True),
+    "queue": Setting(kinds=kinds(["aab", "aac", "aab", "zzz"], 3), pages=6, ahead=1),
+    "standard": Setting(
+        kinds=kinds(["aab", "aac", "aab", "zzz"], 3, ["x", "x", "y", "y"]), pages=6, ahead=1, fair=True, lost=0
+    ),
+}
+BUGS = {
+    "1a": Setting(kinds=kinds(["aab"], 4)),
+    "3a": Setting(kinds=kinds(["a", "b", "ccc"], 3), pages=8, budget=2, chunk=2),
+    "3b": Setting(kinds=kinds(["abcdefg", "zz"]), pages=6),
+    "3c": Setting(kinds=kinds(["a", "b", "c"], 4), pages=8, budget=2, chunk=2),
+    "4a": Setting(kinds=kinds(["aab"])),
+    "4b": Setting(kinds=kinds(["abcdefg"])),
+    "4c": Setting(kinds=kinds(["aabb", "aabb"])),
+    "4d": Setting(kinds=kinds(["aab"], salts=["s"])),
+    "4f": Setting(kinds=kinds(["aab", "aab", "zz"], 1), lost=0, ends=()),
+    "5a": Setting(kinds=kinds(SHARED)),
+    "5b": Setting(kinds=kinds(["aab"], 3), ahead=1),
+    "5c": Setting(kinds=kinds(["aa", "zz"]), pages=4, watermark=0.5),
+    "5d": Setting(kinds=kinds(SHARED)),
+    "5e": Setting(kinds=kinds(["aab", "aac"])),
+    "5f": Setting(kinds=kinds(["aab", "aac"])),
+    "5g": Setting(kinds=kinds(["aab", "aab", "zz"], 4)),
+}

@@ -1,0 +1,167 @@
+"""Every state of a small engine: its promises hold, planted bugs are found, and a story leads to what it says."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from phase0_request.batch import Batch
+from phase5_continuous.extras.record.record_file import read
+from phase5_continuous.extras.record.replay import Replay
+from phase5_continuous.lab import explore as command
+from phase5_continuous.lab.exploring.planting import bug
+from phase5_continuous.lab.exploring.search import Ways, explore
+from phase5_continuous.lab.exploring.story import tell
+from phase5_continuous.lab.exploring.world import World, kinds
+from phase5_continuous.lab.exploring.worlds import BUGS, LARGE, WORLDS
+from phase5_continuous.scheduler import Scheduler
+
+SMALLEST = WORLDS["smallest"]
+
+
+@pytest.mark.parametrize("name", ["smallest", "small", "outgrown"])
+def test_every_state_of_a_small_engine_keeps_its_promises(name: str) -> None:
+    found = explore(WORLDS[name], processes=1)
+    assert found.broken is None
+    assert found.whole
+    assert found.longest is not None
+    assert found.longest <= WORLDS[name].bound
+
+
+def test_every_way_in_one_piece_leads_to_the_state_that_was_found_and_its_record_too() -> None:
+    for ahead in (0, 1):
+        found = explore(replace(SMALLEST, ahead=ahead, kinds=kinds(["aab", "aab"])), processes=1, again=True)
+        assert found.broken is None
+        assert found.states > 40
+
+
+def test_requests_whose_masks_are_late_end_once_these_are_there() -> None:
+    found = explore(replace(LARGE["late"], kinds=kinds(["aab"], 3)), processes=1, again=True)
+    assert found.broken is None
+    assert found.longest is not None
+    assert found.longest <= LARGE["late"].bound
+
+
+def test_two_processes_find_what_one_finds() -> None:
+    one, two = (explore(SMALLEST, processes=processes) for processes in (1, 2))
+    assert (one.states, one.edges, one.depth, one.longest) == (two.states, two.edges, two.depth, two.longest)
+
+
+def test_requests_that_differ_in_names_alone_come_in_one_order() -> None:
+    alike, other = (
+        explore(replace(SMALLEST, kinds=kinds(prompts)), processes=1) for prompts in (["aa", "bb"], ["aa", "bc"])
+    )
+    assert alike.states < other.states
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_a_planted_bug_is_found_and_its_story_can_be_replayed(name: str, tmp_path: Path) -> None:
+    file, replayed = tmp_path / "story.jsonl", Replay()
+    with bug(name):
+        found = explore(BUGS[name], processes=1, again=True)
+        assert found.broken is not None
+        *told, _ = tell(BUGS[name], found.story, file)  # and last, what is broken then
+    assert len(told) == len(found.story)
+    for line in read(file):
+        replayed.apply(line)
+    assert {each.id for each in replayed.requests.values()} == {
+        sentence.split()[0] for sentence in told if "arrives" in sentence
+    }
+
+
+def test_a_planted_bug_is_gone_afterwards() -> None:
+    with bug("5b"):
+        pass
+    assert explore(BUGS["5b"], processes=1).broken is None
+
+
+def test_an_engine_that_forgets_what_runs_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Scheduler.plan
+
+    def plan(self: Scheduler, now: float) -> Batch:
+        return Batch() if self.running_set.running else real(self, now)
+
+    monkeypatch.setattr(Scheduler, "plan", plan)
+    found = explore(replace(SMALLEST, kinds=kinds(["aa"])), processes=1)
+    assert found.broken is not None
+    assert (found.broken.promise, found.broken.how) == (
+        "every request ends",
+        "no step is planned or in flight, and r1 are live",
+    )
+    assert [event.what for event in found.story] == ["submit", "plan", "commit"]
+
+
+def test_an_event_that_never_ends_is_found_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def plan(self: Scheduler, now: float) -> Batch:
+        while self.running_set.running or self.turns:
+            pass
+        return Batch()
+
+    monkeypatch.setattr(Scheduler, "plan", plan)
+    monkeypatch.setattr("phase5_continuous.lab.exploring.world.PATIENCE", 0.05)
+    found = explore(SMALLEST, processes=1)
+    assert found.broken is not None
+    assert found.broken.promise == "no error in the engine (TimeoutError)"
+    told = list(tell(SMALLEST, found.story))
+    assert told[:2] == ["r0 arrives with the prompt aa", "a step is planned"]
+
+
+def test_a_circle_of_states_is_no_way_to_the_end() -> None:
+    """State 0 leads to 1 and 2, which ends; 1 leads to 2, and then back to itself by way of 0."""
+    ways = Ways()
+    for number, (ahead, steps) in enumerate([([1, 2], [1, 1]), ([2], [1]), ([], [])]):
+        ways.parent = ways.parent if number == 0 else ways.parent + ways.parent[:1]
+        ways.next.extend(ahead)
+        ways.steps.extend(steps)
+        ways.begin.append(len(ways.next))
+    assert ways.longest() == (2, None)
+    ways.next[2] = 0
+    assert ways.longest()[1] is not None
+
+
+def test_a_promise_of_ones_own_is_asked_in_every_state() -> None:
+    asked = set[bytes]()
+
+    def at_most_one_runs(world: World) -> str | None:
+        asked.add(world.encode())
+        running = len(world.scheduler.running_set.running)
+        return f"{running} run" if running > 1 else None
+
+    found = explore(SMALLEST, at_most_one_runs, processes=1)
+    assert found.broken is not None
+    assert (found.broken.promise, found.broken.how) == ("your own", "2 run")
+    assert [event.what for event in found.story] == ["submit", "submit", "plan"]
+    asked.clear()
+    found = explore(SMALLEST, lambda world: asked.add(world.encode()), processes=1)  # type: ignore[func-returns-value]
+    assert len(asked) >= found.states - 1
+
+
+def test_the_command_prints_the_story_and_writes_its_film(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    film, figures = tmp_path / "film.jsonl", tmp_path / "figures.json"
+    options = ["--bug", "4b", "--processes", "1", "--film", str(film), "--json", str(figures)]
+    assert command.main(options) == 0
+    shown = capsys.readouterr().out
+    assert "request r0 has published 6 tokens, and computed 4" in " ".join(shown.split())
+    assert "3  a step is committed: no token yet" in shown
+    assert json.loads(film.read_text().splitlines()[0])["record"] == 1
+    assert json.loads(figures.read_text())["figures"]["world"]["states"] > 1
+
+
+def test_the_command_explores_the_world_that_it_is_given(capsys: pytest.CaptureFixture[str]) -> None:
+    world = ["aa", "zz", "--pages", "3", "--tenants", "x", "y", "--fair", "--tokens", "1", "--drafts", "1"]
+    assert command.main([*world, "--processes", "1"]) == 0
+    assert "All promises hold" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match=r"^2$"):
+        command.main(["aa", "zz", "--tenants", "x"])
+    assert "--tenants must be 2, one for each prompt; got 1" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in WORLDS if name not in ("smallest", "small", "outgrown")])
+def test_every_state_of_a_larger_engine_keeps_its_promises(name: str) -> None:
+    found = explore(WORLDS[name])
+    assert found.broken is None
+    assert found.whole
+    assert found.longest is not None
+    assert found.longest <= WORLDS[name].bound
