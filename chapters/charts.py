@@ -137,7 +137,8 @@ def stall(figure: Any, result: dict[str, Any]) -> None:
     left, right = figure.subplots(1, 2)
     left.axhline(outcomes[-1]["calm_gap_ms"], color=GREY, linestyle="--", linewidth=1, label="before it arrived")
     gaps = {name: [o[f"{key}_gap_ms"] for o in outcomes] for name, key in (("median", "p50"), ("worst", "worst"))}
-    curves(left, names, gaps, title="ITL of the decoding requests, ms", xlabel="chunk size", yscale="log")
+    top = 1.1 * max(gaps["worst"])
+    curves(left, names, gaps, title="ITL of the decoding requests, ms", xlabel="chunk size", ylim=(0, top))
     times = {"its TTFT": [o["ttft_ms"] for o in outcomes], "all finished": [o["total_ms"] for o in outcomes]}
     title = "Since the long prompt arrived, ms"
     curves(right, names, times, title=title, xlabel="chunk size", ylim=(0, 1.15 * max(times["all finished"])))

@@ -1,4 +1,4 @@
-"""TokenBudget: how many tokens a step may compute, which bounds its time. StepPlan: a step, and what is left of it."""
+"""TokenBudget limits the tokens of a step, and so its time. StepPlan is a step that is being planned."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,8 +12,8 @@ from phase0_request.support.checks import check_int
 class TokenBudget:
     """The limits of a step: `max_batched_tokens` in all, `max_chunk_size` for one request.
 
-    A decode takes one token of the step, a chunk of a prompt takes its length. With both limits as large as the longest
-    prompt, no prompt is ever cut.
+    A decode takes one token of the step, and a chunk takes as many as it is long. With both limits as large as the
+    longest prompt, no prompt is ever cut.
     """
 
     max_chunk_size: int = 256
@@ -32,16 +32,16 @@ class TokenBudget:
 
     @property
     def prompt_floor(self) -> int:
-        """The tokens of a step that are reserved for prompts while there are any: an eighth, and at least one."""
+        """The tokens that decodes leave to prompts while any are pending: an eighth of the step, and at least one."""
         return max(self.max_batched_tokens // 8, 1)
 
 
 # region exercise 3.1
 def cut(start: int, pending: int, room: int, page_size: int) -> int:
-    """The length of the next chunk of a prompt: of `pending` tokens from position `start` on, at most `room`.
+    """Return the length of a prompt's next chunk: at most `room` of the `pending` tokens from position `start` on.
 
     A chunk that does not reach the end of its prompt ends at a page boundary, so that its last page is full and can be
-    shared. If there is no boundary within reach, the chunk takes all the room there is.
+    shared. If no boundary is within reach, the chunk takes all the room.
     """
     length = min(pending, room)
     if length < pending:
@@ -56,28 +56,28 @@ def cut(start: int, pending: int, room: int, page_size: int) -> int:
 
 @dataclass(slots=True, kw_only=True)
 class StepPlan(Batch):
-    """A batch while it is planned: its slices so far, and what is left of the step for prompts.
+    """A batch that is being planned: its slices so far, and the tokens that are left for prompts.
 
     For each prompt in order, `fit` says how many tokens it may compute. A prompt is long while it needs more than one
-    chunk, otherwise short. Some tokens are reserved for short prompts, so that a long prompt does not block the short
-    ones behind it.
+    chunk, and otherwise short. Some tokens are reserved for short prompts, so that they need not wait for a long prompt
+    before them.
     """
 
     limits: TokenBudget
     page_size: int
     decodes: int  # how many decodes fit into the step
     left: int  # tokens left for prompts
-    reserved_for_short: int  # of those; below 0 once short prompts have taken more
+    reserved_for_short: int  # of those left; negative once short prompts have taken more
     slices: list[Slice] = field(default_factory=list)
     sequences: list[SequenceState] = field(default_factory=list)
 
     # region exercise 3.2
     @classmethod
     def of_step(cls, limits: TokenBudget, page_size: int, num_decodes: int, pending: Sequence[int]) -> "StepPlan":
-        """Split a step between `num_decodes` decodes and prompts of these `pending` lengths.
+        """Split a step between `num_decodes` decodes and prompts with these `pending` lengths.
 
-        Decodes come first, and leave `prompt_floor` tokens if there are prompts. Of the rest, as much as the short
-        prompts can use is reserved for them, up to half.
+        Decodes come first, and leave `prompt_floor` tokens if prompts are pending. Of the rest, short prompts reserve
+        what they can use, up to half.
         """
         decodes = min(num_decodes, limits.max_batched_tokens - (limits.prompt_floor if pending else 0))
         left = limits.max_batched_tokens - decodes
@@ -86,11 +86,13 @@ class StepPlan(Batch):
         return cls(limits=limits, page_size=page_size, decodes=decodes, left=left, reserved_for_short=reserved)
 
     def fit(self, start: int, pending: int) -> int:
-        """How many of its `pending` tokens a prompt may compute in this step, from position `start` on; may be 0."""
+        """Return how many of a prompt's `pending` tokens fit into this step, from position `start` on; may be 0."""
         room = min(self.left, self.limits.max_chunk_size)
         if self.is_long(pending):
             room = min(room, self.left - self.reserved_for_short)
         return cut(start, pending, room, self.page_size)
+
+    # endregion
 
     def add_decodes(self, sequences: Sequence[SequenceState]) -> None:
         """Schedule the next token of each sequence."""
@@ -98,7 +100,7 @@ class StepPlan(Batch):
         self.sequences += sequences
 
     def add_prompt(self, sequence: SequenceState) -> None:
-        """Schedule as much of a prompt as fits; nothing if nothing does."""
+        """Schedule as much of a prompt as fits, which may be nothing."""
         pending = sequence.num_tokens - sequence.num_scheduled
         length = self.fit(sequence.num_scheduled, pending)
         if length:
@@ -115,5 +117,3 @@ class StepPlan(Batch):
     def fits_long(self) -> bool:
         """Whether a long prompt can have a token of this step."""
         return self.left > max(self.reserved_for_short, 0)
-
-    # endregion

@@ -12,16 +12,16 @@ from phase3_chunked_prefill.budget import StepPlan, TokenBudget
 class Chunker:
     """Splits every step between decodes and prompts.
 
-    A request with one pending token is a decode. With more it is a prompt: a new one, one that is half computed, or one
-    that resumes after a preemption. A prompt is long while it needs more than one chunk (`max_chunk_size`), else short.
+    A request with one pending token is a decode. With more it is a prompt: new, half computed, or resumed after a
+    preemption. A prompt is long while it needs more than one chunk (`max_chunk_size`), and otherwise short.
 
     - Decodes come first. While there are prompts, `budget.prompt_floor` tokens of the step are left to them.
     - If not all decodes fit, they rotate: of n with room for k, each runs once in ceil(n / k) steps.
-    - Prompts get the rest in order, each at most a chunk. Long ones leave to short ones what these can use, up to half:
-      a long prompt does not block the short ones behind it, and they cannot take its half.
+    - Prompts get the rest in order, at most one chunk each. Long prompts leave the short ones as much as these can use,
+      up to half: neither kind can block the other.
 
-    So some decode, the first prompt and the first short prompt advance in every step, and no request starves. (A single
-    token that is left for prompts goes to the first of them, long or short.)
+    So some decode, the first prompt and the first short prompt advance in every step, and no request starves. (If only
+    one token is left for prompts, the first prompt gets it, long or short.)
     """
 
     def __init__(self, budget: TokenBudget, page_size: int = 1) -> None:
@@ -38,9 +38,9 @@ class Chunker:
     ) -> StepPlan:
         """Plan a step for the running sequences, in their order.
 
-        `waiting` are the pending tokens of requests that may be admitted to this step after it: the budget is split
-        with them in mind. `allocate_slots` makes sure that the next tokens of sequences have slots in memory, and
-        returns those of which that is true.
+        `waiting` has the pending tokens of requests that may be admitted to this step afterwards: the budget is split
+        with them in mind. `allocate_slots` finds slots in memory for the next tokens of sequences, and returns the
+        sequences that have them. It gets all sequences at once, since a slot for one may be taken from another.
         """
         decodes: list[SequenceState] = []
         prompts: list[SequenceState] = []
@@ -60,12 +60,15 @@ class Chunker:
             step.add_prompt(sequence)
         return step
 
+    # endregion
+
     def plan(self, running: Iterable[Request]) -> Batch:
         """Plan a step for a fixed set of requests that have nothing in flight."""
         return Batch(self.schedule([SequenceState(request) for request in running]).slices)
 
+    # region exercise 3.4
     def rotate_decodes(self, decodes: Sequence[SequenceState], room: int) -> Sequence[SequenceState]:
-        """Choose the decodes that run if `room` of them fit, in their own order. Called once a step."""
+        """Choose the `room` decodes that run, in their own order, so that all take turns. Called once per step."""
         if len(decodes) <= room:
             self._skipped = []
             return decodes

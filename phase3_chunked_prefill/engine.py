@@ -1,7 +1,7 @@
 """The engine of this phase: phase 2's, with steps under a token budget.
 
-Its requests are still a fixed set, admitted together. What has changed is how a step is planned: prompts are cut into
-chunks, and requests with a computed prompt decode in the same steps.
+Its requests are still a fixed set, admitted together. Only the plan of a step has changed: prompts are cut into chunks,
+and requests whose prompt is computed decode in the same steps.
 """
 
 from phase1_kv_pool.cache import PagedCache
@@ -21,8 +21,8 @@ def chunked(
     batch_size: int = 64,
     seed: int | None = None,
 ) -> Engine[StaticScheduler]:
-    """Make phase 2's engine with another plan: no step computes more tokens than the budget has. The output
-    is that of phase 2."""
+    """Make phase 2's engine with another plan, by which no step computes more tokens than the budget has. The output
+    is the same."""
     cache = cache or PagedCache(512, 16)
     plan = Chunker(budget or TokenBudget(), cache.page_size).plan
     scheduler = StaticScheduler(cache, model.eos_ids, plan_step=plan, batch_size=batch_size)

@@ -1,9 +1,8 @@
 """The engine of this phase: phase 3's engine over a prefix cache.
 
-Its batches are static: all requests of a batch are attached before any of them has computed a token. So they find what
-earlier batches left in the cache, but not each other, and a prefix that they share is computed by each of them. Once
-published, it is stored once. Phase 5 admits requests at every step, and lets one wait for a prefix that another is
-computing.
+Its batches are static: all requests of a batch are attached before any of them has computed a token. So they find the
+prefixes of earlier batches, but not each other's, and each computes a prefix that they share. Once published, it is
+stored once. Phase 5 admits requests at every step, and lets a request wait for a prefix that another is computing.
 """
 
 from phase2_prefill_decode.engine import Engine
@@ -23,5 +22,5 @@ def cached(
     batch_size: int = 64,
     seed: int | None = None,
 ) -> Engine[StaticScheduler]:
-    """Make phase 3's engine with another cache: one that keeps the pages of requests that have ended."""
+    """Make phase 3's engine with a cache that keeps the pages of requests that have ended."""
     return chunked(model, budget, cache=PrefixCache(num_pages, page_size), batch_size=batch_size, seed=seed)

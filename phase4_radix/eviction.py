@@ -10,8 +10,8 @@ SLACK = 64  # stale entries that are never worth a rebuild
 class EvictionQueue:
     """Nodes that may be evicted, the least recently used first: a heap of entries, each a time and a node.
 
-    A node that is used now is newer than all others, so `add` puts it at the end of the heap and moves nothing. Only a
-    parent that has just lost its last child comes with an old time, and takes O(log n).
+    A node that was used just now is newer than all others, so `add` puts it at the end of the heap and moves nothing.
+    Only a parent that has just lost its last child comes with an old time, and takes O(log n).
 
     Removing an entry from the middle would need a search. Instead, a node that is discarded or used again leaves a
     stale entry behind. `_entries` holds the valid one of each node; an entry that differs from it is dropped when it

@@ -31,7 +31,7 @@ class CacheHandle:
     node: int  # the locked node, where the path ends
     published: int  # pages of the table that are in the tree
     total: int  # tokens of the request when it was attached
-    cached: int  # of these, tokens found in the cache
+    cached: int  # of these, the tokens found in the cache
     counted: bool = False  # whether it is in Counts
 
 
@@ -66,7 +66,7 @@ class PrefixCache(PagedCache):
     # region exercise 4.5
     def attach(self, request: Request) -> int:
         """Open a page table that starts with the longest cached prefix, in whole pages, and lock that prefix. Returns
-        how many tokens it holds; the request advances over them."""
+        its number of tokens, over which the request advances."""
         super().attach(request)
         match = self.match(request)
         node = self.tree.split(match)
@@ -76,6 +76,8 @@ class PrefixCache(PagedCache):
         cached = len(match.pages) * self.page_size
         self.handles[request.id] = CacheHandle(node, len(match.pages), request.total, cached)
         return cached
+
+    # endregion
 
     def cached_tokens(self, request: Request) -> int:
         """How many tokens `attach` would find now. Read-only."""
@@ -107,8 +109,8 @@ class PrefixCache(PagedCache):
         return super().slots(part)
 
     def publish(self, request: Request) -> None:
-        """Add the pages that are full now to the tree. Where the tree already has the same tokens, the table switches
-        to the tree's pages and the request's own are released."""
+        """Add the pages that have become full to the tree. Where the tree already has the same tokens, the table
+        switches to the tree's pages, and the request's own are released."""
         table, handle = self.table(request), self.handles[request.id]
         full = request.computed // self.page_size
         if full <= handle.published:
@@ -117,16 +119,20 @@ class PrefixCache(PagedCache):
             raise PageError(f"request {request.id} has computed {request.computed} tokens, with {len(table)} pages")
         tokens = request.tokens(handle.published * self.page_size, full * self.page_size)
         own = table[handle.published : full]
+        # region exercise 4.10
         node, known = self.tree.insert(tokens, own, request.cache_salt, after=handle.node)
         self.allocator.share([*known, *own[len(known) :]])  # known pages: this table; the others: the tree
         table[handle.published : handle.published + len(known)] = known
         self.allocator.release(own[: len(known)])
+        # endregion
         if known:
             self.changed[request.id] = min(handle.published, self.changed.get(request.id, handle.published))
             for observer in self.observers:
                 observer.swapped(request, handle.published, known)
+        # region exercise 4.10
         self.tree.lock(node)
         self.tree.unlock(handle.node, used=False)  # insert has marked the path as used
+        # endregion
         handle.node, handle.published = node, full
         self.counts.duplicates += len(known)
         first = full - len(own) + len(known)  # of the pages that are new in the tree
@@ -144,7 +150,7 @@ class PrefixCache(PagedCache):
             self.tree.unlock(handle.node, used=handle.counted)
 
     def reset(self) -> int:
-        """Evict every page that no request uses. Returns how many pages that freed."""
+        """Evict every page that no request uses. Returns the number of pages freed."""
         return self._evict(self.tree.num_evictable)
 
     @property
@@ -153,13 +159,14 @@ class PrefixCache(PagedCache):
         return PageUsage(total=total, free=free, referenced=total - free - cached, cached=cached)
 
     def _evict(self, count: int) -> int:
-        """Evict pages from the tree, as many of `count` as can be. Returns how many that freed."""
+        """Evict up to `count` pages from the tree. Returns the number of pages freed."""
         pages = self.tree.evict(count)
         if pages:
             for observer in self.observers:
                 observer.removed(pages)
         return self.allocator.release(pages)
 
+    # region exercise 4.5
     def match(self, request: Request) -> Match:
         """The longest cached prefix that leaves the request at least one token to compute."""
         last = request.total - 1  # its logits yield the next token, so it is computed even if it is cached

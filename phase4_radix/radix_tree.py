@@ -1,4 +1,4 @@
-"""RadixTree: finds the pages that hold the longest cached prefix of a prompt. Knows tokens and pages, no requests."""
+"""RadixTree: finds the pages that hold the longest cached prefix of a prompt. Knows no requests."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -38,12 +38,11 @@ class Match(NamedTuple):
 class RadixTree:
     """Stores each cached prefix once, in whole pages. The caller owns the pages; the tree only names them.
 
-    Locking a node adds one reference to every node from it up to the root. So a node below one without references has
-    none either, and every unlocked page can be evicted by removing leaves.
+    Locking a node adds one reference to every node from it up to the root. So below a node without references there
+    are only nodes without references, and every unlocked page can be evicted by removing leaves.
 
-    A locked node keeps its number. Its end moves only when the holder of its only lock inserts behind it. Nodes are
-    split where two prefixes diverge, where a lock ends, and where only the first part was used. They are merged again
-    once no such reason remains.
+    A locked node keeps its index. Its end moves only when the holder of its only lock inserts after it. Nodes are split
+    where two prefixes diverge, a lock ends, or only the first part was used, and merged when no such reason remains.
     """
 
     def __init__(self, page_size: int) -> None:
@@ -63,7 +62,6 @@ class RadixTree:
     def num_evictable(self) -> int:
         return self.num_pages - self.num_locked
 
-    # region exercise 4.2
     def match(self, tokens: Sequence[int], salt: str = "") -> Match:
         """Return the longest cached prefix in whole pages. Read-only: no split, no lock, no update of `last_used`."""
         return self._walk(ROOT, page_keys(tokens, self.page_size, salt))
@@ -78,10 +76,10 @@ class RadixTree:
         self, tokens: Sequence[int], pages: Sequence[int], salt: str = "", after: int = ROOT
     ) -> tuple[int, list[int]]:
         """Add `tokens`, held in `pages`, after the path to node `after`. Returns the node where they end now, and the
-        pages that the tree had already for the first of them; the pages given for those are not taken.
+        pages that the tree already had for the first of these tokens; the pages given for those are not taken.
 
-        The caller must hold a lock on `after`. The tokens that are left extend the node where the walk ended, if it is
-        not the root, has no children, and no lock but the caller's on `after`; otherwise they become a child of it.
+        The caller must hold a lock on `after`. The new tokens extend the node where the walk ended, unless that is the
+        root, has children, or has another lock than the caller's on `after`; then they become a child of it.
         """
         if len(tokens) != len(pages) * self.page_size:
             raise ValueError(f"{len(tokens)} tokens do not fill {len(pages)} pages of {self.page_size}")
@@ -98,6 +96,7 @@ class RadixTree:
     def lock(self, node: int) -> None:
         """Add one reference to every node on the path to this one. Each `lock` needs an `unlock`."""
         self._get(node)
+        # region exercise 4.8
         while node != ROOT:
             current = self.nodes[node]
             if current.ref_count == 0:
@@ -105,18 +104,21 @@ class RadixTree:
                 self.leaves.discard(node)
             current.ref_count += 1
             node = current.parent
+        # endregion
 
     def unlock(self, node: int, used: bool = True) -> None:
         """Remove one reference from every node on the path, and with `used` mark the path as used now."""
         if self._get(node).ref_count == 0:
             raise PageError(f"node {node} is not locked")
         end = node
+        # region exercise 4.8
         while node != ROOT:
             current = self.nodes[node]
             current.ref_count -= 1
             if current.ref_count == 0:
                 self.num_locked -= len(current.pages)
             node = current.parent
+        # endregion
         if used:
             self._touch(end)
         else:
@@ -124,9 +126,10 @@ class RadixTree:
             if len(children := self.nodes[end].children) == 1:
                 self._merge(*children.values())
 
+    # region exercise 4.9
     def evict(self, count: int) -> list[int]:
-        """Remove `count` pages, or all unlocked pages if there are fewer, and return them. The least recently used
-        leaf is evicted first, from its end. A node that has lost its last child is a leaf."""
+        """Remove `count` pages, or all unlocked pages if there are fewer, and return them. The least recently used leaf
+        is evicted first, from its end. A node that loses its last child becomes a leaf."""
         evicted: list[int] = []
         while len(evicted) < count and self.leaves:
             leaf = self.leaves.oldest()
@@ -139,8 +142,11 @@ class RadixTree:
         self.num_pages -= len(evicted)
         return evicted
 
+    # endregion
+
+    # region exercise 4.2
     def _walk(self, after: int, key: list[bytes]) -> Match:
-        """Follow `key` down the tree from the end of node `after`, as far as the tree has it."""
+        """Follow `key` down the tree from the end of node `after`, as far as the tree holds it."""
         node, offset = after, len(self.nodes[after].key)
         pages: list[int] = []
         while len(pages) < len(key):
@@ -153,9 +159,12 @@ class RadixTree:
                 break
         return Match(node, offset, pages)
 
+    # endregion
+
+    # region exercise 4.7
     def _split(self, lower: int, offset: int) -> int:
-        """Move the first `offset` pages of a node to a new parent, and return that. The lower part keeps the number,
-        since locks refer to it."""
+        """Move the first `offset` pages of a node to a new parent, and return the parent. The lower part keeps its
+        index, because locks refer to it."""
         node = self.nodes[lower]
         above = Node(node.parent, node.key[:offset], node.pages[:offset], {}, node.ref_count, node.last_used)
         upper = self._allocate(above)
@@ -165,9 +174,10 @@ class RadixTree:
         node.parent = upper
         return upper
 
+    # endregion
+
     def _append(self, node: int, key: list[bytes], pages: list[int], ref_count: int) -> int:
-        """Add a key that shares its first page with no child: extend the node if it is a leaf with no references but
-        the caller's `ref_count`, and otherwise add a child."""
+        """Extend a leaf that has no references but the caller's `ref_count`, and otherwise add a child."""
         end = self.nodes[node]
         self.num_pages += len(pages)
         if node != ROOT and not end.children and end.ref_count == ref_count:
@@ -175,16 +185,13 @@ class RadixTree:
             end.key += key
             end.pages += pages
             return node
-        child = self._allocate(Node(node, key, pages))
-        end.children[key[0]] = child
+        end.children[key[0]] = child = self._allocate(Node(node, key, pages))
         return child
-
-    # endregion
 
     # region exercise 4.3
     def _merge(self, lower: int) -> bool:
         """Undo a split: merge a node with its parent if it is the only child, no lock ends between the two, and both
-        were last used together. Returns whether it did."""
+        were last used together. Returns whether they were merged."""
         node = self.nodes[lower]
         upper = self.nodes[node.parent]
         same = (upper.ref_count, upper.last_used) == (node.ref_count, node.last_used)
@@ -198,20 +205,18 @@ class RadixTree:
         node.key, node.pages = upper.key, upper.pages
         return True
 
+    # endregion
+
     def _touch(self, node: int) -> None:
         """Mark the path to a node as used now, and merge the nodes on it that no longer need to be separate."""
         self._clock += 1
         end = node
         while node != ROOT:
-            current = self.nodes[node]
-            current.last_used = self._clock
-            node = current.parent
+            self.nodes[node].last_used = self._clock
+            node = self.nodes[node].parent
         self._add_to_queue(end)
         while end != ROOT:
-            if not self._merge(end):
-                end = self.nodes[end].parent
-
-    # endregion
+            end = end if self._merge(end) else self.nodes[end].parent
 
     def _allocate(self, node: Node) -> int:
         if not self.free:
@@ -239,7 +244,7 @@ class RadixTree:
             self.leaves.add(node, current.last_used)
 
     def _get(self, node: int) -> Node:
-        """The node with a number that came from a caller."""
+        """Return the node with an index that came from a caller. PageError if it is not in the tree."""
         if 0 <= node < len(self.nodes) and self.nodes[node] is not FREE:
             return self.nodes[node]
         raise PageError(f"node {node} is not in the tree")

@@ -17,12 +17,12 @@ SEARCHED = 256  # entries of the queue scanned for them, which bounds the cost o
 
 @dataclass(slots=True)
 class Admission:
-    """A request is admitted when the step has a token left for it, and the pool can hold all its tokens with the
-    watermark free.
+    """Admits a request when the step has a token left for it, and the pool can hold all its tokens with the watermark
+    free.
 
-    Requests are admitted in turn, and the policy may give a few of them a head start. One that waits for a prefix in
-    progress is passed over, and so is a long prompt when the step has no tokens left for long ones: of the first
-    SEARCHED in turn. One that does not fit into the pool is not passed by any: pages that become free are kept for it.
+    Requests are admitted in turn, and the policy may give a few of them a head start. Among the first SEARCHED in turn,
+    a request that waits for a prefix in progress is passed over, and so is a long prompt when the step has no tokens
+    left for long ones. No request passes one that does not fit into the pool: pages that become free are kept for it.
     """
 
     policy: Policy
@@ -42,18 +42,18 @@ class Admission:
 
     @property
     def is_open(self) -> bool:
-        """Whether a request waits, and there is a place for it and a chance of pages."""
+        """Whether a request is waiting, a place is free, and the pool is not known to be full."""
         has_place = len(self.running_set.running) < self.max_running
         return has_place and self.running_set.did_not_fit is None and bool(self.turns)
 
-    # region exercise 5.2
     def pending_lengths(self) -> list[int]:
-        """The tokens of the requests that the next step may admit: of short prompts if there are any."""
+        """The lengths of the prompts that the next step may admit: of short ones if any can be."""
         if not self.is_open:
             return []
         candidates = self._candidates(long=False) or self._candidates(long=True)
         return [sequence.num_tokens for sequence in candidates]
 
+    # region exercise 5.2
     def admit(self, step: StepPlan, now: float) -> None:
         """Add requests to a step in order, as long as there are places, pages and tokens left."""
         admitted = True
@@ -70,8 +70,10 @@ class Admission:
                     step.add_prompt(sequence)
                     admitted = True
 
+    # endregion
+
     def _candidates(self, long: bool) -> list[SequenceState]:
-        """The next requests that do not wait for a prefix, as far as known; with long prompts or without."""
+        """The next requests that are not known to wait for a prefix, with long prompts or without."""
         ready = (
             sequence
             for sequence in islice(self.turns.in_turn(), SEARCHED)
@@ -79,16 +81,14 @@ class Admission:
         )
         return list(islice(ready, CANDIDATES))
 
-    # endregion
-
     def _place(self, sequence: SequenceState) -> float:
-        """The rank of a request, less the head start that it has now. One that resumes has none."""
+        """The rank of a request, less its present head start. A request that resumes has none."""
         (rank, _), request = sequence.key, sequence.request
         resumes = request.state is RequestState.PREEMPTED
         return rank if resumes else rank - self.policy.head_start(request, self.running_set.cache)
 
     def make_room(self) -> None:
-        """Preempt a request if it gives way to another one that could not be admitted."""
+        """Preempt a request that gives way to one that could not be admitted, if there is one."""
         running_set, turns = self.running_set, self.turns
         if turns and not (self.is_open or running_set.leaving) and (victim := turns.gives_way(running_set.running)):
             running_set.preempted_for = None
@@ -99,9 +99,9 @@ class Admission:
 class PrefixesInProgress:
     """The prompts that are being computed, so that a shared prefix is computed once.
 
-    A request waits on a running one that is about to compute its next page of prompt, until all the pages they have in
-    common are cached; it stops waiting if the other one leaves. No request waits if the cache does not share, and none
-    waits for pages that it could not use.
+    A request waits for a running request that is about to compute the next page of its prompt, until all the pages that
+    they have in common are cached, or the other request leaves. No request waits if the cache does not share, or for
+    pages that it could not use.
     """
 
     cache: PagedCache

@@ -23,7 +23,7 @@ def turns() -> Callable[[int | None], Turns]:
 
 
 def extender_of(config: Mapping[str, Any]) -> "Extender | None":
-    """What makes the slices of steps longer, as a speculative config describes it."""
+    """Make the extender that a speculative config describes."""
     check_extras(PACKAGE, "speculative_config")
     from phase5_continuous.extras.speculation.speculation import speculation_of
 

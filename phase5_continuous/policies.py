@@ -1,4 +1,4 @@
-"""Policies: in which order waiting requests are admitted. By arrival, with head starts that are bounded."""
+"""Policies: the order in which waiting requests are admitted, by arrival and with bounded head starts."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,22 +6,23 @@ from dataclasses import dataclass
 from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
 
-LEVELS = 8  # of priority either side of 0; what lies beyond counts as the outermost
+LEVELS = 8  # of priority on either side of 0; levels beyond count as the outermost
 
 
 class Policy:
     """A policy gives some of the waiting requests a head start, in seconds: they are admitted earlier. This base class
     gives none.
 
-    `rank` places a request once, at submission, and also decides which is preempted: the last.
-    `head_start` may move it forward among the first few candidates, by what changes while it waits, such as the cache.
+    `rank` places a request once, at submission, and also decides which request is preempted: the last.
+    `head_start` may move it forward among the first few candidates, by something that changes while it waits, such as
+    the cache.
 
-    No head start, of the two together, exceeds `bound`. So a request that could start is never passed by one that
-    arrives more than `bound` seconds after it: waiting requests age, and in the end none is ahead. Two kinds cannot
-    start yet, and may be passed in the meantime, since it costs them nothing:
+    Both together give no head start of more than `bound`. So a request that could start is never passed by one that
+    arrives more than `bound` seconds after it: waiting requests age. Two kinds of request cannot start yet, and may be
+    passed in the meantime, since it costs them nothing:
 
-    - a long prompt behind other long ones, until these are computed: half of a step's prompt tokens are for them;
-    - a request that waits on a prefix in progress, until the other request has computed it, or leaves.
+    - a long prompt after other long ones, until these are computed: half of a step's prompt tokens are for them;
+    - a request that waits for a prefix in progress, until the other request has computed it, or leaves.
     """
 
     @property
@@ -30,7 +31,7 @@ class Policy:
         return 0.0
 
     def rank(self, request: Request) -> float:
-        """The time at which a request counts as having arrived. Called once, at submission. The last in rank is
+        """The time at which a request counts as having arrived. Called once, at submission. The last request in rank is
         preempted first."""
         return request.arrival
 
@@ -52,7 +53,7 @@ class ByPriority(Policy):
     # region exercise 5.7
     @property
     def bound(self) -> float:
-        """The largest head start: of the outermost level on one side over that on the other."""
+        """The largest head start of one request over another, in seconds."""
         return 2 * LEVELS * self.seconds
 
     def rank(self, request: Request) -> float:
@@ -67,7 +68,8 @@ class ByPriority(Policy):
 class LongestPrefixFirst(Policy):
     """Admits prompts with a cached beginning first: a prompt that is all cached is worth `seconds`.
 
-    It passes only the few other candidates, not the whole queue: that would be a lookup for every waiting request.
+    Such a prompt passes only the few other candidates. Passing the whole queue would take a lookup for every waiting
+    request.
     """
 
     seconds: float = 30.0
@@ -75,7 +77,7 @@ class LongestPrefixFirst(Policy):
     # region exercise 5.7
     @property
     def bound(self) -> float:
-        """The largest head start: of a prompt that is all cached over one of which nothing is."""
+        """The largest head start of one request over another, in seconds."""
         return self.seconds
 
     def head_start(self, request: Request, cache: PagedCache) -> float:

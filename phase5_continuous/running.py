@@ -21,13 +21,13 @@ class RunningSet:
     """
 
     cache: PagedCache
-    turns: Turns  # one that is preempted waits there
-    watermark: int  # tokens for which the pool must have room besides, when a request is admitted
+    turns: Turns  # where a preempted request waits
+    watermark: int  # tokens for which the pool must still have room after a request is admitted
     running: RequestQueue = field(default_factory=RequestQueue)
     leaving: list[SequenceState] = field(default_factory=list)
-    did_not_fit: Request | None = None  # the pool is full: this one got no pages, and none were freed since
+    did_not_fit: Request | None = None  # the pool is full: this request got no pages, and none were freed since
     num_preemptions: int = 0
-    preempted_for: Request | None = None  # needed the pages of the last one preempted; None: it was for its place
+    preempted_for: Request | None = None  # the last preemption was for its pages; None: for a place
 
     # region exercise 5.3
     def allocate(self, sequence: SequenceState, now: float) -> bool:
@@ -50,16 +50,24 @@ class RunningSet:
         self.running.add(sequence)
         return True
 
+    # endregion
+
     def allocate_slots(self, sequences: Sequence[SequenceState]) -> list[SequenceState]:
-        """Make sure that the tokens of each have slots. Returns the ones that can be computed in this step."""
+        """Find slots for the tokens of each sequence. Returns the sequences that can be computed in this step."""
         for sequence in sequences:
             if sequence.num_tokens > sequence.capacity:
                 self._append_page(sequence)
         return [sequence for sequence in sequences if sequence.num_tokens <= sequence.capacity]
 
+    def grow(self, sequence: SequenceState, tokens: int) -> None:
+        """Give a request pages for this many tokens. The pages must be available."""
+        self.cache.grow(sequence.request, tokens)
+        sequence.capacity = len(self.cache.table(sequence.request)) * self.cache.page_size
+
+    # region exercise 5.9
     def _append_page(self, sequence: SequenceState) -> None:
-        """Give a request one more page, or as many as its tokens need. If the pool is full, preempt others for it,
-        unless a commit is about to free pages. If the whole pool is too small, it gets none, and ends out of memory."""
+        """Give a request the pages that its tokens need. If the pool is full, preempt others for it, unless a commit is
+        about to free pages. A request that the whole pool could not hold gets none, and ends out of memory."""
         while sequence.capacity:  # else it was preempted itself
             if self.cache.can_grow(sequence.request, sequence.num_tokens):
                 self.grow(sequence, sequence.num_tokens)
@@ -69,14 +77,9 @@ class RunningSet:
             self.preempted_for = sequence.request
             self.leave(self.turns.victim(self.running))
 
-    def grow(self, sequence: SequenceState, tokens: int) -> None:
-        """Give a request pages for so many tokens. They must be available."""
-        self.cache.grow(sequence.request, tokens)
-        sequence.capacity = len(self.cache.table(sequence.request)) * self.cache.page_size
-
     def leave(self, sequence: SequenceState) -> None:
-        """Take a request out of the steps. If it has ended, its pages are freed; otherwise it is preempted. Either
-        happens once nothing of it is in flight."""
+        """Take a request out of all further steps. Once nothing of it is in flight, its pages are freed if it has
+        ended, and otherwise it is preempted."""
         if sequence.capacity:  # else it is leaving already
             self.running.remove(sequence)
             sequence.capacity = 0
@@ -84,15 +87,17 @@ class RunningSet:
         if not sequence.in_flight:
             self._free(sequence)
 
+    # endregion
+
     def free_landed(self) -> list[SequenceState]:
-        """Free the pages of the leaving requests of which nothing is in flight any more, and return those requests."""
+        """Free the pages of leaving requests that have nothing in flight any more, and return these requests."""
         landed = [sequence for sequence in self.leaving if not sequence.in_flight]
         for sequence in landed:
             self._free(sequence)
         return landed
 
     def _free(self, sequence: SequenceState) -> None:
-        """Free the pages of a leaving request. One that has not ended is preempted: its tokens are kept, and prefilled
+        """Free the pages of a leaving request. If it has not ended, it is preempted: its tokens are kept, and prefilled
         again when it resumes."""
         self.leaving.remove(sequence)
         self.cache.release(sequence.request)
@@ -102,8 +107,6 @@ class RunningSet:
             sequence.reset()
             self.turns.put_back(sequence)
             self.num_preemptions += 1
-
-    # endregion
 
     def clear(self) -> None:
         self.running.clear()

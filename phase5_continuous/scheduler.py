@@ -19,11 +19,11 @@ from phase5_continuous.turns import OneQueue, Turns
 
 
 class Extender(Protocol):
-    """Makes slices of a planned step longer, by tokens beyond a request's last one."""
+    """Lengthens slices of a planned step by tokens beyond the newest of their requests."""
 
     @property
     def counts(self) -> tuple[int, int, tuple[int, ...]]:
-        """Since the start: longer slices, their tokens beyond, and how many of the first, the second, ... were kept."""
+        """Since the start: lengthened slices, their added tokens, and how many first, second, ... ones were kept."""
 
     def extend(self, step: StepPlan, running_set: RunningSet) -> list[Slice]: ...
 
@@ -35,20 +35,20 @@ class Scheduler(BaseScheduler):
     """Owns every live request. Running ones are scheduled first, then preempted ones resume, then waiting ones start.
 
     - Running requests share a step as the Chunker splits it: decodes, then prompts, in the order of the policy.
-    - A decode that needs a page when none is free takes it from the last in rank. That one is preempted: its pages are
-      freed (a cache that shares keeps what was computed), and it is the first to resume. The first in rank is never
-      preempted while it runs, so it ends, and then the next one is first: every request ends. Blocked
-      requests are preempted before others.
-    - No waiting request is admitted while a preempted one waits for pages.
-    - `turns` may order requests in another way than by rank alone.
-    - `watermark` of the pool, 1 % as in vLLM and rounded down, stays free when a request is admitted, so that those
-      that run can grow before one of them must be preempted.
+    - A decode that needs a page when none is free takes it from the last request in rank, which is preempted: its pages
+      are freed (a cache that shares keeps those that are full), and it is the first to resume. The first in rank is
+      never preempted, so it ends, and the next becomes the first: every request ends. Blocked requests are preempted
+      before others.
+    - No waiting request is admitted while a preempted request waits for pages.
+    - `turns` may order requests by more than their rank.
+    - `watermark` of the pool, 1 % as in vLLM and rounded down, stays free when a request is admitted, so that running
+      requests can grow before one of them must be preempted.
 
-    An `extender` may make slices longer, by tokens beyond those of the requests.
+    An `extender` may lengthen slices by tokens beyond those of the requests.
 
-    With `ahead=1`, as the server runs on a GPU, a step may be planned while another is in flight, so that the
-    device need not wait for the host. The tokens of that other step are known only to the device. If one of them ends
-    its request, the later step has computed a token too many, which is discarded.
+    With `ahead=1`, as the server runs on a GPU, a step may be planned while another is in flight, so that the device
+    need not wait for the host. Only the device knows the tokens of that other step. If one of them ends its request,
+    the later step has computed one token too many, which is discarded.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Scheduler(BaseScheduler):
 
     @property
     def budget(self) -> TokenBudget:
-        """The token budget of a step. A new one holds from the next plan on."""
+        """The token budget of a step. A new budget applies from the next plan on."""
         return self.chunker.budget
 
     @budget.setter
@@ -105,28 +105,31 @@ class Scheduler(BaseScheduler):
 
     # A step is planned.
 
-    # region exercise 5.4
     def plan(self, now: float) -> Batch:
         """Plan the next step. Empty if there is no request, or if a step in flight must be committed first."""
         running_set = self.running_set
         for sequence in running_set.running:
             if sequence.blocked_by is not None and not sequence.in_flight and sequence.blocked_by.done():
                 sequence.blocked_by = None
+        # region exercise 5.4
         preemptions = running_set.num_preemptions
         while not (batch := self._schedule(now)) and self._is_stuck:
             if running_set.num_preemptions == preemptions:  # else a preemption has made room: try again
                 self._fail_first(now)
             preemptions = running_set.num_preemptions
+        # endregion
         return batch
 
     def _schedule(self, now: float) -> Batch:
-        """Schedule the running requests, then admit others into what is left of the step. Then it is in flight."""
+        """Schedule the running requests, then admit others into the rest of the step. Then it is in flight."""
         running_set, admission = self.running_set, self.admission
         admission.make_room()
+        # region exercise 5.4
         waiting = admission.pending_lengths()
         ready = [sequence for sequence in running_set.running if sequence.blocked_by is None]
         step = self.chunker.schedule(ready, waiting, running_set.allocate_slots)
         admission.admit(step, now)
+        # endregion
         slices = step.slices
         if self.extender is not None:
             step.slices = self.extender.extend(step, running_set)
@@ -136,22 +139,19 @@ class Scheduler(BaseScheduler):
 
     @property
     def _is_stuck(self) -> bool:
-        """Whether there are requests, and none will advance: nothing is in flight, and nothing is waited for."""
+        """Whether requests are live and none can advance: nothing is in flight, and none is blocked."""
         return bool(self._live) and not any(s.in_flight or s.blocked_by is not None for s in self._live.values())
 
     def _fail_first(self, now: float) -> None:
-        """End the first request: it has the whole pool, nothing is in flight, and still its next token does not fit."""
+        """End the first request: it has the whole pool to itself, and its next token does not fit."""
         running_set = self.running_set
         sequence = next(chain(running_set.running, self.turns.in_turn()))
         room = f"the whole cache has room for {self.cache.max_tokens}"
         error = f"out of memory: it needs {sequence.num_tokens} tokens, and {room}"
         self.end(sequence.request, FinishReason.ERROR, now, error)
 
-    # endregion
-
     # A step has been computed.
 
-    # region exercise 5.1
     def commit(self, batch: Batch, output: StepOutput, now: float) -> list[Event]:
         """Apply the output of the oldest step in flight. Returns all events since the last commit."""
         if self.extender is not None:
@@ -163,7 +163,7 @@ class Scheduler(BaseScheduler):
         return events
 
     def plan_again(self) -> None:
-        """Forget the steps in flight, between two steps. What runs keeps its pages and what is committed."""
+        """Forget the steps in flight, between two steps. Running requests keep their pages and committed tokens."""
         for sequence in self.running_set.running:
             sequence.reset(sequence.capacity)
         for sequence in self.running_set.leaving:
@@ -179,10 +179,8 @@ class Scheduler(BaseScheduler):
             self.turns.remove(sequence)
             self.running_set.did_not_fit = None  # it may have been that one
 
-    # endregion
-
     def drain(self) -> list[Event]:
-        """Return the events since the last commit or drain: what has come of requests since, each event once."""
+        """Return the events since the last commit or drain, each of them once."""
         events = super().drain()
         self.turns.delivered(events)
         return events

@@ -20,24 +20,24 @@ class Turns(Protocol):
         """Queue a new request. QueueFullError if the queue is at its limit."""
 
     def put_back(self, sequence: SequenceState) -> None:
-        """Queue a request that was here before: it was preempted, for example."""
+        """Queue a request that was here before, for example one that was preempted."""
 
     def remove(self, sequence: SequenceState) -> None:
-        """Take a request out of the queue: it runs now, or has ended."""
+        """Take a request out of the queue, because it runs now or has ended."""
 
     def clear(self) -> None:
-        """Take all requests out of the queue. They are put back."""
+        """Empty the queue. The caller puts its requests back."""
 
     def in_turn(self) -> Iterator[SequenceState]:
-        """The requests that may be admitted, of which there is at least one, in order."""
+        """The requests that may be admitted, in order. There is at least one."""
 
     def reorder(
         self, candidates: Sequence[SequenceState], place: Callable[[SequenceState], float]
     ) -> Sequence[SequenceState]:
-        """The first few in turn, by their places: each its rank less its head start."""
+        """Order the first few requests in turn by place: the rank less the head start."""
 
     def victim(self, running: Iterable[SequenceState]) -> SequenceState:
-        """The request that is preempted when another one needs its pages."""
+        """The request to preempt when another one needs its pages."""
 
     def gives_way(self, running: Iterable[SequenceState]) -> SequenceState | None:
         """The running request to preempt in favour of a queued one, or None. The queue must not be empty."""
@@ -47,8 +47,8 @@ class Turns(Protocol):
 
 
 class OneQueue:
-    """First in rank, first served. Preempted requests resume before any other is admitted; none is preempted for its
-    place. At most `limit` new requests wait."""
+    """First in rank, first served. Preempted requests resume before any other is admitted. No request is preempted to
+    give another one its place. At most `limit` new requests wait."""
 
     def __init__(self, limit: int | None = None) -> None:
         self.limit = limit
@@ -82,7 +82,7 @@ class OneQueue:
         return sorted(candidates, key=place)
 
     def victim(self, running: Iterable[SequenceState]) -> SequenceState:
-        """The last in rank: of those that wait to draw a token, if there are any."""
+        """The last in rank: of the blocked requests if there are any, and otherwise of all."""
         return max(running, key=lambda each: (each.blocked_by is not None, each.key))
 
     def gives_way(self, running: Iterable[SequenceState]) -> SequenceState | None:

@@ -185,17 +185,22 @@ FEWER = {
     ),
     "03_chunked_prefill": (
         f"{SHORT_CEILINGS}{SHALLOW}",
-        {"prompt=2048, answer=96": "prompt=256, answer=32", "range(2)": "range(1)"},
+        {"8, 32, 96, 16, 2048": "8, 32, 40, 16, 300", "range(2)": "range(1)"},
     ),
     "04_radix": (
         f"{SHALLOW}from phase4_radix.lab import replay\n"
         "replay.CHAT_PAGES, replay.GROUP_PAGES = (192, 4096), (40, 88, 128)\n"
         "replay.chats.__defaults__, replay.pressure.__defaults__ = (replay.CHAT_PAGES,), (replay.GROUP_PAGES,)",
-        {"requests=3": "requests=1", "(8, GREEN), (64, RED)": "(2, GREEN), (4, RED)"},
+        {"(0, 128, 256, 384, 512), 3": "(0, 512), 1", "(8, 64)": "(2, 4)"},
     ),
     "05_continuous": (
         f"{SHORT_CEILINGS}{SHALLOW}",
-        {"(10, 20, 40, 80, 120, 160, 240)": "(5, 20)", "seconds=2": "seconds=1"},
+        {
+            "(10, 20, 40, 80, 120, 160, 240)": "(5, 20)",
+            "seconds=2": "seconds=1",
+            "(20, 40, 80, 160)": "(5,)",
+            "(20, 40, 80, 120, 160, 240)": "(5, 20)",
+        },
     ),
     "06_integration": (
         "",

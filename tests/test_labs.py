@@ -22,7 +22,7 @@ from phase0_request.tokenizer import BUNDLED
 from phase2_prefill_decode.lab import ceilings
 from phase2_prefill_decode.lab.shapes import SHAPES
 from phase4_radix.lab import replay
-from phase5_continuous.lab import fairness
+from phase5_continuous.lab import fairness, growth
 from phase5_continuous.lab.exploring.worlds import BUGS, WORLDS
 from phase5_continuous.lab.simulator import Setting
 from phase6_integration.lab import bench
@@ -120,6 +120,11 @@ BENCHMARKS: dict[str, tuple[str, list[str], dict[str, object]]] = {
         },
     ),
     "phase5_goodput.json": ("phase5_continuous.lab.goodput", ["--seconds", "1"], {"RATES": (5, 10)}),
+    "phase5_growth.json": (
+        "phase5_continuous.lab.growth",
+        [],
+        {"TRACE": growth.Trace(kind="batch", requests=12, prompt=40, answer=40), "PAGES": 64},
+    ),
     "phase5_study.json": (
         "phase5_continuous.lab.study",
         ["-n", "2", "--runs", "1", "--many", "20"],

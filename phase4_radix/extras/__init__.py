@@ -1,1 +1,1 @@
-"""What the core of this phase does without: hashes of cached blocks, for others to read."""
+"""Extras of this phase, which its core does without: names of cached blocks that other processes understand."""

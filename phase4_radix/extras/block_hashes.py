@@ -1,7 +1,7 @@
-"""Names for cached pages that every process gives alike, so that a router knows what each engine has cached.
+"""Names of cached pages that are the same in every process, so that a router knows what each engine has cached.
 
-Page numbers mean something in one engine only. A block, which is what vLLM calls a page with its content, is named by a
-hash of its tokens and of all that stands before them. Python's own `hash` would differ from process to process.
+A page number means something in one engine only. A block (vLLM's word for a page with its content) is named by a hash
+of its tokens and of all tokens before them. Python's own `hash` would differ from process to process.
 """
 
 from collections.abc import Sequence
@@ -16,9 +16,9 @@ HASH_BYTES = 8
 
 # region exercise 4.6
 def block_hashes(tokens: Sequence[int], page_size: int, salt: str = "", parent: int | None = None) -> list[int]:
-    """Hash the whole pages of `tokens`: 64 bits of each, from the hash of the block before it and its own tokens. The
-    first block of a prefix takes the salt as well, so no block of another salt has the same hash. With the hash of a
-    `parent`, the tokens are those behind that block."""
+    """Hash the whole pages of `tokens` to 64 bits each, from the hash of the block before and the page's own tokens.
+    The first block of a prefix also takes the salt, so no block under another salt has the same hash. With the hash of
+    a `parent`, the tokens continue that block."""
     hashes: list[int] = []
     previous = ROOT_HASH if parent is None else parent
     for key in page_keys(tokens, page_size, salt if parent is None else ""):
@@ -26,6 +26,9 @@ def block_hashes(tokens: Sequence[int], page_size: int, salt: str = "", parent: 
         previous = int.from_bytes(digest, "little")
         hashes.append(previous)
     return hashes
+
+
+# endregion
 
 
 class BlockHashes(CacheObserver):
@@ -36,7 +39,7 @@ class BlockHashes(CacheObserver):
         self.by_page: dict[int, int] = {}
 
     def stored(self, parent: int | None, pages: Sequence[int], tokens: Sequence[int], salt: str) -> list[int]:
-        """Hash pages that are new in the cache, behind the page `parent`. Returns their hashes."""
+        """Hash pages that are new in the cache, after the page `parent`. Returns their hashes."""
         before = None if parent is None else self.by_page[parent]
         hashes = block_hashes(tokens, self.page_size, salt, before)
         self.by_page.update(zip(pages, hashes, strict=True))
@@ -45,6 +48,3 @@ class BlockHashes(CacheObserver):
     def removed(self, pages: Sequence[int]) -> list[int]:
         """Forget pages that have left the cache. Returns their hashes."""
         return [self.by_page.pop(page) for page in pages]
-
-
-# endregion

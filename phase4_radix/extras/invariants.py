@@ -1,4 +1,4 @@
-"""What holds between any two calls of a cache and its tree. Slow; for tests and for `--check-invariants`."""
+"""Invariants of a cache and its tree, checked between two calls. Slow; for tests and for `--check-invariants`."""
 
 from collections import Counter
 from collections.abc import Iterator

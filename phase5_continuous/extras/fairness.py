@@ -1,4 +1,4 @@
-"""Fair queueing: which tenant is next. Tenants are the clients of a server, as far as it can tell them apart."""
+"""Fair queueing: decides which tenant is next. Tenants are the clients that a server can tell apart."""
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,13 +17,13 @@ from phase5_continuous.turns import OneQueue
 class FairShare:
     """Counts the tokens that are computed for each tenant. The tenant with the fewest is next.
 
-    Tenants that all have requests waiting get about the same number of tokens, however many requests each of them has.
-    What one tenant does not use is for the others: no place stays empty while a request waits.
+    Tenants that all have requests waiting get about the same number of tokens, however many requests each has. The
+    others get what one tenant does not use: no place stays empty while a request waits.
 
     A tenant cannot save up tokens. When it submits a request, its count is raised to the *virtual time*: the least
     count among the tenants that wait. With every admitted prompt the virtual time also advances, by the prompt's tokens
-    divided by the number of tenants. So it passes every count in the end, and new tenants do not pass a request for
-    ever.
+    divided by the number of tenants. So it passes every count in the end, and new tenants cannot pass a request
+    forever.
     """
 
     served: dict[str, float] = field(default_factory=dict)  # tokens, by tenant
@@ -36,6 +36,8 @@ class FairShare:
         self._live[tenant] += 1
         self.served[tenant] = max(self.served.get(tenant, 0.0), self.virtual_time)
 
+    # endregion
+
     def leave(self, tenant: str) -> None:
         """Count the end of a request. A tenant without any is remembered until the virtual time passes its count."""
         self._live[tenant] -= 1
@@ -44,6 +46,7 @@ class FairShare:
             ahead = self.served.items() if self._live else ()
             self.served = {name: tokens for name, tokens in ahead if name in self._live or tokens > self.virtual_time}
 
+    # region exercise 5.5
     def charge(self, tenant: str, tokens: int) -> None:
         """Charge the tokens that a request prefills, all of them when it is admitted, and again when it resumes after a
         preemption. Each token of its output is added to `served` when that is committed."""
@@ -51,8 +54,8 @@ class FairShare:
         self.virtual_time += tokens / len(self._live)
 
     def in_turn(self, queues: Mapping[str, Iterable[SequenceState]]) -> Iterator[SequenceState]:
-        """The requests of the queues, of which there is at least one, in the order in which they are to be admitted:
-        always the next one of the tenant with the fewest tokens, with those of its requests before it counted."""
+        """Yield the requests of the queues, of which there is at least one, in the order of admission: the next one
+        is always of the tenant with the fewest tokens, counting its requests that were yielded before."""
         heap = [(self.served[tenant], number, iter(queue)) for number, (tenant, queue) in enumerate(queues.items())]
         heapify(heap)
         self.virtual_time = max(self.virtual_time, heap[0][0])
@@ -69,9 +72,9 @@ class FairShare:
 
 
 class FairQueues:
-    """A queue for each tenant with requests that do not run. Tenants take turns, and get equal shares of tokens, places
-    and pages: one that runs far fewer than another takes a place from it. A policy orders the requests of each tenant,
-    and not the tenants, since any client could claim a head start. At most `limit` new requests wait in all."""
+    """A queue for each tenant that has requests waiting. Tenants take turns, and get equal shares of tokens, places and
+    pages: a tenant that runs far fewer requests than another takes a place from it. A policy orders the requests of a
+    tenant, but not the tenants, since any client could claim a head start. At most `limit` new requests wait in all."""
 
     def __init__(self, limit: int | None = None, share: FairShare | None = None) -> None:
         self.limit = limit
@@ -119,23 +122,20 @@ class FairQueues:
     def reorder(
         self, candidates: Sequence[SequenceState], place: Callable[[SequenceState], float]
     ) -> Sequence[SequenceState]:
-        """Order each tenant's requests by their places. The tenants' turns stay the same."""
+        """Order the requests of each tenant by place. The order of the tenants stays."""
         of_tenant = defaultdict[str, deque[SequenceState]](deque)
         for sequence in sorted(candidates, key=place):
             of_tenant[sequence.request.tenant].append(sequence)
         return [of_tenant[sequence.request.tenant].popleft() for sequence in candidates]
 
-    # region exercise 5.6
     def victim(self, running: Iterable[SequenceState]) -> SequenceState:
-        """A request of the tenant that runs the most: of those that wait to draw a token if there are any, the last in
-        rank."""
+        """The last request in rank of the tenant that runs the most: of its blocked requests if there are any."""
         places = places_of(running)
         return max(running, key=lambda each: (places[each.request.tenant], each.blocked_by is not None, each.key))
 
     def gives_way(self, running: Iterable[SequenceState]) -> SequenceState | None:
-        """A request of the tenant that runs the most, if the next in turn is of a tenant that runs at least two fewer,
-        and has had fewer tokens. One that waits to draw its next token gives its place to any request of such a
-        tenant."""
+        """A request of the tenant that runs the most, if the next in turn is of a tenant that runs at least two fewer
+        and has had fewer tokens. A blocked request gives its place to any tenant that runs at least two fewer."""
         places = places_of(running)
         if min(places[tenant] for tenant in self.by_tenant) + 1 >= max(places.values(), default=0):
             return None
@@ -148,8 +148,6 @@ class FairQueues:
                 return victim
         return None
 
-    # endregion
-
     def delivered(self, events: Iterable[Event]) -> None:
         served = self.share.served
         for request, token, reason, _ in events:
@@ -160,7 +158,7 @@ class FairQueues:
                 served = self.share.served
 
     def charge(self, tenant: str, tokens: float) -> None:
-        """Charge a tenant for work beside its tokens, in tokens, as long as it has a request here."""
+        """Charge a tenant for other work, counted in tokens, as long as it has a request here."""
         if tenant in self.share.served:
             self.share.served[tenant] += tokens
 

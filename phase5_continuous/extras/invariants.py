@@ -1,4 +1,4 @@
-"""What holds between any two calls of a scheduler. Slow; for tests and for `--check-invariants`."""
+"""Invariants of a scheduler, checked between two calls. Slow; for tests and for `--check-invariants`."""
 
 from collections.abc import Mapping
 

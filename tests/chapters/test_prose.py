@@ -109,7 +109,7 @@ def test_a_true_statement_is_none(tmp_path: Path) -> None:
         "`nanoserve bench ladder --mine`, `nanoserve --version`, `make test`, `make lint types`, `make pins`",
         "```bash\nmake install && source .venv/bin/activate\nnanoserve serve --port 1  # `nanoserve begin`\n```",
         "```python\nnanoserve(begin)\n```\n0.9 seconds. ## Exercises\n",
-        "## Exercises\n\n| 5.4 | Plan | phase 5, `scheduler.py`, `Scheduler.plan` to `_fail_first` |\n",
+        "## Exercises\n\n| 5.4 | Plan | phase 5, `scheduler.py`, `Scheduler.plan` to `_schedule` |\n",
     ],
 )
 def test_what_a_reader_can_type_is_none(tmp_path: Path, text: str) -> None:

@@ -21,9 +21,12 @@ def test_a_prefix_computed_before_is_a_hit(cache: PrefixCache) -> None:
     usage = cache.usage
     assert usage == PageUsage(total=12, free=10, referenced=0, cached=2), f"two full pages stay cached: {usage}"
     b = admit(cache, "b", [*range(8), 77, 78])
-    assert (b.computed, list(cache.table(b))) == (8, [0, 1])
-    assert compute(cache, b) == [2 * SIZE, 2 * SIZE + 1]
-    assert cache.usage == PageUsage(total=12, free=9, referenced=3, cached=0)
+    found = b.computed, list(cache.table(b))
+    assert found == (8, [0, 1]), f"(cached tokens, page table) of a request that shares two pages: {found}"
+    slots = compute(cache, b)
+    assert slots == [2 * SIZE, 2 * SIZE + 1], f"it writes its two tokens into a page of its own: slots {slots}"
+    usage = cache.usage
+    assert usage == PageUsage(total=12, free=9, referenced=3, cached=0), f"two shared pages and its own: {usage}"
     check_cache(cache)
 
 
@@ -52,9 +55,9 @@ def test_prompt_logprobs_limit_the_hit_to_scored_tokens(cache: PrefixCache, scor
 
 def test_different_salts_share_nothing(cache: PrefixCache) -> None:
     compute(cache, admit(cache, "a", range(10), salt="one"))
-    assert admit(cache, "b", range(10), salt="two").computed == 0
-    assert admit(cache, "c", range(10)).computed == 0
-    assert admit(cache, "d", range(10), salt="one").computed == 8
+    for name, salt, wanted in (("b", "two", 0), ("c", "", 0), ("d", "one", 8)):
+        found = admit(cache, name, range(10), salt=salt).computed
+        assert found == wanted, f"8 tokens are cached under salt 'one'; with salt {salt!r} {found} are found"
 
 
 def test_only_full_and_computed_pages_are_shared(cache: PrefixCache) -> None:
@@ -82,10 +85,11 @@ def test_requests_that_decode_the_same_answer_leave_one_node(clients: int, lag: 
             if number * lag <= step < number * lag + 200:
                 compute(cache, request)
                 request.append(request.total, 0.0)
-        assert len(cache.tree) <= clients
+        assert len(cache.tree) <= clients, f"{clients} requests decode one answer: {len(cache.tree)} nodes, step {step}"
     for request in requests:
         finish(cache, request)
-    assert (len(cache.tree), cache.tree.num_pages) == (1, 209 // SIZE)
+    left = len(cache.tree), cache.tree.num_pages
+    assert left == (1, 209 // SIZE), f"(nodes, pages) after {clients} requests with one answer of 209 tokens: {left}"
     check_cache(cache)
 
 

@@ -57,22 +57,44 @@ def test_prefixes_split_where_they_diverge(tree: RadixTree) -> None:
     check_tree(tree)
 
 
+def test_a_walk_ends_where_tree_and_key_differ() -> None:
+    tree = RadixTree(2)
+    upper, _ = tree.insert(flat(A, B, C), [0, 1, 2])
+    tree.lock(upper)
+    tree.lock(upper)  # two locks: what follows gets a node of its own
+    lower, _ = tree.insert(flat(D, A), [3, 4], after=upper)
+    ends = {
+        "none of its pages is cached": (flat(D), (ROOT, 0, [])),
+        "its second page differs": (flat(A, D), (upper, 1, [0])),
+        "its second page is not whole": ([*A, 3], (upper, 1, [0])),
+        "it ends with a node": (flat(A, B, C), (upper, 3, [0, 1, 2])),
+        "the page after a node differs": (flat(A, B, C, C), (upper, 3, [0, 1, 2])),
+        "it ends inside the second node": (flat(A, B, C, D), (lower, 1, [0, 1, 2, 3])),
+        "all of it is cached": (flat(A, B, C, D, A), (lower, 2, [0, 1, 2, 3, 4])),
+    }
+    for how, (tokens, wanted) in ends.items():
+        found = tuple(tree.match(tokens))
+        assert found == wanted, f"{how}: (node, offset, pages) of {tokens} is {found}, expected {wanted}"
+
+
 def test_a_match_changes_nothing(tree: RadixTree) -> None:
     """Not even the time of last use."""
     before = copy.deepcopy(vars(tree) | {"leaves": vars(tree.leaves)})
     for tokens in (flat(A), flat(A, B, C), flat(A, D), flat(D)):
         tree.match(tokens)
-    assert vars(tree) | {"leaves": vars(tree.leaves)} == before
+        assert vars(tree) | {"leaves": vars(tree.leaves)} == before, f"matching {tokens} has changed the tree"
 
 
 def test_salts_share_nothing() -> None:
     tree = RadixTree(2)
     salts = ["", "a", "b", "ab", "\ud800", "a" * 256]
     for number, salt in enumerate(salts):
-        assert tree.match(flat(A, B), salt).pages == []
+        found = tree.match(flat(A, B), salt).pages
+        assert found == [], f"pages {found} of salts {salts[:number]} are found with salt {salt!r}"
         assert tree.insert(flat(A, B), [2 * number, 2 * number + 1], salt)[1] == []
     for number, salt in enumerate(salts):
-        assert tree.match(flat(A, B), salt).pages == [2 * number, 2 * number + 1]
+        found = tree.match(flat(A, B), salt).pages
+        assert found == [2 * number, 2 * number + 1], f"pages {found} are found with salt {salt!r}"
     assert [node.salt for node in nodes_of(tree)] == salts
     small = RadixTree(1)
     small.insert([0x61616161, 5], [0, 1])  # a salt with the bytes of a token is not that token
@@ -154,7 +176,8 @@ def test_a_tree_deeper_than_the_recursion_limit() -> None:
         tree.lock(node)  # two locks: the next page gets a node of its own
     assert len(tree) == deep, f"{deep} pages continue a node with two locks each, and the tree has {len(tree)} nodes"
     check_tree(tree)
-    assert tree.match(range(deep)).pages == list(range(deep))
+    found = len(tree.match(range(deep)).pages)
+    assert found == deep, f"of a path of {deep} nodes, {found} pages are found"
     assert [node.depth for node in nodes_of(tree)] == list(range(1, deep + 1))
 
 

@@ -12,12 +12,28 @@ def test_a_lock_ends_where_the_match_ends() -> None:
     tree.insert(flat(A, B, C, D), [0, 1, 2, 3])
     node = tree.split(tree.match(flat(A, B, A)))
     tree.lock(node)
-    assert shape(tree) == [(1, flat(A, B), [0, 1], 1), (2, flat(C, D), [2, 3], 0)]
-    assert sorted(tree.evict(9)) == [2, 3]
+    wanted = [(1, flat(A, B), [0, 1], 1), (2, flat(C, D), [2, 3], 0)]
+    found = shape(tree)
+    assert found == wanted, f"(depth, tokens, pages, references) with the first two of four pages locked: {found}"
+    check_tree(tree)
+    evicted = sorted(tree.evict(9))
+    assert evicted == [2, 3], f"pages 0 and 1 are locked, 2 and 3 are not, and {evicted} are evicted"
     assert tree.match(flat(A, B, C)).pages == [0, 1]
     tree.unlock(node)
-    assert sorted(tree.evict(9)) == [0, 1]
-    assert (len(tree), tree.num_pages) == (0, 0)
+    evicted = sorted(tree.evict(9))
+    assert evicted == [0, 1], f"pages 0 and 1 are unlocked now, and {evicted} are evicted"
+    assert (len(tree), tree.num_pages) == (0, 0), "nodes and pages of a tree that has evicted everything"
+    check_tree(tree)
+
+
+def test_as_many_pages_are_evicted_as_are_needed_from_the_end_of_the_oldest_leaves() -> None:
+    tree = RadixTree(2)
+    for page, tokens in enumerate((flat(A, B), flat(D, C), flat(D, B))):  # the last two share their first page
+        tree.insert(tokens, [2 * page, 2 * page + 1])
+    left = [tree.evict(count) for count in (1, 2, 1, 9)]
+    wanted = [[1], [0, 3], [5], [2]]
+    assert [sorted(pages) for pages in left] == wanted, f"1, 2, 1 and then all pages, the oldest leaf first: {left}"
+    assert (len(tree), tree.num_pages) == (0, 0), "nodes and pages of a tree that has evicted everything"
     check_tree(tree)
 
 
@@ -31,15 +47,16 @@ def test_a_split_is_undone_when_its_lock_is_released_unused() -> None:
     for used in (False, True):
         node = tree.split(tree.match(flat(A, B)))
         tree.lock(node)
-        assert len(tree) == 3
+        assert len(tree) == 3, f"a node of three pages is split after two, beside another, and there are {len(tree)}"
         tree.unlock(node, used)
         check_tree(tree)
-        assert (list(nodes_of(tree)) == before) is not used
+        undone = list(nodes_of(tree)) == before
+        assert undone is not used, f"a lock is released, used: {used}; its split is undone: {undone}"
     tree.lock(node)
     tree.unlock(node, used=False)
-    assert len(tree) == 3
+    assert len(tree) == 3, "the upper part was used last, alone: the two parts are not evicted together"
     tree.insert(flat(A, B, C), [90, 91, 92])
-    assert len(tree) == 2
+    assert len(tree) == 2, "both parts were used together: one node again"
     evicted = [sorted(tree.evict(2)) for _ in range(3)]
     assert evicted == [[4, 5], [2, 3], [0, 1]], f"evicted in pairs, the oldest first: {evicted}"
 

@@ -308,4 +308,5 @@ def test_the_tenant_with_the_fewest_tokens_is_next_with_its_requests_before_coun
         share.enter(tenant)
     share.charge("b", 6)
     order = [entry.request.id for entry in share.in_turn(queues)]
-    assert order == ["a0", "b0", "a1", "b1", "b2", "a2"]
+    wanted = ["a0", "b0", "a1", "b1", "b2", "a2"]
+    assert order == wanted, f"a has had 0 tokens and prompts of 10, b has had 6 and prompts of 4; order: {order}"

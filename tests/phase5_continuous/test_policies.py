@@ -48,20 +48,14 @@ def test_a_level_of_priority_is_worth_its_seconds_and_no_more() -> None:
         request("late", arrival=21, priority=-1),  # as of 11, and submitted later
     )
     one.run()
-    assert admitted(one) == ["urgent", "old", "equal", "late"]
+    order = admitted(one)
+    assert order == ["urgent", "old", "equal", "late"], f"they count as of 5, 10, 11 and 11 s; admitted: {order}"
 
 
 def test_priorities_are_clamped_to_the_outermost_level() -> None:
-    by = ByPriority(10)
-    assert [by.rank(request("r", priority=p)) for p in (-(2**31), -8, -7, 0, 8, 9, 2**31)] == [
-        -80,
-        -80,
-        -70,
-        0,
-        80,
-        80,
-        80,
-    ]
+    by, priorities = ByPriority(10), (-(2**31), -8, -7, 0, 8, 9, 2**31)
+    ranks = [by.rank(request("r", priority=p)) for p in priorities]
+    assert ranks == [-80, -80, -70, 0, 80, 80, 80], f"ranks of priorities {priorities}, 10 s a level, 8 levels: {ranks}"
 
 
 def test_the_lowest_priority_is_preempted_first() -> None:
@@ -69,7 +63,8 @@ def test_the_lowest_priority_is_preempted_first() -> None:
     one.submit(request("early", 8, 20, priority=1), request("late", 8, 20, priority=0))
     while not preempted_of(one.scheduler):
         one.step()
-    assert [each.id for each in preempted_of(one.scheduler)] == ["early"]
+    lost = [each.id for each in preempted_of(one.scheduler)]
+    assert lost == ["early"], f"early is of a lower priority, and 10 s behind late for it; preempted: {lost}"
     one.run().check_the_end()
 
 
@@ -83,7 +78,8 @@ def test_the_longest_cached_prefix_is_admitted_first() -> None:
         request("most", [5] * 40 + [8], arrival=3),
     )
     one.run().check_the_end()
-    assert admitted(one) == ["first", "most", "half", "nothing"]
+    order = admitted(one)
+    assert order == ["first", "most", "half", "nothing"], f"the more is cached, the earlier; admitted: {order}"
 
 
 def test_a_cached_prefix_is_worth_its_seconds_and_no_more() -> None:
@@ -92,7 +88,8 @@ def test_a_cached_prefix_is_worth_its_seconds_and_no_more() -> None:
     one.step()
     one.submit(request("old", [6] * 41, arrival=1), request("cached", [5] * 40 + [8], arrival=12))
     one.run()
-    assert admitted(one) == ["first", "old", "cached"]
+    order = admitted(one)
+    assert order == ["first", "old", "cached"], f"it is nearly all cached, worth 10 s, and came 11 s later: {order}"
 
 
 BOUNDS: dict[Policy, float] = {FirstComeFirstServed(): 0, ByPriority(2): 32, LongestPrefixFirst(25): 25}
@@ -105,7 +102,7 @@ def test_every_policy_has_its_bound_here() -> None:
 @pytest.mark.parametrize(("by", "bound"), BOUNDS.items(), ids=lambda by: type(by).__name__)
 def test_no_request_is_passed_by_one_that_arrives_later_than_the_bound(by: Policy, bound: float) -> None:
     """Twice as many requests as can be served, with favoured ones among them."""
-    assert by.bound == bound
+    assert by.bound == bound, f"the largest head start of one request over another under {by}"
     rng = random.Random(3)
     one = engine(by, PrefixCache(400, 4), max_running=2)
     one.submit(request("seed", [5] * 81, 1))
@@ -116,8 +113,9 @@ def test_no_request_is_passed_by_one_that_arrives_later_than_the_bound(by: Polic
         one.step()
     one.run().check_the_end()
     passed = [later.arrival - earlier.arrival for earlier, later in passings(one)]
-    assert max(passed, default=0) <= bound
-    assert bound == 0 or max(passed) > bound / 2  # favoured requests do pass others
+    longest = max(passed, default=0)
+    assert longest <= bound, f"a request was passed by one that arrived {longest} s later; the bound is {bound} s"
+    assert bound == 0 or longest > bound / 2, f"favoured requests pass others that came up to {longest} s before them"
 
 
 def passings(one: Engine) -> list[tuple[Request, Request]]:

@@ -43,12 +43,14 @@ def test_running_then_preempted_then_waiting() -> None:
     one = engine(pages=9, max_running=2)
     one.submit(request("a", 15, max_tokens=18), request("b", 15, max_tokens=18), request("c", 4, max_tokens=9))
     while not preempted_of(one.scheduler):
-        assert "c" not in names(one.step())
+        step = names(one.step())
+        assert "c" not in step, f"two places, and a and b have them; in the step: {step}"
     b, c = one.requests["b"], one.requests["c"]
-    assert [b.state, c.state] == [RequestState.PREEMPTED, RequestState.WAITING]  # c would fit, and does not pass b
+    states = [b.state, c.state]
+    assert states == [RequestState.PREEMPTED, RequestState.WAITING], f"c fits, and may not pass b; b and c: {states}"
     while c.state is RequestState.WAITING:
         one.step()
-    assert b.state is not RequestState.PREEMPTED
+    assert b.state is not RequestState.PREEMPTED, "c was admitted while b is preempted and waits for pages"
     one.run().check_the_end()
 
 

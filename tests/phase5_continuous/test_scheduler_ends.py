@@ -16,11 +16,13 @@ def test_pages_in_flight_are_freed_when_the_step_is_committed() -> None:
     in_flight(one)
     used = one.scheduler.cache.usage.referenced
     one.scheduler.finish(one.requests["r"], FinishReason.ABORT, one.now)
-    assert one.scheduler.cache.usage.referenced == used
+    held = one.scheduler.cache.usage.referenced
+    assert held == used, f"a slice of r is on the device, and {used - held} of its pages are free"
     with pytest.raises(ValueError, match="r is here already; ids are unique until their request has left"):
         one.submit(request("r"))
     one.commit()
-    assert one.scheduler.cache.usage.referenced == used - 3
+    held = one.scheduler.cache.usage.referenced
+    assert held == used - 3, f"r held 3 pages, its last slice is committed, and {used - held} are free"
     one.submit(request("r"))
 
 

@@ -14,11 +14,13 @@ from tests.phase5_continuous.support import EOS, alone, preempted_of, request
 def test_admission_leaves_the_watermark_for_running_requests_to_grow_into() -> None:
     one = engine(pages=20, watermark=0.25)  # 5 pages
     one.submit(request("a", 30, max_tokens=2), request("b", 28, max_tokens=2), request("c", 1, max_tokens=2))
-    assert names(one.step()) == ["a", "b"]  # 8 + 7 pages, 5 to spare
+    first = names(one.step())
+    assert first == ["a", "b"], f"20 pages, 5 to stay free: a takes 8 and b 7, which leaves 5; admitted: {first}"
     one.run().check_the_end()
     two = engine(pages=20, watermark=0.25)
     two.submit(request("a", 30, max_tokens=2), request("b", 29, max_tokens=2), request("c", 1, max_tokens=2))
-    assert names(two.step()) == ["a"]  # b needs a page too many; c would fit, and waits behind b
+    first = names(two.step())
+    assert first == ["a"], f"20 pages, 5 to stay free: b needs 8 of the 7 left, and c waits behind b; admitted: {first}"
     two.run().check_the_end()
 
 
@@ -30,7 +32,8 @@ def test_the_watermark_applies_while_a_finished_request_is_still_in_flight() -> 
     one.submit(request("next", 52))  # 13 pages
     assert not one.plan(), "admitted into the watermark, although a request that has ended still holds pages"
     one.commit()
-    assert names(one.plan()) == ["next"]
+    admitted = names(one.plan())
+    assert admitted == ["next"], f"no other request holds pages: the watermark does not hold; admitted: {admitted}"
     one.run().check_the_end()
 
 
@@ -41,8 +44,8 @@ def test_a_request_that_did_not_fit_is_admitted_when_one_of_several_running_requ
     )
     while one.requests["waits"].state is RequestState.WAITING:
         one.step()
-    assert one.requests["short"].finished
-    assert not one.requests["long"].finished
+    assert one.requests["short"].finished, "admitted before a request has ended: it does not fit"
+    assert not one.requests["long"].finished, "4 pages are free since `short` ended, and 3 would do: admitted too late"
     one.run().check_the_end()
 
 
@@ -50,9 +53,10 @@ def test_a_new_request_that_ranks_before_the_one_that_did_not_fit_is_admitted() 
     one = engine(pages=10, policy=ByPriority(10))
     one.submit(request("runs", 16, max_tokens=20), request("large", 32))
     one.step()
-    assert one.scheduler.running_set.did_not_fit is not None
+    assert one.scheduler.running_set.did_not_fit is one.requests["large"], "did_not_fit names the request without room"
     one.submit(request("urgent", 4, priority=-1))
-    assert names(one.step()) == ["runs", "urgent"]
+    step = names(one.step())
+    assert step == ["runs", "urgent"], f"it ranks before the one that did not fit, and fits; in the step: {step}"
     one.run().check_the_end()
 
 
@@ -107,14 +111,13 @@ def test_the_last_in_rank_is_preempted_and_resumes_before_waiting_requests() -> 
     one.submit(request("d", 1))
     c = one.requests["c"]
     outputs = len(c.output_tokens)
-    assert (c.state, c.computed, outputs) == (RequestState.PREEMPTED, 0, 5)
+    found = c.state, c.computed, outputs
+    assert found == (RequestState.PREEMPTED, 0, 5), f"9 pages for a, b and c: c is preempted with 5 tokens; c: {found}"
     while c.state is RequestState.PREEMPTED:
         one.step()
     (again,) = (piece for piece in one.batches[-1] if piece.request is c)
-    assert (again.start, again.length) == (
-        0,
-        8 + outputs,
-    )  # all prefilled again, none delivered twice
+    found = again.start, again.length
+    assert found == (0, 8 + outputs), f"c resumes with all its 13 tokens, as one prompt; (start, length): {found}"
     one.run().check_the_end()
 
 
@@ -128,9 +131,10 @@ def test_the_first_in_rank_is_never_preempted_so_every_request_ends() -> None:
             key=lambda sequence: sequence.key,
         )
         one.step()
-        assert first.request.state in (RequestState.RUNNING, RequestState.FINISHED)
-        assert one.now < 400
-    assert one.scheduler.running_set.num_preemptions > 5
+        state = first.request.state
+        assert state in (RequestState.RUNNING, RequestState.FINISHED), f"{first.request.id}, first in rank, is {state}"
+        assert one.now < 400, "400 steps, and six requests of 39 tokens have not ended"
+    assert one.scheduler.running_set.num_preemptions > 5, "six requests that each fill the pool preempt one another"
     one.check_the_end()
 
 
@@ -140,9 +144,10 @@ def test_a_preempted_request_reuses_its_cached_pages() -> None:
         one = engine(pages=12, cache=cache)
         one.submit(request("a", 16, max_tokens=12), request("b", 16, max_tokens=20))
         one.run().check_the_end()
-        assert one.scheduler.running_set.num_preemptions > 0
+        assert one.scheduler.running_set.num_preemptions > 0, "12 pages do not hold two requests of 28 and 36 tokens"
         computed[cache] = sum(batch.num_tokens for batch in one.batches)
-    assert computed[PagedCache] - computed[PrefixCache] == 5 * 4  # all its full pages but one that was evicted
+    saved = computed[PagedCache] - computed[PrefixCache]
+    assert saved == 5 * 4, f"all its full pages but one that was evicted are found again; tokens saved: {saved}"
 
 
 def test_no_request_is_preempted_for_pages_that_the_next_commit_frees() -> None:
@@ -154,7 +159,8 @@ def test_no_request_is_preempted_for_pages_that_the_next_commit_frees() -> None:
     one.scheduler.finish(one.requests["ends"], FinishReason.ABORT, one.now)
     assert (len(one.scheduler.running_set.leaving), one.scheduler.cache.usage.free) == (1, 0)
     one.run().check_the_end()
-    assert one.scheduler.running_set.num_preemptions == 0
+    lost = one.scheduler.running_set.num_preemptions
+    assert lost == 0, f"the next commit frees the pages that are needed, and {lost} requests are preempted for them"
 
 
 # Out of memory.
@@ -165,10 +171,8 @@ def test_a_request_that_outgrows_the_whole_pool_ends_with_an_error_and_the_next_
     one.submit(request("a", 6, max_tokens=50), request("b", 6, max_tokens=5))
     one.run().check_the_end()
     a = one.requests["a"]
-    assert (a.finish_reason, len(a.output_tokens)) == (
-        FinishReason.ERROR,
-        11,
-    )  # 16 slots, and token 17 has none
+    found = a.finish_reason, len(a.output_tokens)
+    assert found == (FinishReason.ERROR, 11), f"16 slots, and token 17 has none: a ends with an error; a: {found}"
     assert a.error == "out of memory: it needs 17 tokens, and the whole cache has room for 16"
     assert one.ended["b"] is FinishReason.LENGTH
 
@@ -177,7 +181,7 @@ def test_a_request_that_is_alone_is_not_preempted_for_its_own_pages() -> None:
     one = engine(pages=4)
     one.submit(request("a", 6, max_tokens=50))
     one.run().check_the_end()
-    assert one.scheduler.running_set.num_preemptions == 0
+    assert one.scheduler.running_set.num_preemptions == 0, "preempted for a page of its own"
 
 
 def test_no_request_ends_out_of_memory_because_a_step_left_it_out() -> None:
@@ -186,5 +190,5 @@ def test_no_request_ends_out_of_memory_because_a_step_left_it_out() -> None:
     one = engine(pages=4, budget=TokenBudget(2, 2))
     one.submit(request("a", 2, max_tokens=9), request("b", 2, max_tokens=9), request("c", 4, max_tokens=4))
     one.run().check_the_end()
-    assert one.scheduler.running_set.num_preemptions > 0
-    assert set(one.ended.values()) == {FinishReason.LENGTH}
+    assert one.scheduler.running_set.num_preemptions > 0, "b finds no page and is not preempted"
+    assert set(one.ended.values()) == {FinishReason.LENGTH}, f"a step without room for all is no error: {one.ended}"

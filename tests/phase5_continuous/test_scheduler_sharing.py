@@ -2,7 +2,7 @@
 
 import pytest
 
-from phase0_request import FinishReason, Request, RequestState, SamplingParams, TokenLogprobs
+from phase0_request import FinishReason, Request, SamplingParams, TokenLogprobs
 from phase2_prefill_decode.extras.outcome import add_prompt_logprobs
 from phase3_chunked_prefill.budget import TokenBudget
 from tests.phase5_continuous.moments import engine, lengths, prefix_engine
@@ -23,9 +23,10 @@ def test_a_request_waits_only_for_the_pages_it_shares() -> None:
     one = prefix_engine()
     one.submit(request("a", [5] * 60, max_tokens=1), request("b", [5] * 18 + [6] * 10, max_tokens=1))
     one.submit(request("c", [7] * 20, max_tokens=1))
-    assert lengths(one.step()) == {"a": 16, "c": 16}
-    assert one.requests["b"].state is RequestState.WAITING
-    assert lengths(one.step())["b"] == 12  # 16 are cached now; the next page of a differs
+    first = lengths(one.step())
+    assert first == {"a": 16, "c": 16}, f"b waits for the 16 tokens that a is computing for both; tokens: {first}"
+    second = lengths(one.step())
+    assert second.get("b") == 12, f"16 of b's 28 tokens are cached now, and its next page differs from a's: {second}"
     one.run().check_the_end()
 
 
@@ -57,9 +58,9 @@ def test_requests_do_not_wait_across_salts_or_without_a_prefix_cache() -> None:
 def test_an_abort_of_the_request_that_computes_a_prefix_passes_it_to_one_that_waits() -> None:
     one = prefix_engine()
     one.submit(request("a", [5] * 60), request("b", [5] * 60), request("c", [5] * 60))
-    assert lengths(one.step()) == {"a": 16}
+    assert lengths(one.step()) == {"a": 16}, "b and c wait for the prefix that a is computing"
     one.scheduler.finish(one.requests["a"], FinishReason.ABORT, one.now)
-    assert lengths(one.step()) == {"b": 16}
+    assert lengths(one.step()) == {"b": 16}, "a is gone: b computes the prefix, and c waits for it"
     one.run().check_the_end()
     assert one.requests["c"].finish_reason is FinishReason.LENGTH
 
@@ -94,7 +95,8 @@ def test_a_request_waits_for_pages_whose_prompt_logprobs_it_has() -> None:
 def test_a_request_that_waits_on_a_prefix_is_passed_by_others() -> None:
     one = prefix_engine()
     one.submit(request("a", [5] * 60), request("b", [5] * 60), request("c", [6] * 10))
-    assert set(lengths(one.step())) == {"a", "c"}
+    step = set(lengths(one.step()))
+    assert step == {"a", "c"}, f"b waits for the prefix that a is computing, and c passes it; in the step: {step}"
     one.run().check_the_end()
 
 

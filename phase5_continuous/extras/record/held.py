@@ -31,8 +31,8 @@ class Held(NamedTuple):
 
 
 def held(scheduler: Scheduler, plan: StepPlan) -> list[Held]:
-    """The next request in turn, and why the last plan has not admitted it: the one that did not fit, if there is one.
-    Else also the request that is first of all in rank, if another tenant is served before it."""
+    """The next request in turn, and why the last plan has not admitted it. If one did not fit, it is that one; else
+    the request that is first in rank is added, if another tenant is served before it."""
     turns = scheduler.turns
     if not turns:
         return []
@@ -48,7 +48,7 @@ def held(scheduler: Scheduler, plan: StepPlan) -> list[Held]:
 
 
 def _why(scheduler: Scheduler, sequence: SequenceState, step: StepPlan) -> Held:
-    """Why a plan has not admitted the next request in turn."""
+    """Why a plan has not admitted this request, the next in turn."""
     request = sequence.request
     if sequence.waiting_on is not None and waits_for_prefix(sequence):
         return Held(request, "prefix", (sequence.waiting_on[0].request,))

@@ -1,4 +1,4 @@
-"""Lines of a record, as a recorder writes them and as their readers want them."""
+"""The lines of a record, as a recorder writes them and as its readers need them."""
 
 from collections.abc import Callable
 from typing import Any

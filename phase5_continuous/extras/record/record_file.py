@@ -26,7 +26,7 @@ def encoded(line: Line) -> str:
 
 @dataclass(slots=True)
 class Lines:
-    """Writes lines into a file. While lines come, each is there within about a second, whatever ends the process."""
+    """Writes lines into a file. While lines arrive, each is there within about a second, whatever ends the process."""
 
     to: BinaryIO | gzip.GzipFile
     flushed: float = -inf
@@ -98,7 +98,7 @@ def read(file: Path, warn: Callable[[str], object] = lambda _: None) -> Iterator
 
 
 def _parsed(text: bytes) -> Any:
-    """EOFError, as gzip's, if a line is cut off: it has no line break, and is no JSON."""
+    """EOFError, as gzip raises it, if a line is cut off: it has no line break, and is not JSON."""
     try:
         return json.loads(text)
     except ValueError:

@@ -64,7 +64,7 @@ class Recorder(CoreObserver, CacheObserver):
         self.cache.observers.append(self)
 
     def close(self) -> None:
-        """Write what is left, and observe no longer."""
+        """Write the last changes, and stop observing."""
         self.flush()
         self.core.observers.remove(self)
         self.cache.observers.remove(self)
