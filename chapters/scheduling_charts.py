@@ -27,7 +27,8 @@ def gaps(played: Mapping[str, Played]) -> None:
         one.vlines([moment - arrival for moment in moments[1:]], 0, waits, color=RED, linewidth=2)
         one.axvline(long.times.ttft, color=GREEN, linewidth=1.2, linestyle="--", zorder=3)
         one.set_title(name, fontsize=10)
-    axes[0].set_xlim(-0.1 * next(iter(played.values())).long.times.ttft, None)
+    first = next(iter(played.values())).long.times.ttft
+    axes[0].set_xlim(-0.1 * (first or 0), None)
     axes[len(played) // 2].set_ylabel("ms between two tokens")
     axes[-1].set_xlabel("seconds since the long prompt arrived; the green line is its first token")
     plt.show()
