@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ if TYPE_CHECKING:  # a server reads options without torch
     import torch
 
     from phase0_request.core import CoreObserver
+    from phase1_kv_pool.pool import KVPool
     from phase2_prefill_decode.loading.config import ModelConfig
     from phase2_prefill_decode.model import Model
     from phase2_prefill_decode.sampling.sampler import Sampler
@@ -28,7 +30,8 @@ if TYPE_CHECKING:  # a server reads options without torch
     from phase6_integration.engine.loop_hooks import Extra
     from phase6_integration.engine.stats import Gauges
 
-TWO, FIVE, SIX = "phase2_prefill_decode", "phase5_continuous", "phase6_integration"
+log = logging.getLogger(__name__)
+ONE, TWO, FIVE, SIX = "phase1_kv_pool", "phase2_prefill_decode", "phase5_continuous", "phase6_integration"
 SPARE_ROWS, SPARE_ROWS_ON_GPU = 3, 64  # of a step; a few on a CPU, where a small model's weights are in its cache
 Companions = Sequence[tuple["Model", "Sampler"]]
 
@@ -153,6 +156,15 @@ def piece_counts(options: EngineOptions, device: torch.device, tokens: int) -> S
     from phase2_prefill_decode.extras.piecewise import token_counts
 
     return token_counts(tokens)
+
+
+def touch(pool: KVPool) -> None:
+    """Have the memory of a pool on a CPU before the first request, as much of it as the start can wait for."""
+    if has_extras(ONE) and pool.device.type == "cpu":
+        from phase1_kv_pool.extras import touched
+
+        fields = {"bytes": touched.touch(pool), "of": sum(tensor.nbytes for tensor in pool.tensors)}
+        log.info("memory of the KV cache that the system has given", extra={"fields": fields})
 
 
 def record_pieces(runner: ModelRunner, counts: Sequence[int], context: int, record: Any) -> None:

@@ -12,7 +12,7 @@ from phase2_prefill_decode.sampling.sampler import Sampler
 from phase2_prefill_decode.step.device_state import DeviceState
 from phase2_prefill_decode.step.graphs import cuda_record
 from phase2_prefill_decode.step.runner import ModelRunner
-from phase6_integration.engine.connect_engine import record_pieces
+from phase6_integration.engine.connect_engine import record_pieces, touch
 
 
 class Computing(NamedTuple):
@@ -38,6 +38,7 @@ def make_runner(
     decoder = model.decoder
     decoder.rope(context)  # the tables are built now, not in the middle of a step
     pool = KVPool(layout, cache.max_tokens // cache.page_size, decoder.device)
+    touch(pool)
     if not recorded.sizes:
         return runner_for(decoder, pool, cache, sampler, ahead=ahead)
     rows = 2 * max(recorded.sizes)  # as many may have ended in flight as run

@@ -183,6 +183,20 @@ def test_a_quantized_weight_is_multiplied_as_it_is(
     assert product.kernel.startswith(kept) != dequantized
 
 
+@pytest.mark.parametrize("groups", [1, 3, 8])
+@pytest.mark.parametrize("stored", STORED, ids=str)
+def test_scales_of_16_bits_stay_so_and_the_product_is_the_same_bit_for_bit(stored: torch.dtype, groups: int) -> None:
+    torch.manual_seed(0)
+    wide = quantized(stored, torch.float32, 70, 32 * groups, groups)
+    wide = replace(wide, scales=wide.scales.half().float())
+    narrow, rows = replace(wide, file_scales=torch.float16), torch.randn(9, 32 * groups)
+    products = [packed_linear(weight) for weight in (wide, narrow)]
+    assert torch.equal(products[0](rows), products[1](rows))
+    assert torch.equal(*(product.rows(torch.arange(70), torch.float32) for product in products))
+    sizes = [product._blocks[0].tensor.nbytes for product in products]
+    assert sizes[0] - sizes[1] == 128 * 4 * (groups // 2)  # of 128 outputs, which are two blocks
+
+
 @pytest.mark.parametrize(
     ("number", "stored"),
     [(-128, torch.int8), (127, torch.int8), (-32, torch.int8), (31, torch.int8), (0, torch.uint8), (255, torch.uint8)],

@@ -22,6 +22,9 @@ def packed_linear(weight: Matrix, bias: Tensor | None = None) -> Linear:
     packed: PackedWeight | None = None
     for part in weight if isinstance(weight, Stream) else [weight]:
         numbers, scales, offsets, order = _parts(part)
+        if scales is not None:
+            assert isinstance(part, QuantizedWeight)
+            scales = scales.to(part.stored_scales)
         if packed is None:
             packed = PackedWeight(numbers, bias, scales, offsets, order, outputs=len(weight))
         else:

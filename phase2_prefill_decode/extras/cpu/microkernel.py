@@ -242,21 +242,43 @@ def repeat_line(context, line, sums, rows):
     return types.void(*[types.int64] * 3), generate
 
 
+@intrinsic
+def widen_scales(context, line, half, is_bfloat):
+    """The address of the scales of a part in float32. In a line, a word holds the scales of two parts in 16 bits: those
+    of the first in its low half. The caller can use them until it calls again."""
+
+    def generate(context, builder, signature, args):
+        line, half, is_bfloat = args
+        room = cgutils.alloca_once(builder, ir.ArrayType(NUMBERS, VECTORS))
+        scales = builder.ptrtoint(room, BYTES)
+        up = repeated(builder, builder.trunc(builder.mul(half, BYTES(16)), INT))
+        for v in range(VECTORS):
+            words = builder.lshr(builder.load(at(builder, line, v * LINE, INTS), align=4), up)
+            shorts = builder.trunc(words, ir.VectorType(ir.IntType(16), LANES))
+            bfloats = builder.bitcast(builder.shl(words, many(INTS, 16)), NUMBERS)
+            halves = builder.fpext(builder.bitcast(shorts, HALVES), NUMBERS)
+            chosen = builder.select(builder.icmp_signed("!=", is_bfloat, BYTES(0)), bfloats, halves)
+            builder.store(chosen, at(builder, scales, v * LINE, NUMBERS), align=4)
+        return scales
+
+    return types.int64(*[types.int64] * 3), generate
+
+
 # region tile
 @intrinsic(prefer_literal=True)
-def add_tile(context, rows, vectors, kind, left_kind, first, sums, left, down, weight, steps, ahead):
+def add_tile(context, rows, vectors, kind, left_kind, first, sums, left, down, weight, scales, steps, ahead):
     """Add the products of some rows, `down` bytes apart, with some vectors of each line of a weight, from the vector
     `first` on, to their sums. The memory `ahead` bytes from here is wanted next."""
     count, width, scaled = rows.literal_value, vectors.literal_value, kind in SCALED
     size, words = line_bytes(kind), LINE_INPUTS[kind] * left_kind.bitwidth // 8
 
     def generate(context, builder, signature, args):
-        first, sums, left, down, weight, steps, ahead = args[4:]
+        first, sums, left, down, weight, scales, steps, ahead = args[4:]
         tile = [(r, v) for r in range(count) for v in range(width)]
         sums = builder.add(sums, builder.mul(first, BYTES(LINE)))
         places = {(r, v): at(builder, sums, (r * BLOCK + v * LANES) * 4, NUMBERS) for r, v in tile}
         own = [builder.add(left, builder.mul(down, BYTES(r))) for r in range(count)]
-        scales = builder.add(weight, builder.mul(first, BYTES(LINE)))
+        scales = builder.add(scales, builder.mul(first, BYTES(LINE)))
         lines = builder.add(weight, builder.mul(first, BYTES(size // VECTORS)))
 
         def begin(r, v):
@@ -287,7 +309,7 @@ def add_tile(context, rows, vectors, kind, left_kind, first, sums, left, down, w
 
         def add_step(step, totals):
             step = builder.mul(step, BYTES(taken))
-            source = builder.add(lines, builder.add(BYTES(4 * BLOCK if scaled else 0), builder.mul(step, BYTES(size))))
+            source = builder.add(lines, builder.mul(step, BYTES(size)))
             word = builder.add(BYTES(HEAD if scaled else 0), builder.mul(step, BYTES(words)))
             for line, v in product(range(0 if distance is None else taken), range(width)):
                 fetch(builder, at(builder, builder.add(source, distance), line * size + v * LINE, ir.IntType(8)))
@@ -314,7 +336,7 @@ def add_tile(context, rows, vectors, kind, left_kind, first, sums, left, down, w
             builder.store(total, places[r, v], align=4)
         return context.get_dummy_value()
 
-    return types.void(rows, vectors, kind, left_kind, *[types.int64] * 7), generate
+    return types.void(rows, vectors, kind, left_kind, *[types.int64] * 8), generate
 
 
 # endregion

@@ -5,8 +5,8 @@ torch runs matrix products on the threads of an OpenMP library, and after each p
 waiting for the next. Other threads, as numba's, would compete with them for the cores several times a layer. So the
 kernels here run on the same threads, with one call: GOMP_parallel(body, work, threads, 0) calls body(work) on each.
 
-Spinning has a price: where other programs need the cores too, a step can take fifty times as long. `threads.py` keeps
-the number of threads at that of the free cores.
+Spinning has a price: where other programs need the cores too, a step can take fifty times as long. So threads spin for
+some microseconds only, and then sleep (`phase0_request` sets this before torch is loaded).
 
 `address_of` compiles such a body. `work` is the address of its arguments, of which the first is a counter: each thread
 takes a number, does that part, and takes the next, until none are left. What differs between weights is compiled apart,

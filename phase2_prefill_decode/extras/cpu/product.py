@@ -8,8 +8,9 @@ read. Of numbers with fewer than 32 bits, those of neighbouring inputs share a w
 A thread takes a block and up to ITEM_ROWS rows, and goes through the inputs part by part. A part of the weight stays in
 the cache while tile after tile of rows is multiplied with it: few rows wait for memory, and many for arithmetic.
 
-A part of a quantized weight has at most PART inputs of a group, and begins with the scales of its outputs. Integers are
-multiplied with integers: a row is rounded to 8 bits, each part with a scale of its own. The numbers of a weight are
+A part of a quantized weight has at most PART inputs of a group. The scales of its outputs are before it; scales of 16
+bits are before two parts, which share their words. Integers are multiplied with integers: a row is rounded to 8 bits,
+each part with a scale of its own. The numbers of a weight are
 around 0, and what is then to be subtracted from each, times the scale, is an offset: total -= offset * (sum of the
 row's part). Offsets are a product of their own, in float32, with these sums: it comes last.
 
@@ -43,6 +44,7 @@ from phase2_prefill_decode.extras.cpu.microkernel import (
     WIDE,
     add_tile,
     repeat_line,
+    widen_scales,
 )
 from phase2_prefill_decode.extras.cpu.openmp import OPENMP, address_of, call, launch, take, threads_for
 from phase2_prefill_decode.extras.cpu.rows import INT6, lay_out, left_tag, sizes
@@ -56,7 +58,8 @@ MOST = 6  # rows of a tile
 SPAN, SPAN_OF_TWO = (VECTORS, VECTORS) if WIDE else (1, 2)  # vectors of tiles, and of those of two rows
 FLOAT32, INT64, UINT8 = map(np.dtype, (np.float32, np.int64, np.uint8))
 AT_ONCE = 256  # rows of a quantized weight that are packed together: what this takes besides stays small
-WEIGHT_NUMBERS = 10  # that describe a weight to a kernel
+WEIGHT_NUMBERS = 11  # that describe a weight to a kernel
+SCALES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 FORMATS = {
     **TAGS, torch.int8: np.int8(0), INT6: np.int64(0), torch.uint8: np.uint8(0), torch.float8_e4m3fn: np.uint64(0)
 }  # tags  # fmt: skip
@@ -81,13 +84,15 @@ class PackedWeight:
         per_byte = 2 if weight.dtype == torch.uint8 else 1
         self.inputs = self.group = weight.shape[1] * per_byte
         self.part, self.span = CHUNK, self.inputs + self.inputs % 2  # the inputs of a group, with padding
+        self._scale_dtype = torch.float32
         columns, dtype, heads = self.span, weight.dtype, 0
         if scales is not None:
             self.group = self.inputs // scales.shape[1]
             parts = -(-self.group // PART)
             self.part = -(-self.group // (UNIT * parts)) * UNIT
             self.span, heads = parts * self.part, parts * scales.shape[1]
-            columns, dtype = heads * (1 + self.part // (4 * per_byte)), torch.int32
+            self._scale_dtype = scales.dtype
+            columns, dtype = -(-heads // self._together) + heads * self.part // (4 * per_byte), torch.int32
         shapes = [(columns, dtype), (1, torch.float32)] + ([] if offsets is None else [(heads, torch.float32)])
         self._blocks = [Blocks(self.outputs, columns, dtype) for columns, dtype in shapes]
         self._blocks[1].add(torch.zeros(self.outputs, 1) if bias is None else bias[:, None].float())
@@ -103,9 +108,14 @@ class PackedWeight:
         if offsets is not None:
             self._blocks[2].add(offsets.float().repeat_interleave(self.span // self.part, 1))
 
+    @property
+    def _together(self) -> int:
+        """The parts whose scales share a word."""
+        return 4 // self._scale_dtype.itemsize
+
     def _words(self, weight: Tensor, scales: Tensor) -> Tensor:
-        """Rows of a quantized weight as words: of each part the scale, then the numbers."""
-        scales = scales.float().repeat_interleave(self.span // self.part, 1)
+        """Rows of a quantized weight as words: of each part, or of each two, the scales, then the numbers."""
+        scales = scales.to(self._scale_dtype).repeat_interleave(self.span // self.part, 1)
         numbers = unpacked(weight) if weight.dtype == torch.uint8 else weight.view(torch.int8)
         numbers = pad(numbers.unflatten(1, (-1, self.group)), (0, self.span - self.group)).reshape(*scales.shape, -1)
         if weight.dtype.is_floating_point:  # in the product, the bits of a NaN are those of a number
@@ -117,7 +127,10 @@ class PackedWeight:
             if self.dtype == INT6 and not bool(((numbers + 32) & -64 == 0).all()):
                 self.dtype = torch.int8
             numbers = numbers ^ -128
-        return torch.cat((scales[..., None].view(torch.int32), numbers.view(torch.int32)), 2).flatten(1)
+        missing = scales.shape[1] % self._together
+        scales, words = pad(scales, (0, missing)), pad(numbers.view(torch.int32), (0, 0, 0, missing))
+        units = torch.cat((scales.view(torch.int32)[..., None], words.unflatten(1, (-1, self._together)).flatten(2)), 2)
+        return units.flatten(1)[:, : self._blocks[0].tensor.shape[1]]
 
     @property
     def kernel(self) -> str:
@@ -129,7 +142,8 @@ class PackedWeight:
         these functions take."""
         places = [blocks.tensor.data_ptr() for blocks in self._blocks]
         places += [NO_TENSOR] * (3 - len(places))
-        return *functions(dtype, self.dtype), self.outputs, self.inputs, *places, self.group, self.span, self.part
+        sizes = self.outputs, self.inputs, *places, self.group, self.span, self.part, SCALES[self._scale_dtype]
+        return *functions(dtype, self.dtype), *sizes
 
     def __call__(self, rows: Tensor, result: Tensor | None = None) -> Tensor:
         if rows.shape[1] != self.inputs:
@@ -166,8 +180,12 @@ class PackedWeight:
         units = self._blocks[0].rows(tokens)
         if self.dtype in TAGS:
             return units.view(self.dtype)[:, : self.inputs].to(dtype)
-        parts = units.view(len(tokens), self.inputs // self.group * self.span // self.part, -1)
-        numbers, scales = parts[..., 1:].contiguous(), parts[..., :1].contiguous().view(torch.float32)
+        heads, together = self.inputs // self.group * self.span // self.part, self._together
+        words = self.part // (8 if self.dtype == torch.uint8 else 4)
+        units = pad(units, (0, heads % together * words)).view(len(tokens), -1, 1 + together * words)
+        numbers = units[..., 1:].unflatten(2, (together, -1)).flatten(1, 2)[:, :heads].contiguous()
+        scales = units[..., 0].clone(memory_format=torch.contiguous_format)
+        scales = scales.view(self._scale_dtype)[:, :heads, None].float()
         if self.dtype == torch.uint8:
             pairs = numbers.view(torch.uint8).unflatten(2, (-1, 1, 4))
             values = torch.cat((pairs & 15, pairs >> 4), 3).flatten(2).float() - MIDDLE
@@ -256,51 +274,55 @@ def write_block(weight, block, left, sums, result, start):
 @compiled()
 def weight_at(kind, address):
     """A weight as the functions of its format take it."""
-    inputs, blocks, bias, offsets, group, span, part = to_fixed_tuple(array(address + 24, (7,), INT64), 7)
-    return kind, inputs, blocks, bias, offsets, group, span, part
+    inputs, blocks, bias, offsets, group, span, part, narrow = to_fixed_tuple(array(address + 24, (8,), INT64), 8)
+    return kind, inputs, blocks, bias, offsets, group, span, part, narrow
 
 
 # region block
 @compiled()
 def multiply_block(weight, block, left, sums):
     """The products of rows, as `lay_out` writes them, with a block of a weight."""
-    kind, inputs, blocks, bias, offsets, group, span, part = weight
+    kind, inputs, blocks, bias, offsets, group, span, part, narrow = weight
     left_like, place, stride = left
-    per_line, line, scales, head, size = sizes(kind, left_like)
+    per_line, line, scale_line, head, size = sizes(kind, left_like)
     inputs = inputs // group * span
-    source = blocks + block * (inputs // per_line * line + inputs // part * scales)
+    parts, together = -(-inputs // part), 2 if narrow else 1  # parts whose scales share a word
+    source = blocks + block * (inputs // per_line * line + -(-parts // together) * scale_line)
     repeat_line(bias + block * BLOCK * 4, sums.ctypes.data, len(sums))
-    for start in range(0, inputs, part):
-        count = min(part, inputs - start)
-        add_rows(kind, left_like, sums, place, stride, source, count // per_line, part // per_line * line)
-        source += scales + count // per_line * line
+    shared = source
+    for index in range(parts):
+        if index % together == 0:
+            shared, source = source, source + scale_line
+        scales = widen_scales(shared, index % 2, narrow - 1) if narrow else shared
+        count = min(part, inputs - index * part)
+        add_rows(kind, left_like, sums, place, stride, source, scales, count // per_line, part // per_line * line)
+        source += count // per_line * line
         place += head + count * size
     if offsets != NO_TENSOR:
-        parts, number = inputs // part, np.float32(0)
-        size = parts * BLOCK * 4
-        add_rows(number, number, sums, place, stride, offsets + block * size, parts, size)
+        number, size = np.float32(0), parts * BLOCK * 4
+        add_rows(number, number, sums, place, stride, offsets + block * size, 0, parts, size)
 
 
 @compiled()
-def add_rows(kind, left_like, sums, left, down, weight, steps, ahead):
+def add_rows(kind, left_like, sums, left, down, weight, scales, steps, ahead):
     """Add the products of a part, tile by tile: the largest first."""
     row = 0
     while row < len(sums):
         rest, at, own = len(sums) - row, sums[row:].ctypes.data, left + row * down
         if rest >= MOST:
             for v in range(0, VECTORS, SPAN):
-                add_tile(MOST, SPAN, kind, left_like, v, at, own, down, weight, steps, ahead)
+                add_tile(MOST, SPAN, kind, left_like, v, at, own, down, weight, scales, steps, ahead)
             row += MOST
         elif rest >= 4:
             for v in range(0, VECTORS, SPAN):
-                add_tile(4, SPAN, kind, left_like, v, at, own, down, weight, steps, ahead)
+                add_tile(4, SPAN, kind, left_like, v, at, own, down, weight, scales, steps, ahead)
             row += 4
         elif rest >= 2:
             for v in range(0, VECTORS, SPAN_OF_TWO):
-                add_tile(2, SPAN_OF_TWO, kind, left_like, v, at, own, down, weight, steps, ahead)
+                add_tile(2, SPAN_OF_TWO, kind, left_like, v, at, own, down, weight, scales, steps, ahead)
             row += 2
         else:
-            add_tile(1, VECTORS, kind, left_like, 0, at, own, down, weight, steps, ahead)
+            add_tile(1, VECTORS, kind, left_like, 0, at, own, down, weight, scales, steps, ahead)
             row += 1
 
 

@@ -49,8 +49,8 @@ def left_tag(dtype: torch.dtype, stored: torch.dtype) -> Any:
 
 
 def sizes(kind, left_like):
-    """The inputs of a line; the bytes of a line, of the scales before the lines of a part, of what is before a row's
-    numbers of a part, and of such a number."""
+    """The inputs of a line; the bytes of a line, of a line of scales, of what is before a row's numbers of a part, and
+    of such a number."""
     raise NotImplementedError("only inside compiled functions")
 
 
@@ -71,7 +71,7 @@ def _sizes(kind, left_like):
 def lay_out(x, weight, left_like, left):
     """Write a row as tiles take it: part by part, with zeros for the inputs that a weight's layout adds. If it has
     offsets, what each of them is multiplied with comes behind."""
-    kind, inputs, _, _, offsets, group, span, part = weight
+    kind, inputs, _, _, offsets, group, span, part, _ = weight
     place, (_, _, _, head, size) = left, sizes(kind, left_like)
     parts = inputs // group * (span // part)
     factors = array(left + parts * (head + part * size), (parts,), FLOAT32)

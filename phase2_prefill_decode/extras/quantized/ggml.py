@@ -14,11 +14,11 @@ from phase2_prefill_decode.extras.quantized.weight import QuantizedWeight, packe
 
 
 def _q8_0(blocks: Tensor) -> QuantizedWeight:
-    return QuantizedWeight(values=blocks[..., 2:].flatten(1).view(torch.int8), scales=_half(blocks, 0).flatten(1))
+    return _with_halves(blocks[..., 2:].flatten(1).view(torch.int8), blocks)
 
 
 def _q4_0(blocks: Tensor) -> QuantizedWeight:
-    return QuantizedWeight(values=packed(_halves(blocks[..., 2:]).flatten(1)), scales=_half(blocks, 0).flatten(1))
+    return _with_halves(packed(_halves(blocks[..., 2:]).flatten(1)), blocks)
 
 
 def _q4_1(blocks: Tensor) -> QuantizedWeight:
@@ -29,7 +29,7 @@ def _q4_1(blocks: Tensor) -> QuantizedWeight:
 def _q5_0(blocks: Tensor) -> QuantizedWeight:
     fifth = (blocks[..., 2:6, None] >> torch.arange(8, dtype=torch.uint8)).flatten(2) & 1
     numbers = _halves(blocks[..., 6:]) | fifth << 4
-    return QuantizedWeight(values=(numbers.view(torch.int8) - 16).flatten(1), scales=_half(blocks, 0).flatten(1))
+    return _with_halves((numbers.view(torch.int8) - 16).flatten(1), blocks)
 
 
 def _q4_k(blocks: Tensor) -> QuantizedWeight:
@@ -81,6 +81,11 @@ OTHERS = {
 def _half(blocks: Tensor, start: int) -> Tensor:
     """One float16 per block."""
     return blocks[..., start : start + 2].contiguous().view(torch.float16).float()
+
+
+def _with_halves(values: Tensor, blocks: Tensor) -> QuantizedWeight:
+    """A weight whose scales are the float16 at the beginning of each block."""
+    return QuantizedWeight(values=values, scales=_half(blocks, 0).flatten(1), file_scales=torch.float16)
 
 
 def _halves(values: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ class QuantizedWeight:
     offsets: Tensor | None = None  # [out, in / group], without zeros: weight = values * scales - offsets
     order: Tensor | None = None  # int64 [in]: column i belongs to input order[i], so a product takes rows[:, order]
     dtype: torch.dtype = torch.bfloat16  # what products are computed in
+    file_scales: torch.dtype | None = None  # of the scales in the file, if they were widened
 
     @property
     def bits(self) -> int:
@@ -36,6 +37,11 @@ class QuantizedWeight:
     @property
     def group(self) -> int:
         return self.shape[1] // self.scales.shape[1]
+
+    @property
+    def stored_scales(self) -> torch.dtype:
+        """The narrowest dtype that is known to hold each scale exactly."""
+        return self.file_scales or self.scales.dtype
 
     @property
     def is_centred(self) -> bool:
@@ -123,7 +129,8 @@ class QuantizedWeight:
         if ours.keys() != theirs.keys() or (self.order is not None and not torch.equal(self.order, theirs["order"])):
             return False
         kinds = [(ours[name].dtype, ours[name].shape[1:], theirs[name].dtype, theirs[name].shape[1:]) for name in ours]
-        return self.dtype == other.dtype and all(kind[:2] == kind[2:] for kind in kinds)
+        alike = (self.dtype, self.file_scales) == (other.dtype, other.file_scales)
+        return alike and all(kind[:2] == kind[2:] for kind in kinds)
 
     def _of_each(self, function: Callable[[Tensor], Tensor]) -> "QuantizedWeight":
         """With other tensors, except for the order."""
