@@ -1,4 +1,4 @@
-"""`python -m phase2_prefill_decode.lab products`: the engine's matrix product on a CPU beside oneDNN's.
+"""`python -m phase2_prefill_decode.lab cpu.products`: the engine's matrix product on a CPU beside oneDNN's.
 
 A row's product here does not depend on its neighbours, so its sums have one order whatever the number of rows. oneDNN
 is free to choose another way for each number of rows. The ratio of the two is what the order costs. Both are shown as
@@ -77,7 +77,7 @@ def measure(rounds: int) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    p = parser("phase2_prefill_decode.lab products", __doc__)
+    p = parser("phase2_prefill_decode.lab cpu.products", __doc__)
     p.add_argument("--rounds", type=int, default=5, help="of which the best is taken (%(default)s)")
     options, console = p.parse_args(arguments), Console(highlight=False)
     before, figures, shown = torch.get_num_threads(), dict[str, Any](), []
