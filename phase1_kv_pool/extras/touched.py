@@ -7,22 +7,21 @@ long as computing the keys and values that belong there. Linux gives pages befor
 import ctypes
 import sys
 import time
-from collections.abc import Callable
-
-from torch import Tensor
-
-from phase1_kv_pool.pool import KVPool
+from collections.abc import Callable, Sequence
 
 POPULATE_WRITE = 23  # of madvise, since Linux 5.14
-HUGE_PAGE = 2 << 20
+PAGE, HUGE_PAGE = 4096, 2 << 20
 SECONDS = 0.5  # for all of a pool: what is left is given when it is first written
 
 
-def touch(pool: KVPool, seconds: float = SECONDS, clock: Callable[[], float] = time.monotonic) -> int:
-    """Ask for the memory of a pool, of the first KV pages of all layers first. Return the bytes that are there."""
-    if pool.device.type != "cpu" or not sys.platform.startswith("linux"):
+def touch(
+    tensors: Sequence[tuple[int, int]], seconds: float = SECONDS, clock: Callable[[], float] = time.monotonic
+) -> int:
+    """Ask for the memory of the tensors of a pool, given by address and size: the first KV pages of all layers first.
+    Return the bytes that are there."""
+    if not sys.platform.startswith("linux"):
         return 0
-    places, end, given = [_whole_pages(tensor) for tensor in pool.tensors], clock() + seconds, 0
+    places, end, given = [_whole_pages(*tensor) for tensor in tensors], clock() + seconds, 0
     for offset in range(0, max(size for _, size in places), HUGE_PAGE):
         for start, size in places:
             count = min(size - offset, HUGE_PAGE)
@@ -32,11 +31,10 @@ def touch(pool: KVPool, seconds: float = SECONDS, clock: Callable[[], float] = t
     return given
 
 
-def _whole_pages(tensor: Tensor) -> tuple[int, int]:
+def _whole_pages(address: int, size: int) -> tuple[int, int]:
     """The start and the size of the pages of memory that lie within a tensor."""
-    page = 4096
-    start = -(-tensor.data_ptr() // page) * page
-    return start, max((tensor.data_ptr() + tensor.nbytes) // page * page - start, 0)
+    start = -(-address // PAGE) * PAGE
+    return start, max((address + size) // PAGE * PAGE - start, 0)
 
 
 def _populate(start: int, size: int) -> bool:

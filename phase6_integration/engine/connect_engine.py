@@ -163,7 +163,8 @@ def touch(pool: KVPool) -> None:
     if has_extras(ONE) and pool.device.type == "cpu":
         from phase1_kv_pool.extras import touched
 
-        fields = {"bytes": touched.touch(pool), "of": sum(tensor.nbytes for tensor in pool.tensors)}
+        tensors = [(tensor.data_ptr(), tensor.nbytes) for tensor in pool.tensors]
+        fields = {"bytes": touched.touch(tensors), "of": sum(size for _, size in tensors)}
         log.info("memory of the KV cache that the system has given", extra={"fields": fields})
 
 
