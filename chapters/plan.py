@@ -57,17 +57,17 @@ PAGES = (
 
 
 def part_one() -> list[str]:
-    lines = ["", "| evening | page | hours to write | you write |", "|---|---|---|---|"]
+    lines = ["", "| evening | page | minutes to read | hours to write | you write |", "|---|---|---|---|---|"]
     return lines + [f"| {each.evening} {_row(each)}" for each in PAGES if each.evening and each.path.exists()]
 
 
 def part_two() -> list[str]:
-    lines = ["", "| page | hours to write | you write |", "|---|---|---|"]
+    lines = ["", "| page | minutes to read | hours to write | you write |", "|---|---|---|---|"]
     return lines + [_row(each) for each in PAGES if not each.evening]
 
 
 def _row(page: Page) -> str:
-    return f"| [{page.title}]({page.name}.md) | {hours(page.hours)} | {page.writes} |"
+    return f"| [{page.title}]({page.name}.md) | {page.minutes} | {hours(page.hours)} | {page.writes} |"
 
 
 def hours(hours: float) -> str:
