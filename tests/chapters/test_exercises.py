@@ -152,9 +152,6 @@ def test_the_path_of_part_one_is_about_twenty_exercises_and_some_of_each_chapter
     assert 18 <= core.total() - puzzles + puzzles // 4 <= 30
 
 
-# Questions that are longer still. Others may not become so, and these leave the list once they are short.
-
-
 def test_a_question_has_at_most_80_words_without_its_example() -> None:
     words = {each.id: len(re.sub(r"^ {4}.*$", "", each.question, flags=re.MULTILINE).split()) for each in every(COURSE)}
     assert {id: count for id, count in words.items() if count > 80} == {}
