@@ -5,12 +5,13 @@ long as computing the keys and values that belong there. Linux gives pages befor
 """
 
 import ctypes
+import mmap
 import sys
 import time
 from collections.abc import Callable, Sequence
 
 POPULATE_WRITE = 23  # of madvise, since Linux 5.14
-PAGE, HUGE_PAGE = 4096, 2 << 20
+HUGE_PAGE = 2 << 20
 SECONDS = 0.5  # for all of a pool: what is left is given when it is first written
 
 
@@ -33,8 +34,8 @@ def touch(
 
 def _whole_pages(address: int, size: int) -> tuple[int, int]:
     """The start and the size of the pages of memory that lie within a tensor."""
-    start = -(-address // PAGE) * PAGE
-    return start, max((address + size) // PAGE * PAGE - start, 0)
+    start = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
+    return start, max((address + size) // mmap.PAGESIZE * mmap.PAGESIZE - start, 0)
 
 
 def _populate(start: int, size: int) -> bool:

@@ -1,5 +1,7 @@
 """The scheduler and its pages: which requests are admitted, which are preempted, and which end out of memory."""
 
+import pytest
+
 from phase0_request import FinishReason, RequestState
 from phase1_kv_pool import PagedCache
 from phase3_chunked_prefill.budget import TokenBudget
@@ -97,6 +99,22 @@ def test_a_request_that_did_not_fit_is_admitted_when_another_has_published_a_pag
         one.step()
     assert names(one.batches[-1]) == ["a"]
     assert names(one.step()) == ["a", "next"]
+    one.run().check_the_end()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "salt"), [((5, 5, 1, 1, 2, 3), "other"), ((4, 4, 6, 6, 7, 7, 9), "")], ids=["salt", "prefix"]
+)
+def test_a_published_page_that_the_waiting_request_cannot_share_does_not_open_admission(
+    prompt: tuple[int, ...], salt: str
+) -> None:
+    one = engine(pages=6, page_size=2, budget=TokenBudget(4, 6), cache=PrefixCache)
+    waits = request("waits", prompt, max_tokens=2, cache_salt=salt)
+    one.submit(request("runs", (5, 5, 6, 6, 7, 7, 8, 8), max_tokens=3), waits)
+    for published in (4, 8):
+        one.step()
+        assert one.requests["runs"].computed == published
+        assert one.scheduler.running_set.did_not_fit is waits
     one.run().check_the_end()
 
 

@@ -4,7 +4,8 @@ A row's product here does not depend on its neighbours, so its sums have one ord
 is free to choose another way for each number of rows. The ratio of the two is what the order costs. Both are shown as
 shares of the processor's peak; the share of numbers in 8 and 4 bits is of the peak in bfloat16.
 
-The weights of a call are in no cache: copies take turns.
+Copies of a weight take turns, together 64 MiB in bfloat16: what a processor with a larger cache holds, it does not read
+from memory.
 """
 
 from collections.abc import Callable, Iterator
