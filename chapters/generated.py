@@ -47,15 +47,19 @@ PEERS = {"llama": "llama.cpp", "vllm": "vLLM", "transformers": "transformers", "
 QUANTIZED = "Q8_0", "Q4_0", "Q4_K_M"
 
 
-def peers(isa: str) -> list[str]:
+def peers(isa: str, file: str = "peers.json") -> list[str]:
     """This engine beside others, with one set of vector instructions: rates in bfloat16, then of quantized weights."""
     from phase6_integration.lab.peers.compare import in_order
 
-    shapes = json.loads((RESULTS / "peers.json").read_text("utf-8"))["figures"][isa]
+    shapes = json.loads((RESULTS / file).read_text("utf-8"))["figures"][isa]
     rows = {f"{shape.upper()}, {load}": its[load] for shape, its in shapes.items() for load in in_order(shape, its)}
-    lines = [f"| bfloat16, tokens/s | ours | {' | '.join(PEERS.values())} |", "|---|---" + "|---" * len(PEERS) + "|"]
+    present = {name: title for name, title in PEERS.items() if any(name in row for row in rows.values())}
+    lines = [
+        f"| bfloat16, tokens/s | ours | {' | '.join(present.values())} |",
+        "|---|---" + "|---" * len(present) + "|",
+    ]
     for name, row in rows.items():
-        others = (_beside(row, "ours", other) for other in PEERS)
+        others = (_beside(row, "ours", other) for other in present)
         lines.append(f"| {name} | **{_rate(row, 'ours')}** | {' | '.join(others)} |")
     titles = (f"ours | llama.cpp, {name}" for name in QUANTIZED)
     lines += ["", f"| quantized, tokens/s | {' | '.join(titles)} |", "|---" * (2 * len(QUANTIZED) + 1) + "|"]
@@ -85,4 +89,5 @@ GENERATED: dict[str, Callable[[], list[str]]] = {
     "part two": plan.part_two,
     "peers": lambda: peers("native"),
     "peers with AVX2": lambda: peers("avx2"),
+    "peers on an AMD EPYC": lambda: peers("native", "peers_zen4.json"),
 }

@@ -71,6 +71,11 @@ BENCHMARKS: dict[str, tuple[str, list[str], dict[str, object]]] = {
         {"OUTPUTS": 128, "INPUTS": 256, "phase1_kv_pool.lab.timing.SECONDS": 0.0},
     ),
     "capacity.json": ("phase6_integration.lab.scale.capacity", [], {}),
+    "products.json": (
+        "phase2_prefill_decode.lab.cpu.products",
+        ["--rounds", "1"],
+        {"BYTES": 1 << 10, "phase1_kv_pool.lab.timing.SECONDS": 0.0, **CEILINGS},
+    ),
     "phase2_fits.json": ("phase2_prefill_decode.lab.fits", [], {}),
     "quantized.json": (
         "chapters.tiny_chat.quantized",
