@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 
 from phase0_request.lab.report import add_fields, at_least_one, finish, parser, section
-from phase5_continuous.lab.exploring.planting import bug, bugs
+from phase5_continuous.lab.exploring.planting import bug
 from phase5_continuous.lab.exploring.search import Found, explore
 from phase5_continuous.lab.exploring.story import tell
 from phase5_continuous.lab.exploring.world import Setting, kinds
@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
     p = parser("phase5_continuous.lab explore", __doc__)
     p.add_argument("prompts", nargs="*", metavar="PROMPT", help="of the requests that may come")
     p.add_argument("--world", choices=WORLDS | LARGE, default="small", help="without prompts (%(default)s)")
-    p.add_argument("--bug", choices=bugs(), metavar="ID", help="plant a bug of the course; it has a world of its own")
+    p.add_argument("--bug", choices=BUGS, metavar="ID", help="plant a bug of the scheduler; it has a world of its own")
     p.add_argument(
         "--all", action="store_true", help="explore every named world but the large ones, and find every planted bug"
     )
@@ -76,13 +76,13 @@ def main(arguments: list[str] | None = None) -> int:
     except ValueError as error:
         p.error(str(error))
     finish(p, options, arguments, {"world": row(found)}, console=console)
-    return 0
+    return int(found.broken is not None and options.bug is None)
 
 
 def chosen(options: argparse.Namespace) -> Setting:
     """The world that the command line describes."""
     if not options.prompts:
-        return BUGS.get(options.bug, WORLDS["small"]) if options.bug else (WORLDS | LARGE)[options.world]
+        return BUGS[options.bug] if options.bug else (WORLDS | LARGE)[options.world]
     lost = 0 if options.fair and options.lost is None else options.lost
     return Setting(
         kinds=kinds(options.prompts, options.tokens, options.tenants, options.priorities, options.salts),
@@ -138,12 +138,12 @@ def study(console: Console, processes: int) -> dict[str, Any]:
     for name, setting in BUGS.items():
         with bug(name):
             found = explore(setting, processes=1, again=True)
-        promise = found.broken.promise if found.broken is not None else "not found"
+        assert found.broken is not None, f"bug {name} breaks no promise"
         planted[name] = {
             "states": found.states,
             "events": len(found.story),
             "seconds": round(found.seconds, 2),
-            "broken": promise,
+            "broken": found.broken.promise,
         }
     section(console, "Planted bugs", planted)
     return {"worlds": worlds, "bugs": planted}

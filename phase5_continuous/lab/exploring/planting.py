@@ -20,15 +20,18 @@ def bugs() -> dict[str, dict[str, Any]]:
 
 @contextmanager
 def planted(file: str, text: str) -> Iterator[None]:
-    """Have the module of a file run as if this were its source. What was imported from it has the other code too."""
+    """Have the module of a file run as if this were its source. What was imported from it has the other code too.
+    Some function must differ: what a module does when it is imported stays as it is."""
     module = import_module(file.removesuffix(".py").replace("/", "."))
     codes = defaultdict[str, list[CodeType]](list)  # getter and setter of a property have one name
     for code in _codes(compile(text, str(ROOT / file), "exec")):
         codes[code.co_qualname].append(code)
     changed = {function: function.__code__ for function in _functions(module) if function.__code__.co_qualname in codes}
+    others = {function: codes[code.co_qualname].pop(0) for function, code in changed.items()}
+    assert any(_does(code) != _does(others[function]) for function, code in changed.items()), f"{file}: all is the same"
     try:
-        for function, code in changed.items():
-            function.__code__ = codes[code.co_qualname].pop(0)
+        for function, code in others.items():
+            function.__code__ = code
         yield
     finally:
         for function, code in changed.items():
@@ -53,6 +56,12 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
         if isinstance(inner, CodeType):
             is_class = not inner.co_flags & 2  # CO_NEWLOCALS: functions have it
             yield from _codes(inner) if is_class else [inner]
+
+
+def _does(code: CodeType) -> tuple[Any, ...]:
+    """What a code does, wherever its lines are."""
+    constants = [_does(each) if isinstance(each, CodeType) else (type(each), each) for each in code.co_consts]
+    return code.co_code, code.co_names, code.co_varnames, code.co_freevars, constants
 
 
 def _functions(module: Any) -> Iterator[FunctionType]:

@@ -58,8 +58,8 @@ class Ways:
             number = self.parent[number]
         return events[::-1]
 
-    def longest(self) -> tuple[int, int | None]:
-        """The most steps from any state to the end, and a state on a circle if there is one."""
+    def longest(self) -> tuple[int | None, int]:
+        """The most steps from any state to the end, and that state; or None, and a state on a circle."""
         steps, todo = array("l", [-1]) * len(self.parent), [0]  # -1: not seen, -2: on the way to it
         for start in range(len(steps)):
             todo = [start] if steps[start] == -1 else []
@@ -70,7 +70,7 @@ class Ways:
                     steps[state] = -2
                     for place in places:
                         if steps[self.next[place]] == -2:
-                            return 0, state
+                            return None, state
                         if steps[self.next[place]] == -1:
                             todo.append(self.next[place])
                 else:
@@ -78,7 +78,8 @@ class Ways:
                         ahead = (steps[self.next[place]] + self.steps[place] for place in places)
                         steps[state] = max(ahead, default=0)
                     todo.pop()
-        return max(steps), None
+        most = max(steps)
+        return most, steps.index(most)
 
 
 def explore(
@@ -122,12 +123,15 @@ def explore(
                 break
     found.states = len(ways.parent)
     if found.broken is None and found.whole:
-        found.longest, circle = ways.longest()
-        if circle is not None:
-            found.broken = BrokenError(
-                "every request ends", "with nothing new arriving, the engine comes back to this state"
-            )
-            found.story = named(setting, ways.story(circle))
+        found.longest, state = ways.longest()
+        how = "with nothing new arriving, "
+        if found.longest is None:
+            found.broken = BrokenError("every request ends", f"{how}the engine comes back to this state")
+        elif found.longest > setting.bound:
+            how += f"{found.longest} steps lead from this state to the end, and {setting.bound} are promised"
+            found.broken = BrokenError("every request ends in the steps that are promised", how)
+        if found.broken is not None:
+            found.story = named(setting, ways.story(state))
     if again and found.broken is None:
         run_again(setting, ways, found)
     found.seconds = time.perf_counter() - began

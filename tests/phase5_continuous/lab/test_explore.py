@@ -10,10 +10,10 @@ from phase0_request.batch import Batch
 from phase5_continuous.extras.record.record_file import read
 from phase5_continuous.extras.record.replay import Replay
 from phase5_continuous.lab import explore as command
-from phase5_continuous.lab.exploring.planting import bug
+from phase5_continuous.lab.exploring.planting import ROOT, bug, bugs, planted
 from phase5_continuous.lab.exploring.search import Ways, explore
 from phase5_continuous.lab.exploring.story import tell
-from phase5_continuous.lab.exploring.world import World, kinds
+from phase5_continuous.lab.exploring.world import Setting, World, kinds
 from phase5_continuous.lab.exploring.worlds import BUGS, LARGE, WORLDS
 from phase5_continuous.scheduler import Scheduler
 
@@ -115,9 +115,9 @@ def test_a_circle_of_states_is_no_way_to_the_end() -> None:
         ways.next.extend(ahead)
         ways.steps.extend(steps)
         ways.begin.append(len(ways.next))
-    assert ways.longest() == (2, None)
+    assert ways.longest() == (2, 0)
     ways.next[2] = 0
-    assert ways.longest()[1] is not None
+    assert ways.longest()[0] is None
 
 
 def test_a_promise_of_ones_own_is_asked_in_every_state() -> None:
@@ -146,6 +146,32 @@ def test_the_command_prints_the_story_and_writes_its_film(tmp_path: Path, capsys
     assert "3  a step is committed: no token yet" in shown
     assert json.loads(film.read_text().splitlines()[0])["record"] == 1
     assert json.loads(figures.read_text())["figures"]["world"]["states"] > 1
+
+
+def test_the_command_fails_if_a_way_to_the_end_is_longer_than_promised(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Setting, "bound", 2)
+    assert command.main(["--world", "smallest", "--processes", "1"]) == 1
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "Broken: every request ends in the steps that are promised" in shown
+    assert "3 steps lead from this state to the end, and 2 are promised" in shown
+    assert "All promises hold" not in shown
+
+
+def test_the_command_plants_no_bug_that_a_scheduler_cannot_show(capsys: pytest.CaptureFixture[str]) -> None:
+    assert set(BUGS) <= set(bugs())
+    with pytest.raises(SystemExit, match=r"^2$"):
+        command.main(["--bug", "2a"])
+    assert "choose from" in (shown := capsys.readouterr().err)
+    assert "5g" in shown
+
+
+def test_a_text_that_changes_no_function_is_not_planted() -> None:
+    file = "phase5_continuous/scheduler.py"
+    text = (ROOT / file).read_text("utf-8")
+    with pytest.raises(AssertionError, match="all is the same"), planted(file, f"# one line more\n{text}"):
+        pass
 
 
 def test_the_command_explores_the_world_that_it_is_given(capsys: pytest.CaptureFixture[str]) -> None:
