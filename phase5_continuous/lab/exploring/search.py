@@ -19,7 +19,7 @@ from phase5_continuous.extras.invariants import SchedulerError, check
 from phase5_continuous.extras.record.recorder import Recorder
 from phase5_continuous.extras.record.replay import Replay
 from phase5_continuous.lab.exploring.promises import BrokenError, Own, follow
-from phase5_continuous.lab.exploring.world import Happening, Setting, World
+from phase5_continuous.lab.exploring.world import Happening, Setting, World, clock
 
 BATCH = 256  # states that a process expands at once
 
@@ -82,6 +82,7 @@ class Ways:
         return most, steps.index(most)
 
 
+@clock()
 def explore(
     setting: Setting, own: Own | None = None, processes: int = 2, most: int = 1 << 40, again: bool = False
 ) -> Found:

@@ -10,7 +10,7 @@ from phase0_request.batch import Event, Slice
 from phase0_request.core import Step
 from phase5_continuous.extras.record.record_file import recording
 from phase5_continuous.lab.exploring.promises import BrokenError, judge
-from phase5_continuous.lab.exploring.world import EOS, Happening, Setting, World
+from phase5_continuous.lab.exploring.world import EOS, Happening, Setting, World, clock
 
 ENDS = {
     "abort": "the client of {} disconnects",
@@ -29,11 +29,15 @@ def tell(setting: Setting, events: Sequence[Happening], file: Path | None = None
         for event in events:
             world.now += TICK
             before = marshal.loads(world.encode())
-            try:
-                step = world.happen(event)
-            except Exception as error:
+            wrong = None
+            with clock():
+                try:
+                    step = world.happen(event)
+                except Exception as error:
+                    wrong = error
+            if wrong is not None:
                 yield _words(world, event)
-                yield f"{type(error).__name__}: {error}"
+                yield f"{type(wrong).__name__}: {wrong}"
                 return
             yield _words(world, event) + _came_of(world, event, step)
     try:

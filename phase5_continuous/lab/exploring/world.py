@@ -9,6 +9,7 @@ import marshal
 import signal
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
 from operator import attrgetter
@@ -35,7 +36,7 @@ EOS = 0
 ANSWER = 8  # the first prompt is answered A, B, C ...; the second I, J, K ...; the third Q, R, S ...
 STATES = [*RequestState]
 KEY = attrgetter("key")
-PATIENCE = 5.0  # seconds for one event
+PATIENCE = 5.0  # seconds of the processor for one event
 GONE = 1 << 20  # in place of the number of a request that has ended and left
 
 TOKEN, LAST, FAILED = 0, 1, 2  # outcomes of a slice: the next token, EOS, or an error
@@ -294,14 +295,13 @@ class World:
     # and it happens.
 
     def happen(self, event: Happening) -> Step | None:
-        """Let an event happen. Returns the step that was planned or committed, if there is one. TimeoutError if it
-        never ends."""
-        signal.signal(signal.SIGALRM, _endless)
-        signal.setitimer(signal.ITIMER_REAL, PATIENCE)
+        """Let an event happen. Returns the step that was planned or committed, if there is one. Within `clock`:
+        TimeoutError if it never ends."""
+        signal.setitimer(signal.ITIMER_VIRTUAL, PATIENCE)
         try:
             return self._happen(event)
         finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
 
     def _happen(self, event: Happening) -> Step | None:
         core = self.core
@@ -524,8 +524,18 @@ class World:
         ]
 
 
+@contextmanager
+def clock() -> Iterator[None]:
+    """Have an event that never ends raise. A machine that sleeps delays no engine: the processor's time counts."""
+    before = signal.signal(signal.SIGVTALRM, _endless)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGVTALRM, before)
+
+
 def _endless(*_: object) -> None:
-    raise TimeoutError(f"it has taken {PATIENCE:.0f} seconds, and goes on")
+    raise TimeoutError(f"it has taken {PATIENCE:.0f} seconds of the processor, and goes on")
 
 
 def _read_tree(tree: RadixTree, nodes: dict[int, int], pages: dict[int, int]) -> tuple[Any, ...]:

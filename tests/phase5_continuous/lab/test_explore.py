@@ -1,6 +1,9 @@
 """Every state of a small engine: its promises hold, planted bugs are found, and a story leads to what it says."""
 
 import json
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -100,11 +103,30 @@ def test_an_event_that_never_ends_is_found_and_told(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(Scheduler, "plan", plan)
     monkeypatch.setattr("phase5_continuous.lab.exploring.world.PATIENCE", 0.05)
+    before = signal.getsignal(signal.SIGVTALRM)
     found = explore(SMALLEST, processes=1)
     assert found.broken is not None
     assert found.broken.promise == "no error in the engine (TimeoutError)"
     told = list(tell(SMALLEST, found.story))
     assert told[:2] == ["r0 arrives with the prompt aa", "a step is planned"]
+    assert signal.getsignal(signal.SIGVTALRM) is before
+
+
+def test_an_engine_that_sleeps_takes_no_time_of_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Scheduler.plan
+
+    def plan(self: Scheduler, now: float) -> Batch:
+        time.sleep(0.1)
+        return real(self, now)
+
+    monkeypatch.setattr(Scheduler, "plan", plan)
+    monkeypatch.setattr("phase5_continuous.lab.exploring.world.PATIENCE", 0.08)
+    assert explore(replace(SMALLEST, kinds=kinds(["a"], 1)), processes=1).broken is None
+
+
+def test_without_its_clock_nothing_is_explored_and_no_engine_is_blamed() -> None:
+    with ThreadPoolExecutor(1) as threads, pytest.raises(ValueError, match="main thread"):
+        threads.submit(explore, SMALLEST, processes=1).result()
 
 
 def test_a_circle_of_states_is_no_way_to_the_end() -> None:
