@@ -6,10 +6,13 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from phase0_request.batch import Batch
+from phase0_request.batch import Batch, Event, StepOutput
+from phase4_radix.prefix_cache import PrefixCache
+from phase5_continuous.admission import Admission
 from phase5_continuous.extras.record.record_file import read
 from phase5_continuous.extras.record.replay import Replay
 from phase5_continuous.lab import explore as command
@@ -19,8 +22,40 @@ from phase5_continuous.lab.exploring.story import tell
 from phase5_continuous.lab.exploring.world import Setting, World, kinds
 from phase5_continuous.lab.exploring.worlds import BUGS, LARGE, WORLDS
 from phase5_continuous.scheduler import Scheduler
+from phase5_continuous.turns import OneQueue
 
 SMALLEST = WORLDS["smallest"]
+KNOWN = json.loads((ROOT / "chapters/results/phase5_explore.json").read_text())["figures"]["bugs"]
+
+
+def doubled(scheduler: Scheduler, batch: Batch, output: StepOutput, now: float) -> list[Event]:
+    events = COMMIT(scheduler, batch, output, now)
+    return [*events, *events[-1:]]
+
+
+COMMIT = Scheduler.commit
+MUTANTS: dict[str, tuple[type, str, Any, Setting]] = {  # of promises that no planted bug breaks
+    "the order is kept": (
+        OneQueue,
+        "reorder",
+        lambda queue, candidates, place: candidates[::-1],
+        replace(SMALLEST, places=1),
+    ),
+    "none waits beside room that fits": (
+        Admission,
+        "is_open",
+        property(lambda admission: bool(admission.turns) and not admission.running_set.running),
+        SMALLEST,
+    ),
+    "the last in rank is preempted": (
+        OneQueue,
+        "victim",
+        lambda queue, running: min(running, key=lambda each: each.key),
+        SMALLEST,
+    ),
+    "tokens come once and in order": (Scheduler, "commit", doubled, SMALLEST),
+    "every page comes back": (PrefixCache, "reset", lambda cache: 0, SMALLEST),
+}
 
 
 @pytest.mark.parametrize("name", ["smallest", "small", "outgrown"])
@@ -59,11 +94,12 @@ def test_requests_that_differ_in_names_alone_come_in_one_order() -> None:
 
 
 @pytest.mark.parametrize("name", BUGS)
-def test_a_planted_bug_is_found_and_its_story_can_be_replayed(name: str, tmp_path: Path) -> None:
+def test_a_planted_bug_breaks_its_promise_and_its_story_can_be_replayed(name: str, tmp_path: Path) -> None:
     file, replayed = tmp_path / "story.jsonl", Replay()
     with bug(name):
         found = explore(BUGS[name], processes=1, again=True)
         assert found.broken is not None
+        assert {"broken": found.broken.promise, "events": len(found.story)}.items() <= KNOWN[name].items()
         *told, _ = tell(BUGS[name], found.story, file)  # and last, what is broken then
     assert len(told) == len(found.story)
     for line in read(file):
@@ -71,6 +107,17 @@ def test_a_planted_bug_is_found_and_its_story_can_be_replayed(name: str, tmp_pat
     assert {each.id for each in replayed.requests.values()} == {
         sentence.split()[0] for sentence in told if "arrives" in sentence
     }
+
+
+@pytest.mark.parametrize("promise", MUTANTS)
+def test_an_engine_that_does_otherwise_breaks_its_promise(promise: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, name, other, setting = MUTANTS[promise]
+    assert promise not in {each["broken"] for each in KNOWN.values()}
+    assert explore(setting, processes=1).broken is None
+    monkeypatch.setattr(owner, name, other)
+    found = explore(setting, processes=1)
+    assert found.broken is not None
+    assert found.broken.promise == promise
 
 
 def test_a_planted_bug_is_gone_afterwards() -> None:
