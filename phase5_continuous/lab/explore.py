@@ -121,7 +121,7 @@ def row(found: Found) -> dict[str, Any]:
         "longest_way": found.longest if found.longest is not None else "-",
         "seconds": round(found.seconds, 2),
         "states_per_second": round(found.states / found.seconds),
-        "megabytes": round(found.megabytes),
+        "peak_megabytes": round(found.peak_megabytes),
     }
 
 

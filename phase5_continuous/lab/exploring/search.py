@@ -34,7 +34,7 @@ class Found:
     edges: int = 0
     depth: int = 0  # of the state that is farthest from the beginning
     seconds: float = 0.0
-    megabytes: float = 0.0
+    peak_megabytes: float = 0.0  # of this process in its life and the largest that has ended: more than the states
     longest: int | None = None  # steps on the longest way to the end, with nothing new arriving
     broken: BrokenError | None = None
     story: list[Happening] = field(default_factory=list)  # the shortest way there
@@ -136,7 +136,7 @@ def explore(
     if again and found.broken is None:
         run_again(setting, ways, found)
     found.seconds = time.perf_counter() - began
-    found.megabytes = (getrusage(RUSAGE_SELF).ru_maxrss + getrusage(RUSAGE_CHILDREN).ru_maxrss) / 1024
+    found.peak_megabytes = (getrusage(RUSAGE_SELF).ru_maxrss + getrusage(RUSAGE_CHILDREN).ru_maxrss) / 1024
     return found
 
 

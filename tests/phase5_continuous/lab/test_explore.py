@@ -67,6 +67,14 @@ def test_every_state_of_a_small_engine_keeps_its_promises(name: str) -> None:
     assert found.longest <= WORLDS[name].bound
 
 
+def test_an_engine_with_a_watermark_and_priorities_keeps_its_promises_too() -> None:
+    setting = replace(BUGS["5c"], kinds=kinds(["aa", "zz", "aa"], priorities=[1, 0, 0]))
+    assert setting.watermark > 0
+    found = explore(setting, processes=1, again=True)
+    assert found.broken is None
+    assert found.states > 100
+
+
 def test_every_way_in_one_piece_leads_to_the_state_that_was_found_and_its_record_too() -> None:
     for ahead in (0, 1):
         found = explore(replace(SMALLEST, ahead=ahead, kinds=kinds(["aab", "aab"])), processes=1, again=True)
