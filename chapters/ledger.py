@@ -58,9 +58,9 @@ ENTRIES = (
     Entry(
         "Prefix cache",
         "04_radix",
-        "with a shared prompt, the first token comes after {phase4.json#served.on.ttft_ms .0f} ms in place of "
+        "with a shared prompt, the first token comes after {phase4.json#served.on.ttft_ms .0f} ms instead of "
         "{phase4.json#served.off.ttft_ms .0f} ms",
-        "nothing with nothing in common ({phase4.json#common.tokens_0.ttft_ms .0f} ms and "
+        "nothing without a common prefix ({phase4.json#common.tokens_0.ttft_ms .0f} ms and "
         "{phase4.json#common.tokens_0.plain_ttft_ms .0f} ms); requests that arrive together each compute the prefix",
         "a page that is evicted while a request reads it",
         (
@@ -73,10 +73,10 @@ ENTRIES = (
     Entry(
         "Continuous batching",
         "05_continuous",
-        "{ladder.json#rungs.phase5.tokens_per_second .0f} tokens/s in place of "
+        "{ladder.json#rungs.phase5.tokens_per_second .0f} tokens/s instead of "
         "{ladder.json#rungs.phase4.tokens_per_second .0f}, and a first token after "
-        "{ladder.json#rungs.phase5.ttft_p50_ms .0f} ms in place of {ladder.json#rungs.phase4.ttft_p50_ms ,.0f}",
-        "a token of an answer takes {ladder.json#rungs.phase5.itl_mean_ms .0f} ms in place of "
+        "{ladder.json#rungs.phase5.ttft_p50_ms .0f} ms instead of {ladder.json#rungs.phase4.ttft_p50_ms ,.0f}",
+        "a token of an answer takes {ladder.json#rungs.phase5.itl_mean_ms .0f} ms instead of "
         "{ladder.json#rungs.phase4.itl_mean_ms .0f}, because more requests share a step",
         "two requests that preempt each other without end",
         ("phase5_continuous/scheduler.py", "phase5_continuous/running.py", "phase5_continuous/admission.py"),
@@ -84,9 +84,9 @@ ENTRIES = (
     Entry(
         "A process of its own",
         "06_integration",
-        "{phase6_hosts.json#process.tokens_per_second ,.0f} tokens/s in place of "
+        "{phase6_hosts.json#process.tokens_per_second ,.0f} tokens/s instead of "
         "{phase6_hosts.json#thread.tokens_per_second ,.0f} in a thread",
-        "the event loop of HTTP is late by {phase6_hosts.json#process.late_most_ms .0f} ms at most, and in a thread by "
+        "the HTTP event loop is late by up to {phase6_hosts.json#process.late_most_ms .0f} ms, and in a thread by "
         "{phase6_hosts.json#thread.late_most_ms .0f} ms",
         "a message that is read in two parts",
         ("phase6_integration/process/messages.py", "phase6_integration/process/engine_process.py"),
@@ -95,7 +95,7 @@ ENTRIES = (
         "One step ahead",
         "07_fast",
         "a step of 256 on an {phase6_overlap.json#gpu s} takes {phase6_overlap.json#batch_256_ahead_1.step_ms .1f} ms "
-        "in place of {phase6_overlap.json#batch_256_ahead_0.step_ms .1f} ms",
+        "instead of {phase6_overlap.json#batch_256_ahead_0.step_ms .1f} ms",
         "the device is idle for {phase6_overlap.json#batch_64_ahead_0.idle_share .0%} of a step of 64 without it, so "
         "there is less to gain; a request that has stopped computes one token more",
         "a page that is freed while a step in flight writes to it",
@@ -105,9 +105,9 @@ ENTRIES = (
         "Fair queueing",
         "05_continuous",
         "the longest wait of a modest client for a first token is "
-        "{phase5_fairness.json#served.fair_queueing.ttft_max_ms .0f} ms in place "
-        "of {phase5_fairness.json#served.one_queue.ttft_max_ms ,.0f} ms",
-        "{phase5_fairness.json#served.fair_queueing.preemptions d} preemptions in place of "
+        "{phase5_fairness.json#served.fair_queueing.ttft_max_ms .0f} ms instead of "
+        "{phase5_fairness.json#served.one_queue.ttft_max_ms ,.0f} ms",
+        "{phase5_fairness.json#served.fair_queueing.preemptions d} preemptions instead of "
         "{phase5_fairness.json#served.one_queue.preemptions d}",
         "a client that was away comes back with credit for all that time",
         ("phase5_continuous/extras/fairness.py",),
@@ -115,11 +115,11 @@ ENTRIES = (
     Entry(
         "Drafts from the text",
         "11_speculation",
-        "an answer that was given before, of one request, comes "
+        "one request whose answer was given before runs "
         "{speculation.json#asked_again_1.ratio .1f} times as fast",
-        "with 16 requests {speculation.json#asked_again_16.ratio .2f} times; a new text alone "
+        "with 16 requests {speculation.json#asked_again_16.ratio .2f} times; for one with a new text "
         "{speculation.json#new_1.ratio .2f} times",
-        "a draft that is accepted because it is likely, and not because it would have been drawn",
+        "a draft that is accepted because it is likely, not because it would have been drawn",
         (
             "phase5_continuous/extras/speculation/ngram.py",
             "phase5_continuous/extras/speculation/speculation.py",
@@ -129,20 +129,20 @@ ENTRIES = (
     Entry(
         "Forced tokens",
         "08_constrained",
-        "an object of a schema takes {constrained.json#served.forced_1.ms_per_token .2f} ms per token in place of "
+        "an object of a schema takes {constrained.json#served.forced_1.ms_per_token .2f} ms per token instead of "
         "{constrained.json#served.all_drawn_1.ms_per_token .2f} ms",
         "nothing where the grammar leaves a choice at every token",
-        "text that is forced, cut into tokens in a way the model never saw",
+        "forced text, cut into tokens in a way that the model has never seen",
         ("phase2_prefill_decode/extras/grammar/constraints.py",),
     ),
     Entry(
         "Weights in 4 bits",
         "09_fits_in_memory",
         "a model of 596 million parameters decodes {peers.json#native.596m.8x128+32.ours_Q4_0.median .0f} tokens/s for "
-        "eight requests on a CPU in place of {peers.json#native.596m.8x128+32.ours.median .0f}",
-        "in one number per row, logits move by {quantized.json#int4_nearest_row.logits .2f}; in groups of 32 by "
+        "eight requests on a CPU instead of {peers.json#native.596m.8x128+32.ours.median .0f}",
+        "with one scale per row, logits move by {quantized.json#int4_nearest_row.logits .2f}; in groups of 32, by "
         "{quantized.json#int4_nearest_32.logits .2f}",
-        "a scale that one large number has made too coarse for all others",
+        "a scale that one large number makes too coarse for all others",
         ("phase2_prefill_decode/extras/quantized/quantize.py", "phase2_prefill_decode/extras/quantized/weight.py"),
     ),
 )
