@@ -115,8 +115,7 @@ ENTRIES = (
     Entry(
         "Drafts from the text",
         "11_speculation",
-        "one request whose answer was given before runs "
-        "{speculation.json#asked_again_1.ratio .1f} times as fast",
+        "one request whose answer was given before runs {speculation.json#asked_again_1.ratio .1f} times as fast",
         "with 16 requests {speculation.json#asked_again_16.ratio .2f} times; for one with a new text "
         "{speculation.json#new_1.ratio .2f} times",
         "a draft that is accepted because it is likely, not because it would have been drawn",
