@@ -85,7 +85,7 @@ def begun(course: Course) -> tuple[Exercise, ...]:
 
 
 def start(course: Course, chapter: int, fresh: bool = False, every_one: bool = False) -> tuple[list[Path], Path | None]:
-    """Put a chapter's exercises, blank, into the workspace: those of the path, or all; the answers that it holds stay.
+    """Put a chapter's exercises, blank, into the workspace: the core ones, or all; the answers that it holds stay.
     Returns the files, and the backup if one was made. Where nothing is new, or code outside of the exercises was
     edited, it is an error to overwrite work; with `fresh` the files move to `.course/backups/<n>/`."""
     its = need(course, chapter)
