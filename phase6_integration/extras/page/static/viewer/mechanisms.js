@@ -3,7 +3,7 @@
 export const MECHANISMS = {
   "arrival": {
     "title": "Arrival", "what": "A request joins the waiting queue of its tenant.",
-    "file": "phase5_continuous/admission.py", "name": "Admission.add", "chapter": "chapters/05_continuous.md", "section": "Three queues"
+    "file": "phase5_continuous/admission.py", "name": "Admission.add", "chapter": "chapters/05_continuous.md", "section": "Admission"
   },
   "admission": {
     "title": "Admission", "what": "A waiting request starts when the step has a token left for it and the pool can hold all its tokens with the watermark free.",
@@ -35,7 +35,7 @@ export const MECHANISMS = {
   },
   "chunk": {
     "title": "Chunked prefill", "what": "A long prompt is computed in chunks, so that the decodes of others go on in the same steps.",
-    "file": "phase3_chunked_prefill/chunker.py", "name": "Chunker.schedule", "chapter": "chapters/03_chunked_prefill.md", "section": "Splitting a step"
+    "file": "phase3_chunked_prefill/chunker.py", "name": "Chunker.schedule", "chapter": "chapters/03_chunked_prefill.md", "section": "Who gets the budget"
   },
   "decode": {
     "title": "Decode", "what": "Each running request computes its newest token and draws the next. One read of the weights serves them all.",
@@ -55,7 +55,7 @@ export const MECHANISMS = {
   },
   "budget": {
     "title": "Token budget", "what": "A step computes at most so many tokens: decodes first, prompts with what is left.",
-    "file": "phase3_chunked_prefill/budget.py", "name": "TokenBudget", "chapter": "chapters/03_chunked_prefill.md", "section": "The budget"
+    "file": "phase3_chunked_prefill/budget.py", "name": "TokenBudget", "chapter": "chapters/03_chunked_prefill.md", "section": "A budget for the step"
   },
   "tree": {
     "title": "Radix tree", "what": "Each cached prefix is stored once, in whole pages; requests that begin alike share its pages.",
