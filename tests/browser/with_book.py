@@ -121,8 +121,8 @@ def test_an_exercise_is_judged_in_the_tab_as_by_the_command(id: str, opened, jud
 
 def test_an_answer_is_written_judged_and_kept(opened, accessible) -> None:
     page = opened(f"{PLACE}/exercises.html#3.1")
-    page.get_by_role("button", name="Hint 1 of 2").click()
-    expect(page.get_by_text("What can be computed at most")).to_be_visible()
+    page.get_by_role("button", name="Hint 1 of 3").click()
+    expect(page.get_by_text("At most how many tokens can be computed")).to_be_visible()
     for before, answer, expected in (("raise NotImpl", WRONG, "failed"), (WRONG, RIGHT, "passed: 13 of 13 tests pass")):
         page.locator(".cm-line", has_text=before).first.click(click_count=3)
         page.keyboard.insert_text(f"    {answer}\n")
