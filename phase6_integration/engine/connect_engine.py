@@ -164,8 +164,8 @@ def touch(pool: KVPool) -> None:
         from phase1_kv_pool.extras import touched
 
         tensors = [(tensor.data_ptr(), tensor.nbytes) for tensor in pool.tensors]
-        fields = {"bytes": touched.touch(tensors), "of": sum(size for _, size in tensors)}
-        log.info("memory of the KV cache that the system has given", extra={"fields": fields})
+        given, size = touched.touch(tensors), sum(size for _, size in tensors)
+        log.info("%d of %d MB of the KV cache are in memory; the rest comes when written", given >> 20, size >> 20)
 
 
 def record_pieces(runner: ModelRunner, counts: Sequence[int], context: int, record: Any) -> None:

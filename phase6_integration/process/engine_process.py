@@ -230,7 +230,8 @@ def main() -> int:
         return 0
     channel = Channel(socket.socket(fileno=descriptor))
     logging.basicConfig(level=logging.WARNING, handlers=[ChannelHandler(channel)])
-    logging.getLogger("phase2_prefill_decode").setLevel(logging.INFO)  # how far the kernels are compiled
+    for name in ("phase2_prefill_decode", "phase6_integration.engine.connect_engine"):  # how far the start has come
+        logging.getLogger(name).setLevel(logging.INFO)
     logging.captureWarnings(True)
     status = serve(channel)
     os._exit(status)  # does not wait for threads of libraries
