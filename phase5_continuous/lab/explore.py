@@ -18,8 +18,8 @@ from rich.console import Console
 from phase0_request.lab.report import add_fields, at_least_one, finish, parser, section
 from phase5_continuous.lab.exploring.planting import bug
 from phase5_continuous.lab.exploring.search import Found, explore
+from phase5_continuous.lab.exploring.setting import Setting, kinds
 from phase5_continuous.lab.exploring.story import tell
-from phase5_continuous.lab.exploring.world import Setting, kinds
 from phase5_continuous.lab.exploring.worlds import BUGS, LARGE, WORLDS
 from phase5_continuous.policies import POLICIES
 

@@ -5,6 +5,7 @@ same on every machine.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -86,11 +87,9 @@ class Grown(Simulation):
 def serve(make: Callable[[PagedCache], StaticScheduler | Scheduler]) -> Stage:
     """Serve the requests to their end, or to the step for which there is no page."""
     simulation, steps = Grown(make), 0
-    try:
+    with suppress(OutOfPagesError):  # it ends the stage, whose steps so far are the figure
         while simulation.going:
             steps += simulation.step() is not None
-    except OutOfPagesError:
-        pass
     outcome = simulation.outcome()
     return Stage(outcome.requests, steps, outcome.mean_batch, simulation.clock.now, outcome.preemptions)
 

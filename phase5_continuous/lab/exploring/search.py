@@ -19,7 +19,8 @@ from phase5_continuous.extras.invariants import SchedulerError, check
 from phase5_continuous.extras.record.recorder import Recorder
 from phase5_continuous.extras.record.replay import Replay
 from phase5_continuous.lab.exploring.promises import BrokenError, Own, follow
-from phase5_continuous.lab.exploring.world import Happening, Setting, World, clock
+from phase5_continuous.lab.exploring.setting import Setting
+from phase5_continuous.lab.exploring.world import Happening, World, clock
 
 BATCH = 256  # states that a process expands at once
 

@@ -10,7 +10,8 @@ from phase0_request.batch import Event, Slice
 from phase0_request.core import Step
 from phase5_continuous.extras.record.record_file import recording
 from phase5_continuous.lab.exploring.promises import BrokenError, judge
-from phase5_continuous.lab.exploring.world import EOS, Happening, Setting, World, clock
+from phase5_continuous.lab.exploring.setting import Setting
+from phase5_continuous.lab.exploring.world import EOS, Happening, World, clock
 
 ENDS = {
     "abort": "the client of {} disconnects",

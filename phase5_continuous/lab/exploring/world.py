@@ -8,7 +8,7 @@ alone are one.
 import marshal
 import signal
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
@@ -23,11 +23,12 @@ from phase0_request.request import FinishReason, Request, RequestState
 from phase1_kv_pool.cache import PagedCache
 from phase2_prefill_decode.extras.outcome import Verified, outcome_of
 from phase3_chunked_prefill.budget import TokenBudget
-from phase4_radix.eviction import NODE_BITS
 from phase4_radix.prefix_cache import CacheHandle, PrefixCache
-from phase4_radix.radix_tree import NO_PARENT, ROOT, Node, RadixTree
+from phase4_radix.radix_tree import ROOT
 from phase5_continuous.extras.fairness import FairQueues, FairShare
 from phase5_continuous.extras.speculation.speculation import Speculation
+from phase5_continuous.lab.exploring.setting import Setting
+from phase5_continuous.lab.exploring.tree_state import read_tree, write_tree
 from phase5_continuous.policies import policy
 from phase5_continuous.scheduler import Scheduler
 from phase5_continuous.turns import OneQueue
@@ -42,69 +43,6 @@ GONE = 1 << 20  # in place of the number of a request that has ended and left
 TOKEN, LAST, FAILED = 0, 1, 2  # outcomes of a slice: the next token, EOS, or an error
 ACCEPTED = 2  # more than this: so many tokens of a draft, and the next one
 LATE = 99  # no token yet, since its mask is late
-
-
-class Kind(NamedTuple):
-    """A request that may come. Each letter of its prompt is a token."""
-
-    prompt: str
-    tokens: int = 2  # the most that it may get
-    tenant: str = ""
-    priority: int = 0
-    salt: str = ""
-
-
-def kinds(
-    prompts: Sequence[str],
-    tokens: int = 2,
-    tenants: Sequence[str] = (),
-    priorities: Sequence[int] = (),
-    salts: Sequence[str] = (),
-) -> tuple[Kind, ...]:
-    """Requests with these prompts, and with one tenant, priority and salt for each if there are any."""
-    for name, given in (("tenants", tenants), ("priorities", priorities), ("salts", salts)):
-        if len(given) not in (0, len(prompts)):
-            raise ValueError(f"--{name} must be {len(prompts)}, one for each prompt; got {len(given)}")
-    places = range(len(prompts))
-    return tuple(
-        Kind(
-            prompts[place],
-            tokens,
-            tenants[place] if tenants else "",
-            priorities[place] if priorities else 0,
-            salts[place] if salts else "",
-        )
-        for place in places
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Setting:
-    """A world: what may come, and the engine that it meets."""
-
-    kinds: tuple[Kind, ...]
-    pages: int = 4
-    page_size: int = 2
-    budget: int = 4
-    chunk: int = 4
-    places: int = 8
-    watermark: float = 0.0
-    policy: str = "fcfs"
-    ahead: int = 0
-    shares: bool = True
-    fair: bool = False
-    drafts: int = 0
-    late: bool = False  # whether the mask of a request may be late
-    ends: tuple[str, ...] = ("abort",)  # how requests end from outside
-    lost: int | None = None  # steps that may be lost; None: any number
-
-    @property
-    def bound(self) -> int:
-        """The steps in which all requests end, if nothing new arrives: of those that run, the first in rank keeps its
-        pages, and computes a token whenever it is its turn among the decodes."""
-        room = self.budget - max(self.budget // 8, 1)
-        turns = -(-len(self.kinds) // room)
-        return turns * sum(len(kind.prompt) + kind.tokens for kind in self.kinds)
 
 
 class Row(NamedTuple):
@@ -378,7 +316,7 @@ class World:
         nodes: dict[int, int] = {ROOT: 0}
         tree: tuple[Any, ...] = ()
         if isinstance(cache, PrefixCache):
-            tree = _read_tree(cache.tree, nodes, pages)
+            tree = read_tree(cache.tree, nodes, pages)
         rows = []
         for sequence in live:
             request, waits, lock, named = sequence.request, sequence.waiting_on, None, None
@@ -482,7 +420,7 @@ class World:
                     handles[request.id] = CacheHandle(node, published, request.total, 0, True)
         if isinstance(cache, PrefixCache):
             cache.handles = handles
-            _write_tree(cache.tree, tree, counts)
+            write_tree(cache.tree, tree, counts)
         cache._rows, cache._free_rows = {name: number for number, name in enumerate(cache.tables)}, []
         cache.allocator.counts = counts
         cache.allocator.free = [page for page in range(len(counts) - 1, -1, -1) if not counts[page]]
@@ -536,52 +474,3 @@ def clock() -> Iterator[None]:
 
 def _endless(*_: object) -> None:
     raise TimeoutError(f"it has taken {PATIENCE:.0f} seconds of the processor, and goes on")
-
-
-def _read_tree(tree: RadixTree, nodes: dict[int, int], pages: dict[int, int]) -> tuple[Any, ...]:
-    """The nodes of a tree, each behind its parent. They and their pages are numbered in this order."""
-    order, stack = [], [ROOT]
-    while stack:
-        number = stack.pop()
-        children = tree.nodes[number].children
-        for key in sorted(children, reverse=True):
-            stack.append(children[key])
-        if number != ROOT:
-            nodes[number] = len(nodes)
-            order.append(tree.nodes[number])
-    ranks = {time: rank for rank, time in enumerate(sorted({node.last_used for node in order}))}
-    return tuple(
-        [
-            (
-                nodes[node.parent],
-                tuple(node.key),
-                tuple([pages.setdefault(page, len(pages)) for page in node.pages]),
-                node.ref_count,
-                ranks[node.last_used],
-            )
-            for node in order
-        ]
-    )
-
-
-def _write_tree(tree: RadixTree, state: tuple[Any, ...], counts: list[int]) -> None:
-    """Make a tree of these nodes, and count their pages."""
-    made = [Node(NO_PARENT, [], [], {}, 1)]
-    tree.num_pages = tree.num_locked = 0
-    latest = 0
-    for parent, key, pages, ref_count, used in state:
-        made[parent].children[key[0]] = len(made)
-        made.append(Node(parent, [*key], [*pages], {}, ref_count, used + 1))
-        tree.num_pages += len(pages)
-        latest = max(latest, used + 1)
-        if ref_count:
-            tree.num_locked += len(pages)
-        for page in pages:
-            counts[page] += 1
-    tree.nodes, tree.free, tree._clock = made, [], latest
-    entries = {
-        number: node.last_used << NODE_BITS | number
-        for number, node in enumerate(made)
-        if number and not node.ref_count and not node.children
-    }
-    tree.leaves._entries, tree.leaves._heap = entries, sorted(entries.values())

@@ -1,6 +1,6 @@
 """Worlds by name, some of them large, and for each planted bug one in which it shows."""
 
-from phase5_continuous.lab.exploring.world import Setting, kinds
+from phase5_continuous.lab.exploring.setting import Setting, kinds
 
 SHARED = "aab", "aac", "zzz"
 FOUR = kinds(["aab", "aac", "aab", "zzz"], 2, ["x", "x", "y", "y"])

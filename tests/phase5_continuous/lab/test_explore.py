@@ -18,8 +18,9 @@ from phase5_continuous.extras.record.replay import Replay
 from phase5_continuous.lab import explore as command
 from phase5_continuous.lab.exploring.planting import ROOT, bug, bugs, planted
 from phase5_continuous.lab.exploring.search import Ways, explore
+from phase5_continuous.lab.exploring.setting import Setting, kinds
 from phase5_continuous.lab.exploring.story import tell
-from phase5_continuous.lab.exploring.world import Setting, World, kinds
+from phase5_continuous.lab.exploring.world import World
 from phase5_continuous.lab.exploring.worlds import BUGS, LARGE, WORLDS
 from phase5_continuous.scheduler import Scheduler
 from phase5_continuous.turns import OneQueue
