@@ -212,8 +212,8 @@ class Scheduler(BaseScheduler):
         other, start = running_set.did_not_fit, (request.computed - length) // size * size
         if other is not None:
             stop = start + size
-            is_shared = cache.shares and other.cache_salt == request.cache_salt and other.total > stop
-            is_shared = is_shared and other.tokens(start, stop) == request.tokens(start, stop)
-            is_shared = is_shared and other.tokens(0, start) == request.tokens(0, start)
+            is_alike = cache.shares and other.cache_salt == request.cache_salt and other.total > stop
+            pieces = (start, stop), (0, start)  # the new page first: most requests differ there
+            is_shared = is_alike and all(other.tokens(*piece) == request.tokens(*piece) for piece in pieces)
             if is_shared or cache.allocator.num_free > free:  # it was a duplicate
                 running_set.did_not_fit = None  # it needs fewer pages now, or there are more
