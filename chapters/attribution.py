@@ -1,4 +1,4 @@
-"""What a sentence says of where code is: "`commit` is exercise 5.4", "`EngineCore.step` (chapter 0)"."""
+"""What a sentence says of where code is: "`commit` is exercise 5.1", "`EngineCore.step` (chapter 0)"."""
 
 import ast
 import re

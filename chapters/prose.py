@@ -3,6 +3,7 @@
 A command is a code span, or a line of a block of bash: `python -m chapters ...`, or what stands for it (`check 0.1`);
 `nanoserve ...`; `make ...`. An exercise is a number after that word, and every number in a section "Exercises" or
 "Answers". There a row of a table also names the code that is to be written. A planted bug is an id after the word bug.
+The pages of a chapter name its exercises in the order of their numbers.
 """
 
 import argparse
@@ -23,10 +24,12 @@ from chapters.attribution import misattributed
 from chapters.cli import make_parser
 from chapters.course import Course, CourseError
 from chapters.exercises import Exercise
+from chapters.plan import PAGES
 from chapters.source import locate
 
 ID = re.compile(r"(?<![\w.])\d{1,2}\.\d{1,2}(?![\w.]\w|\w)")
 SHORT = re.compile(r"(start|check|watch|run|hint|solution|break|quiz) (\d|N)\S*( -.*)?")
+PLACED = re.compile(r"(?:\b(?:[Ee]xercise|[Pp]uzzle)s?\**\s+\**|\*\*|^\| )(\d+\.\d+)\b", re.MULTILINE)
 FENCED = re.compile(r"^ *```(\w*)[^\n]*\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 STANDS_FOR = {"N": "0", "N.M": "0.1"}
 
@@ -48,6 +51,14 @@ def unknown(course: Course, path: Path) -> list[str]:
         f"there is no chapter {number}" for pair in named for number in pair if number and int(number) not in chapters
     ]
     return found
+
+
+def order(course: Course, chapter: int) -> list[str]:
+    """The exercises of a chapter in the order in which its pages first name them, after their heads."""
+    pages = (page.path.read_text("utf-8") for page in PAGES if page.name.startswith(f"{chapter:02d}_"))
+    text = "\n".join(FENCED.sub("", page.partition("\n## Answers\n")[0]).partition("\n## ")[2] for page in pages)
+    known = {each.id for each in exercises.load(course, chapter)}
+    return [id for id in dict.fromkeys(PLACED.findall(text)) if id in known]
 
 
 def _markdown(notebook: Path) -> str:

@@ -113,7 +113,7 @@ def reason_to_finish(request: Request, eos_ids: Collection[int]) -> FinishReason
 
     The first `min_tokens` tokens never stop a request. If a token both stops it and reaches its length, STOP wins.
     """
-    # region exercise 0.3
+    # region exercise 0.2
     params = request.params
     token = request.output_tokens[-1]
     if len(request.output_tokens) > params.min_tokens and (

@@ -128,7 +128,7 @@ class EngineCore(Generic[S, P]):
         else:
             self.finish(request, FinishReason.STOP)
 
-    # region exercise 0.7
+    # region exercise 0.5
     def step(self) -> Step | None:
         """Launch steps until as many are in flight as are allowed, then wait for the oldest and commit it.
 

@@ -66,7 +66,7 @@ class StopScanner:
     string. It is part of the text only with `include`.
     """
 
-    # region exercise 0.8
+    # region exercise 0.7
     def __init__(self, stops: Iterable[str], include: bool = False) -> None:
         self._stops = [(stop, _borders(stop)) for stop in stops]
         self._progress = [0] * len(self._stops)
@@ -106,7 +106,7 @@ class StopScanner:
     # endregion
 
 
-# region exercise 0.8
+# region exercise 0.7
 @lru_cache(64)  # the n completions of a request have the same stop strings
 def _borders(stop: str) -> list[int]:
     """borders[i]: length of the longest proper prefix of stop[:i+1] that is also its suffix (Knuth-Morris-Pratt)."""

@@ -98,7 +98,7 @@ class RequestQueue:
     def __iter__(self) -> Iterator[SequenceState]:
         return iter(self._entries)
 
-    # region exercise 0.5
+    # region exercise 0.4
     def add(self, entry: SequenceState, again: bool = False) -> None:
         """Insert an entry at the place of its key. QueueFullError if the queue is at its limit; an entry that comes
         back (`again`) is exempt."""

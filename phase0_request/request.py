@@ -162,7 +162,7 @@ class Request:
         if self.times.admitted is None:
             self.times.admitted = now
 
-    # region exercise 0.1
+    # region exercise 0.3
     def advance(self, start: int, length: int) -> None:
         """Record that a step has computed tokens `start` to `start + length`. `start` must equal `computed`."""
         stop = start + length

@@ -70,7 +70,7 @@ class Attention:
         self.rotate_store = backend.rotate_store
         self.attend = backend.attend
 
-    # region exercise 2.5
+    # region exercise 2.6
     def __call__(
         self, x: Tensor, rope: tuple[Tensor, Tensor], step: StepTensors, kv: KVLayer, rows: Tensor | None
     ) -> Tensor:
@@ -104,7 +104,7 @@ class DecoderLayer:
         self.post_attention_layernorm = RMSNorm(weights.post_attention_layernorm, config.rms_norm_eps, backend)
         self.mlp = MLP(weights, backend)
 
-    # region exercise 2.5
+    # region exercise 2.6
     def __call__(
         self,
         x: Tensor,
@@ -167,7 +167,7 @@ class Decoder:
         hidden = self.hidden(step, pool)
         return self.lm_head(hidden[:draws], out), hidden[draws:]
 
-    # region exercise 2.5
+    # region exercise 2.6
     @torch.inference_mode()
     def hidden(self, step: StepTensors, pool: Sequence[KVLayer]) -> Tensor:
         """The same step up to `lm_head`: the final hidden states [rows, hidden_size]."""

@@ -29,7 +29,7 @@ class Chunker:
         self.page_size = check_int("page_size", page_size, 1)
         self._skipped: list[Request] = []  # the decodes that did not run in the last step, longest waiting first
 
-    # region exercise 3.3
+    # region exercise 3.4
     def schedule(
         self,
         running: Iterable[SequenceState],
@@ -66,7 +66,7 @@ class Chunker:
         """Plan a step for a fixed set of requests that have nothing in flight."""
         return Batch(self.schedule([SequenceState(request) for request in running]).slices)
 
-    # region exercise 3.4
+    # region exercise 3.3
     def rotate_decodes(self, decodes: Sequence[SequenceState], room: int) -> Sequence[SequenceState]:
         """Choose the `room` decodes that run, in their own order, so that all take turns. Called once per step."""
         if len(decodes) <= room:

@@ -22,7 +22,7 @@ class EvictionQueue:
         self._entries: dict[int, int] = {}  # by node: time and node in one integer, which compares faster than a tuple
         self._heap: list[int] = []
 
-    # region exercise 4.4
+    # region exercise 4.6
     def __len__(self) -> int:
         return len(self._entries)
 

@@ -63,7 +63,7 @@ class PrefixCache(PagedCache):
     #   release   -1 for each page of the table; the pages in the tree stay cached
     #   evict     -1 for each page that leaves the tree; it was unlocked, so no table names it
 
-    # region exercise 4.5
+    # region exercise 4.8
     def attach(self, request: Request) -> int:
         """Open a page table that starts with the longest cached prefix, in whole pages, and lock that prefix. Returns
         its number of tokens, over which the request advances."""
@@ -119,7 +119,7 @@ class PrefixCache(PagedCache):
             raise PageError(f"request {request.id} has computed {request.computed} tokens, with {len(table)} pages")
         tokens = request.tokens(handle.published * self.page_size, full * self.page_size)
         own = table[handle.published : full]
-        # region exercise 4.10
+        # region exercise 4.9
         node, known = self.tree.insert(tokens, own, request.cache_salt, after=handle.node)
         self.allocator.share([*known, *own[len(known) :]])  # known pages: this table; the others: the tree
         table[handle.published : handle.published + len(known)] = known
@@ -129,7 +129,7 @@ class PrefixCache(PagedCache):
             self.changed[request.id] = min(handle.published, self.changed.get(request.id, handle.published))
             for observer in self.observers:
                 observer.swapped(request, handle.published, known)
-        # region exercise 4.10
+        # region exercise 4.9
         self.tree.lock(node)
         self.tree.unlock(handle.node, used=False)  # insert has marked the path as used
         # endregion
@@ -166,7 +166,7 @@ class PrefixCache(PagedCache):
                 observer.removed(pages)
         return self.allocator.release(pages)
 
-    # region exercise 4.5
+    # region exercise 4.8
     def match(self, request: Request) -> Match:
         """The longest cached prefix that leaves the request at least one token to compute."""
         last = request.total - 1  # its logits yield the next token, so it is computed even if it is cached

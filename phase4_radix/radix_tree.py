@@ -96,7 +96,7 @@ class RadixTree:
     def lock(self, node: int) -> None:
         """Add one reference to every node on the path to this one. Each `lock` needs an `unlock`."""
         self._get(node)
-        # region exercise 4.8
+        # region exercise 4.4
         while node != ROOT:
             current = self.nodes[node]
             if current.ref_count == 0:
@@ -111,7 +111,7 @@ class RadixTree:
         if self._get(node).ref_count == 0:
             raise PageError(f"node {node} is not locked")
         end = node
-        # region exercise 4.8
+        # region exercise 4.4
         while node != ROOT:
             current = self.nodes[node]
             current.ref_count -= 1
@@ -126,7 +126,7 @@ class RadixTree:
             if len(children := self.nodes[end].children) == 1:
                 self._merge(*children.values())
 
-    # region exercise 4.9
+    # region exercise 4.5
     def evict(self, count: int) -> list[int]:
         """Remove `count` pages, or all unlocked pages if there are fewer, and return them. The least recently used leaf
         is evicted first, from its end. A node that loses its last child becomes a leaf."""
@@ -161,7 +161,7 @@ class RadixTree:
 
     # endregion
 
-    # region exercise 4.7
+    # region exercise 4.3
     def _split(self, lower: int, offset: int) -> int:
         """Move the first `offset` pages of a node to a new parent, and return the parent. The lower part keeps its
         index, because locks refer to it."""
@@ -188,7 +188,7 @@ class RadixTree:
         end.children[key[0]] = child = self._allocate(Node(node, key, pages))
         return child
 
-    # region exercise 4.3
+    # region exercise 4.7
     def _merge(self, lower: int) -> bool:
         """Undo a split: merge a node with its parent if it is the only child, no lock ends between the two, and both
         were last used together. Returns whether they were merged."""

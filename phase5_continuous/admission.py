@@ -53,7 +53,7 @@ class Admission:
         candidates = self._candidates(long=False) or self._candidates(long=True)
         return [sequence.num_tokens for sequence in candidates]
 
-    # region exercise 5.2
+    # region exercise 5.3
     def admit(self, step: StepPlan, now: float) -> None:
         """Add requests to a step in order, as long as there are places, pages and tokens left."""
         admitted = True

@@ -50,7 +50,7 @@ class ByPriority(Policy):
 
     seconds: float = 30.0
 
-    # region exercise 5.7
+    # region exercise 5.5
     @property
     def bound(self) -> float:
         """The largest head start of one request over another, in seconds."""
@@ -74,7 +74,7 @@ class LongestPrefixFirst(Policy):
 
     seconds: float = 30.0
 
-    # region exercise 5.7
+    # region exercise 5.5
     @property
     def bound(self) -> float:
         """The largest head start of one request over another, in seconds."""

@@ -29,7 +29,7 @@ class RunningSet:
     num_preemptions: int = 0
     preempted_for: Request | None = None  # the last preemption was for its pages; None: for a place
 
-    # region exercise 5.3
+    # region exercise 5.2
     def allocate(self, sequence: SequenceState, now: float) -> bool:
         """Start or resume a request with pages for all its tokens. False, and nothing has changed, if they do not fit.
 
@@ -64,7 +64,7 @@ class RunningSet:
         self.cache.grow(sequence.request, tokens)
         sequence.capacity = len(self.cache.table(sequence.request)) * self.cache.page_size
 
-    # region exercise 5.9
+    # region exercise 5.4
     def _append_page(self, sequence: SequenceState) -> None:
         """Give a request the pages that its tokens need. If the pool is full, preempt others for it, unless a commit is
         about to free pages. A request that the whole pool could not hold gets none, and ends out of memory."""

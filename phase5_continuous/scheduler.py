@@ -111,7 +111,7 @@ class Scheduler(BaseScheduler):
         for sequence in running_set.running:
             if sequence.blocked_by is not None and not sequence.in_flight and sequence.blocked_by.done():
                 sequence.blocked_by = None
-        # region exercise 5.4
+        # region exercise 5.1
         preemptions = running_set.num_preemptions
         while not (batch := self._schedule(now)) and self._is_stuck:
             if running_set.num_preemptions == preemptions:  # else a preemption has made room: try again
@@ -124,7 +124,7 @@ class Scheduler(BaseScheduler):
         """Schedule the running requests, then admit others into the rest of the step. Then it is in flight."""
         running_set, admission = self.running_set, self.admission
         admission.make_room()
-        # region exercise 5.4
+        # region exercise 5.1
         waiting = admission.pending_lengths()
         ready = [sequence for sequence in running_set.running if sequence.blocked_by is None]
         step = self.chunker.schedule(ready, waiting, running_set.allocate_slots)

@@ -24,7 +24,7 @@ class Batcher(BaseScheduler):
 
     def plan(self, now: float) -> Batch:
         """Admit waiting requests up to `batch_size`, then schedule all missing tokens of the running requests."""
-        # region exercise 0.2
+        # region exercise 0.1
         while self.waiting and len(self.running) < self.batch_size:
             request = self.waiting.pop().request
             request.admit(now)

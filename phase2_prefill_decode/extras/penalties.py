@@ -183,7 +183,7 @@ def _penalizes(params: SamplingParams) -> bool:
     return bool(params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty)
 
 
-# region exercise 2.11
+# region exercise 2.23
 def edit(logits: Tensor, edits: Edits) -> Tensor:
     """Apply logit_bias and penalties, in float32. -inf and NaN stay as they are."""
     logits, at = logits.float(), (edits.rows, edits.tokens)

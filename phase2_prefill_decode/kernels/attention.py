@@ -58,7 +58,7 @@ def reference(
         start, stop = cu_seqlens_q[sequence], cu_seqlens_q[sequence + 1]
         if start == stop:
             continue
-        # region exercise 2.6
+        # region exercise 2.5
         pages = metadata.page_table[sequence, : -(-length // page_size)]
         k, v = (side.transpose(0, 1).float() for side in kv.gather(pages, length))  # [heads, length, head_dim]
         k, v = k.repeat_interleave(group, 0), v.repeat_interleave(group, 0)

@@ -47,7 +47,7 @@ LOG = (1.0, 0.49999284744262695, 0.33370059728622437, 0.24280516803264618, 0.269
        1.257662057876587, -1.6958024501800537, 1.4411031007766724)  # fmt: skip
 
 
-# region exercise 2.12
+# region exercise 2.21
 def reference(logits: Tensor, params: SamplingInputs, num_tokens: int) -> tuple[Tensor, Tensor]:
     """Draw a token for each row by a race, and return the tokens and the peaks, see `Draw`. A token arrives at its time
     in `arrivals(numbers(...))` divided by its weight; the first one wins. Greedy rows take the largest logit."""

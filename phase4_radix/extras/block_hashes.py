@@ -14,7 +14,7 @@ ROOT_HASH = 0  # before the first block
 HASH_BYTES = 8
 
 
-# region exercise 4.6
+# region exercise 4.10
 def block_hashes(tokens: Sequence[int], page_size: int, salt: str = "", parent: int | None = None) -> list[int]:
     """Hash the whole pages of `tokens` to 64 bits each, from the hash of the block before and the page's own tokens.
     The first block of a prefix also takes the salt, so no block under another salt has the same hash. With the hash of

@@ -30,7 +30,7 @@ class FairShare:
     virtual_time: float = 0.0
     _live: Counter[str] = field(default_factory=Counter)  # requests, by tenant
 
-    # region exercise 5.5
+    # region exercise 5.6
     def enter(self, tenant: str) -> None:
         """Count a submitted request."""
         self._live[tenant] += 1
@@ -46,7 +46,7 @@ class FairShare:
             ahead = self.served.items() if self._live else ()
             self.served = {name: tokens for name, tokens in ahead if name in self._live or tokens > self.virtual_time}
 
-    # region exercise 5.5
+    # region exercise 5.6
     def charge(self, tenant: str, tokens: int) -> None:
         """Charge the tokens that a request prefills, all of them when it is admitted, and again when it resumes after a
         preemption. Each token of its output is added to `served` when that is committed."""

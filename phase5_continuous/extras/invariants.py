@@ -102,7 +102,7 @@ def _check_running(scheduler: Scheduler, sequence: SequenceState) -> None:
     _hold(capacity <= sequence.longest + page_size, f"{counts}: it holds pages that it can never need")
 
 
-# region exercise 5.8
+# region exercise 5.7
 def _check_room(scheduler: Scheduler) -> None:
     """The request that admission remembers as too large for the free pages waits, and is."""
     cache, running_set = scheduler.cache, scheduler.running_set

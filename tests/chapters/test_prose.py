@@ -1,6 +1,7 @@
 """Commands and exercises in the prose: what is wrong with them, and that those of the book are right."""
 
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -9,6 +10,13 @@ from chapters.course import Course
 from chapters.source import locate
 
 COURSE = Course.here()
+
+
+class PlacedPage(NamedTuple):
+    name: str
+    path: Path
+
+
 TEXTS = [
     *(COURSE.root / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
     *sorted(COURSE.chapters.glob("*.md")),
@@ -38,12 +46,12 @@ TEXTS = [
         ("Planted bug\n0z shows it.", "there is no bug 0z"),
         ("## Exercises\n\n0.1 and 2.99.\n", "there is no exercise 2.99"),
         (
-            "## Exercises\n\n| 5.4 | Commit | `scheduler.py`, `Scheduler.commit` |\n",
-            "`Scheduler.commit` is not in exercise 5.4",
+            "## Exercises\n\n| 5.1 | Commit | `scheduler.py`, `Scheduler.commit` |\n",
+            "`Scheduler.commit` is not in exercise 5.1",
         ),
         (
-            "## Exercises\n\n| 5.4 | Plan | `queue.py` |\n",
-            "exercise 5.4 is in phase5_continuous/scheduler.py, not in queue.py",
+            "## Exercises\n\n| 5.1 | Plan | `queue.py` |\n",
+            "exercise 5.1 is in phase5_continuous/scheduler.py, not in queue.py",
         ),
     ],
 )
@@ -54,7 +62,7 @@ def test_what_a_reader_cannot_type_or_find_is_a_fault(tmp_path: Path, text: str,
 
 # Sentences that the book once had. `SCHEDULER` is the exercise that writes `Scheduler.plan`.
 FALSE = (
-    ("A learner begins with `python -m chapters begin 5.8`.", "invalid choice: 'begin'"),
+    ("A learner begins with `python -m chapters begin 5.7`.", "invalid choice: 'begin'"),
     (
         "## Exercises\n\n| SCHEDULER | Plan and commit: a token that comes too late is discarded | phase 5, "
         "`scheduler.py`, `Scheduler.commit` |",
@@ -93,12 +101,12 @@ def test_a_false_statement_about_where_code_is_is_a_fault(tmp_path: Path, text: 
 
 def test_a_true_statement_is_none(tmp_path: Path) -> None:
     text = (
-        "`commit` (chapter 0) and `step` (chapter 5) do. There is no chapter 10. **Exercise 0.1** is the request:\n\n"
+        "`commit` (chapter 0) and `step` (chapter 5) do. There is no chapter 10. **Exercise 0.3** is the request:\n\n"
     )
     shown = "<!-- weave: phase0_request/request.py#Request signature -->"
     assert faults(tmp_path, text + shown) == []
     (found,) = faults(tmp_path, text + shown.replace("request.py#Request", "queue.py#RequestQueue"))
-    assert found.endswith("shows nothing of exercise 0.1")
+    assert found.endswith("shows nothing of exercise 0.3")
 
 
 @pytest.mark.parametrize(
@@ -109,7 +117,7 @@ def test_a_true_statement_is_none(tmp_path: Path) -> None:
         "`nanoserve bench ladder --mine`, `nanoserve --version`, `make test`, `make lint types`, `make pins`",
         "```bash\nmake install && source .venv/bin/activate\nnanoserve serve --port 1  # `nanoserve begin`\n```",
         "```python\nnanoserve(begin)\n```\n0.9 seconds. ## Exercises\n",
-        "## Exercises\n\n| 5.4 | Plan | phase 5, `scheduler.py`, `Scheduler.plan` to `_schedule` |\n",
+        "## Exercises\n\n| 5.1 | Plan | phase 5, `scheduler.py`, `Scheduler.plan` to `_schedule` |\n",
     ],
 )
 def test_what_a_reader_can_type_is_none(tmp_path: Path, text: str) -> None:
@@ -125,3 +133,19 @@ def faults(folder: Path, text: str) -> list[str]:
 @pytest.mark.parametrize("text", TEXTS, ids=lambda path: path.name)
 def test_the_commands_and_exercises_that_the_prose_names_are_there(text: Path) -> None:
     assert prose.unknown(COURSE, text) == []
+
+
+@pytest.mark.parametrize("chapter", COURSE.chapters_with("exercises"))
+def test_the_number_of_an_exercise_is_its_place_in_the_text(chapter: int) -> None:
+    assert prose.order(COURSE, chapter) == [each.id for each in exercises.load(COURSE, chapter)]
+
+
+def test_an_exercise_is_where_the_text_first_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = {
+        "first": "Exercise 3.4 is core.\n\n## A\n\n```\nexercise 3.4\n```\n\n3.2 s. **Exercise 3.3** and **3.1** are.",
+        "second": "\n## B\n\nThat was exercise 3.1.\n\n| 3.2 | c |\n",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(prose, "PAGES", [PlacedPage(f"03_{name}", tmp_path / name) for name in texts])
+    assert prose.order(COURSE, 3) == ["3.3", "3.1", "3.2"]

@@ -115,7 +115,7 @@ class Constraint:
                 self._bad_words.setdefault(word[-2], []).append([*word])
         self._jumps = params.logprobs is None and self._allowed is None and not self._bad_words
 
-    # region exercise 8.3
+    # region exercise 8.4
     def take(self, index: int, token: int) -> None:
         """Follow output token `index`, which was drawn. If that place is committed already, the draw was in vain."""
         if index >= len(self.output) and self._followed[index:] != [token]:
@@ -151,7 +151,7 @@ class Constraint:
             there.matcher, there._allowed = None, NOTHING
         return there
 
-    # region exercise 8.6
+    # region exercise 8.3
     def restrict(self, mask: NDArray[np.uint32]) -> None:
         """Clear the bits of the tokens that the lists exclude."""
         if self._allowed is not None:
@@ -162,7 +162,7 @@ class Constraint:
 
     # endregion
 
-    # region exercise 8.5
+    # region exercise 8.6
     def forced(self, index: int) -> Forced | None:
         """The tokens that must follow output token `index`, just drawn. None if there is a choice.
 
@@ -198,7 +198,7 @@ class Constraint:
         self.matcher.consume_tokens([*self._followed])
         return not self.matcher.is_error()
 
-    # region exercise 8.3
+    # region exercise 8.4
     def _follow(self, tokens: Sequence[int]) -> None:
         self._followed += tokens
         if self.matcher is not None and tokens:
@@ -214,7 +214,7 @@ class Constraint:
     # endregion
 
 
-# region exercise 8.4
+# region exercise 8.5
 def fill_masks(rows: Sequence[tuple[Constraint, int]], vocab_size: int) -> NDArray[np.uint32]:
     """The bits of the tokens that each constraint allows at a place of its output: [masks, words]. Of a grammar that
     fails all are 0, so that the row does too."""

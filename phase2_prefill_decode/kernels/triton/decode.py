@@ -29,7 +29,7 @@ AT_ONCE = 8  # splits that it loads at once
 REGISTERS = 65536  # a multiprocessor has, on every GPU of today
 
 
-# region exercise 2.8
+# region exercise 2.17
 @jit(
     do_not_specialize=["sequences", "table_width"],
     do_not_specialize_on_alignment=["cu_seqlens_q", "seq_lens", "page_table"],  # views of one buffer, at any offset
@@ -94,7 +94,7 @@ def decode_kernel(
 # endregion
 
 
-# region exercise 2.10
+# region exercise 2.18
 @jit(do_not_specialize_on_alignment=["cu_seqlens_q"])
 def join_kernel(
     result,

@@ -262,7 +262,7 @@ def search(
 ):  # fmt: skip
     """The threshold: the largest order such that the numbers from there on are enough, or weigh enough. It is from
     `low`, which is known to be one, to `top`. With 16-bit numbers, only orders that differ in the upper bits matter."""
-    # region exercise 2.13
+    # region exercise 2.22
     low, above = (low >> shift).to(tl.int64), (top >> shift).to(tl.int64) + 1
     while above - low > 1:
         middle = (low + above) >> 1

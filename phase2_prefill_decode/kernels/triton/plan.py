@@ -28,7 +28,7 @@ class Plan:
     longest: int  # the most tokens of a short sequence
 
 
-# region exercise 2.14
+# region exercise 2.20
 def plan(sizes: tuple[tuple[int, int], ...], group: int, block: int, window: int | None) -> Plan:
     """Plan a step. `sizes`: (new, all) tokens of each sequence."""
     new, length = np.array(sizes, np.int32).reshape(-1, 2).T

@@ -17,7 +17,7 @@ from phase1_kv_pool.kernels.triton.launch import jit
 from phase2_prefill_decode.kernels.triton.tiles import LOWEST, Tiling, block, walk
 
 
-# region exercise 2.15
+# region exercise 2.19
 @jit(
     do_not_specialize=["table_width"],
     do_not_specialize_on_alignment=["cu_seqlens_q", "seq_lens", "page_table", "blocks"],  # views at any offset

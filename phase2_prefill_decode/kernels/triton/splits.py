@@ -23,7 +23,7 @@ PROGRAMS = 256  # splits x KV heads of a sequence, at most: alone, it still fill
 AT_ONCE = 1024  # sequences that splits_kernel loads at once
 
 
-# region exercise 2.9
+# region exercise 2.16
 @jit(do_not_specialize_on_alignment=["cu_seqlens_q", "seq_lens"])
 def splits_kernel(
     work,  # [most splits, 4]: a sequence, the first key of the split, the key after its last, the sequence's splits

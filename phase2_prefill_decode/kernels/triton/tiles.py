@@ -37,7 +37,7 @@ def walk(
 
     Scales [pages, kv_heads, page_size] are None unless keys and values are of 8 bits: a score counts times its key's.
     """
-    # region exercise 2.7
+    # region exercise 2.15
     dim = tl.arange(0, block_dim)
     page = lookup_pages(table, begin, length, page_size, tile)
     for first in range(begin, end, tile):
@@ -75,7 +75,7 @@ def accumulate(scores, value, value_scale, m_i, l_i, acc):
     l_i   [rows]             running sum of the weights
     acc   [rows, block_dim]  running sum of the weighted values
     """
-    # region exercise 2.7
+    # region exercise 2.15
     m_new = tl.maximum(m_i, tl.max(scores, 1))
     alpha = tl.exp2(m_i - m_new)  # rescales what was summed relative to the lower maximum
     p = tl.exp2(scores - m_new[:, None])  # 0 where the score is -inf

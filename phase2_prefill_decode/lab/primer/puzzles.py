@@ -46,7 +46,7 @@ def scale(x: Tensor, factor: float, block: int = 4) -> Tensor:
 @triton.jit
 def copy_kernel(x, y, block: tl.constexpr):
     """y[i] = x[i]: program p copies the numbers p * block to (p + 1) * block - 1."""
-    # region exercise 2.40
+    # region exercise 2.7
     at = tl.program_id(0) * block + tl.arange(0, block)
     tl.store(y + at, tl.load(x + at))
     # endregion
@@ -70,7 +70,7 @@ def masked_copy_kernel(
     block_width: tl.constexpr,  # width, rounded up to a power of two
 ):
     """y[r, c] = x[r, c]: program p copies the rows p * block_rows to (p + 1) * block_rows - 1, as far as they exist."""
-    # region exercise 2.41
+    # region exercise 2.8
     row = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
     column = tl.arange(0, block_width)
     mask = (row < rows)[:, None] & (column < width)
@@ -97,7 +97,7 @@ def gather_kernel(
     block: tl.constexpr,
 ):
     """y[t] = pages[table[t // page_size], t % page_size]: program p has tokens p * block to (p + 1) * block - 1."""
-    # region exercise 2.42
+    # region exercise 2.9
     token, column = tl.program_id(0) * block + tl.arange(0, block), tl.arange(0, width)
     page = tl.load(table + token // page_size, mask=token < length, other=0)
     row = page * page_size + token % page_size
@@ -116,7 +116,7 @@ def gather(pages: Tensor, table: Tensor, length: int, block: int = 8) -> Tensor:
 @triton.jit
 def softmax_kernel(x, y, width: tl.constexpr, block: tl.constexpr):
     """The softmax of each row of x [rows, width]: program r computes row r. `block` is width, rounded up."""
-    # region exercise 2.43
+    # region exercise 2.10
     column = tl.arange(0, block)
     at = tl.program_id(0) * width + column
     scores = tl.load(x + at, mask=column < width, other=-float("inf"))
@@ -143,7 +143,7 @@ def online_kernel(
     row = tl.program_id(0)
     m_i, l_i, acc = -1e38, 0.0, 0.0
     for first in range(0, keys, block):
-        # region exercise 2.44
+        # region exercise 2.11
         key = first + tl.arange(0, block)
         score = tl.load(scores + row * keys + key, mask=key < keys, other=-float("inf"))
         value = tl.load(values + key, mask=key < keys, other=0.0)
@@ -180,7 +180,7 @@ def attention_kernel(
     m_i, l_i = tl.full([rows], LOWEST, tl.float32), tl.zeros([rows], tl.float32)
     acc = tl.zeros([rows, head_dim], tl.float32)
     for first in range(0, length, tile):
-        # region exercise 2.45
+        # region exercise 2.12
         key = first + tl.arange(0, tile)
         at = key[:, None] * head_dim + dim
         k = tl.load(keys + at, mask=(key < length)[:, None], other=0.0)
@@ -237,7 +237,7 @@ def walk(
     head_dim: tl.constexpr, page_size: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
     """Attend to the keys from `begin` to `end`. Returns m_i, l_i and acc."""
-    # region exercise 2.46
+    # region exercise 2.13
     dim = tl.arange(0, head_dim)
     for first in range(begin, end, tile):
         key = first + tl.arange(0, tile)
@@ -281,7 +281,7 @@ def split_kernel(
     q = tl.load(query + row[:, None] * head_dim + dim)
     m_i, l_i = tl.full([rows], LOWEST, tl.float32), tl.zeros([rows], tl.float32)
     acc = tl.zeros([rows, head_dim], tl.float32)
-    # region exercise 2.47
+    # region exercise 2.14
     begin, end = split * chunk, tl.minimum((split + 1) * chunk, length)
     m_i, l_i, acc = walk(begin, end, q, keys, values, table, length, scale, m_i, l_i, acc, head_dim, page_size, tile)
     part = split * rows + row
@@ -302,7 +302,7 @@ def join_kernel(
 ):
     """Program r joins the splits of row r: their mean, in which split s has the weight exp(lse[s, r])."""
     row, dim, split = tl.program_id(0), tl.arange(0, head_dim), tl.arange(0, block_splits)
-    # region exercise 2.47
+    # region exercise 2.14
     part = split * rows + row
     sums = tl.load(lse + part, mask=split < splits, other=-float("inf"))
     p = tl.exp(sums - tl.max(sums, 0))

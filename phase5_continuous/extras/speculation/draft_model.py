@@ -46,7 +46,7 @@ class DraftModel:
         for request in [*self.computed]:
             self._release(request)
 
-    # region exercise 11.4
+    # region exercise 11.3
     def draft(self, wanted: Mapping[Request, int]) -> None:
         """Draft this many tokens for each request. A step computes one token of all requests together."""
         for request in [request for request in self.computed if request.state is not RequestState.RUNNING]:
@@ -76,7 +76,7 @@ class DraftModel:
 
     # endregion
 
-    # region exercise 11.6
+    # region exercise 11.4
     def _allocate(self, request: Request, tokens: int) -> int | None:
         """Make room for this many tokens of a request. Returns how many are computed, with the tokens of the last draft
         that turned out right; None if there is no room."""

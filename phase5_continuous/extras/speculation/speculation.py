@@ -50,7 +50,7 @@ class Chance:
     judged: int = 0
     least: float = LEARNED
 
-    # region exercise 11.3
+    # region exercise 11.5
     def learn(self, right: bool) -> None:
         self.judged += 1
         self.value += max(self.least, 1 / (2 + self.judged)) * (right - self.value)
@@ -159,7 +159,7 @@ class Speculation:
                 self.shared.value = 0
         return bool(decodes)
 
-    # region exercise 11.3
+    # region exercise 11.5
     def _worthwhile(self, chance: float, rows: float, expected: float, price: float = 1) -> int:
         """How many tokens of one draft pay in a step of this many rows, if each takes the time of `price` rows. A token
         is accepted only if those before it are."""
@@ -182,7 +182,7 @@ class Speculation:
         Tokens after the first wrong one say nothing. A right token of the draft is judged wrong if nothing was drawn
         from its row, because the mask was late or the grammar forces what follows: it has gained nothing."""
         proposal, chance = self.proposals.pop(request)
-        # region exercise 11.5
+        # region exercise 11.6
         for place, (token, right) in enumerate(zip(proposal, drawn, strict=False)):
             counts = place >= drafted or place + 1 < len(drawn)
             chance.learn(token == right and counts)
