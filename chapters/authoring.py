@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from chapters import answers, checking
+from chapters import elsewhere as other_engines
 from chapters import exercises as exercise_files
 from chapters import notebooks as notebook_files
 from chapters import weave as weaving
@@ -71,6 +72,18 @@ def weave(course: Course, args: argparse.Namespace, out: Console) -> int:
     elif not drifted and not problems:
         out.print("Every listing and figure equals its source.")
     return 1 if problems or (args.check and drifted) else 0
+
+
+def elsewhere(course: Course, args: argparse.Namespace, out: Console) -> int:
+    page = other_engines.PAGE.read_text("utf-8")
+    try:
+        wrong = other_engines.moved(page)
+    except OSError as error:
+        raise CourseError(f"the lines of other engines cannot be read: {error}") from error
+    for line in wrong:
+        out.print(line, soft_wrap=True)
+    out.print(f"{len(list(other_engines.lines(page)))} lines read, {len(wrong)} moved.")
+    return 1 if wrong else 0
 
 
 def notebooks(course: Course, args: argparse.Namespace, out: Console) -> int:

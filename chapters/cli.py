@@ -127,6 +127,8 @@ def _add_authoring(known: Known) -> None:
         known, "weave", authoring.weave, "write listings and measured figures into the chapters and the README"
     )
     weave.add_argument("--check", action="store_true", help="write nothing; exit 1 if something drifted")
+    help = "whether the pinned lines of other engines hold what the book names; over the network"
+    _add(known, "elsewhere", authoring.elsewhere, help)
     notebooks = _add(known, "notebooks", authoring.notebooks, "list the notebooks, or execute them")
     notebooks.add_argument("names", nargs="*", metavar="NAME", help="default: every notebook")
     notebooks.add_argument("--execute", action="store_true", help="run from a clean kernel and write the outputs")

@@ -13,6 +13,7 @@ from chapters import charts
 from chapters.cli import main as chapters
 from chapters.course import Course
 from chapters.drawings.catalog import DRAWINGS
+from chapters.elsewhere import PAGE, lines, moved
 from chapters.exercises import answer_lines, every, load
 from chapters.ledger import ENTRIES, FIGURE
 from chapters.notebooks import NotebookError, execute
@@ -149,6 +150,24 @@ def test_the_ledger_says_of_each_optimization_what_it_gains_and_where_it_loses()
         assert entry.loses, entry.name
         assert entry.trap, entry.name
         assert 20 < entry.lines < 2000, f"{entry.name} has {entry.lines} lines"
+
+
+def test_the_same_line_elsewhere_is_pinned_and_a_line_that_has_moved_is_named() -> None:
+    pinned = list(lines(page := PAGE.read_text()))
+    assert {line.repository.split("/")[1] for line in pinned} == {"vllm", "sglang", "llama.cpp"}
+    assert len(pinned) > 3 * 12
+
+    def read(url: str) -> str:
+        here = [line for line in pinned if line.raw == url]
+        rows = {line.number: line.name or "a line" for line in here}
+        return "\n".join(rows.get(number, "") for number in range(1, max(rows) + 1))
+
+    assert moved(page, read) == []
+    last = pinned[-1]
+    wrong = moved(page, lambda url: "\n" + read(url) if url == last.raw else read(url))
+    assert f"{last.path}:{last.number} should be {last.text}: ''" in wrong
+    with pytest.raises(ValueError, match="not pinned"):
+        list(lines("[`step`][a]\n\n[a]: https://github.com/vllm-project/vllm/blob/main/core.py#L1\n"))
 
 
 def test_every_result_names_what_it_depends_on() -> None:
