@@ -41,7 +41,7 @@ class Scheduler(BaseScheduler):
       before others.
     - No waiting request is admitted while a preempted request waits for pages.
     - `turns` may order requests by more than their rank.
-    - `watermark` of the pool, 1 % unless said otherwise, rounded down, stays free when a request is admitted, so that running
+    - `watermark` of the pool, 1 % by default and rounded down, stays free when a request is admitted, so that running
       requests can grow before one of them must be preempted.
 
     An `extender` may lengthen slices by tokens beyond those of the requests.
