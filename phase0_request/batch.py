@@ -80,7 +80,7 @@ class Commit(Protocol):
 
 
 class Outcome(Protocol):
-    """The result of a slice that is more than one token. It applies itself."""
+    """A result of more than one token for a slice. It applies itself."""
 
     def apply(self, commit: Commit, part: Slice, now: float) -> None: ...
 

@@ -27,7 +27,7 @@ _MARK = re.compile(f"([{chr(_FIRST_MARK)}-{chr(_LAST_MARK)}])")
 
 
 class ChatTemplate:
-    """A model's chat template, with the names of its control tokens and the variables that stand for them."""
+    """A model's chat template, with the names of its control tokens and the variables that hold them."""
 
     def __init__(self, source: str, control: Iterable[str], named_tokens: Mapping[str, str]) -> None:
         """`named_tokens` are the template's variables: bos_token, eos_token and so on."""
@@ -109,7 +109,7 @@ _COMPILING = Lock()
 
 
 def _joined(pieces: Iterable[str]) -> str:
-    """What a template, a macro or a block writes, piece by piece."""
+    """The output of a template, a macro or a block, piece by piece."""
     kept, limits = list[str](), _LIMITS.get()
     for piece in pieces:
         limits.take(len(piece))
@@ -120,6 +120,6 @@ def _joined(pieces: Iterable[str]) -> str:
 def _to_json(
     value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
-    """The filter `tojson` of transformers. Each number of a nested list has a line of its own with an indent."""
+    """transformers' filter `tojson`. With an indent, each number of a nested list has its own line."""
     encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
     return _joined([encoder.encode(value)] if indent is None else encoder.iterencode(value))

@@ -64,7 +64,7 @@ class Step:
 
 
 class CoreObserver:
-    """The loop calls its methods. One that an observer does not define does nothing."""
+    """The loop calls these methods. Each does nothing unless an observer defines it."""
 
     def submitted(self, request: Request) -> None:
         """A request was queued."""
@@ -73,7 +73,7 @@ class CoreObserver:
         """A step was planned and packed, and is about to be launched."""
 
     def completed(self, step: Step) -> None:
-        """A step was committed; or, without a batch, these events came from outside of steps."""
+        """A step was committed. Without a batch, its events happened outside of steps."""
 
     def discarded(self) -> None:
         """The steps in flight were forgotten."""

@@ -43,7 +43,7 @@ class Detokenizer:
         return "".join(map(self._push, tokens))
 
     def flush(self) -> str:
-        """End the text. Returns what was held back: an incomplete character, the beginning of a stop string."""
+        """End the text. Returns the text held back: an incomplete character, the beginning of a stop string."""
         tail = self._utf8.decode(b"", final=True)
         return self._scanner.push(tail) + self._scanner.held()
 
@@ -100,7 +100,7 @@ class StopScanner:
         return text[:safe]
 
     def held(self) -> str:
-        """The text held back. When no more text comes, it is not a stop string and can be streamed."""
+        """The text held back. If no more text comes, it is not a stop string and can be streamed."""
         return self._held
 
     # endregion

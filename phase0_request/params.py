@@ -40,7 +40,7 @@ class TokenSet:
 
     @classmethod
     def of(cls, name: str, tokens: "TokenSet | Sequence[int]") -> "TokenSet":
-        """The set of these ids, checked; `name` is for errors. A set is returned as it is."""
+        """Check these ids and return their set; errors use `name`. A set is returned unchanged."""
         if isinstance(tokens, TokenSet):
             return tokens
         allowed = f"a list of at least one token id from 0 to {MAX_SET_ID}"
@@ -148,7 +148,7 @@ class SamplingParams:
 
     @property
     def beyond_a_draw(self) -> list[str]:
-        """The fields in use that the core cannot serve by itself."""
+        """The fields in use that need an extra."""
         return [f.name for f in fields(self) if f.name not in OF_THE_CORE and getattr(self, f.name) != f.default]
 
     @property
@@ -163,7 +163,7 @@ class SamplingParams:
 
     @property
     def allowed(self) -> TokenSet | None:
-        """`allowed_token_ids`, which is a set."""
+        """`allowed_token_ids` as a set."""
         allowed = self.allowed_token_ids
         return None if allowed is None else TokenSet.of("allowed_token_ids", allowed)
 

@@ -65,12 +65,12 @@ class SequenceState:
             self.num_tokens += 1
 
     def catch_up(self) -> None:
-        """Count what an Outcome has added to the request."""
+        """Count the tokens that an Outcome has added to the request."""
         self.num_scheduled = max(self.num_scheduled, self.request.computed)
         self.num_tokens = max(self.num_tokens, self.request.total)
 
     def block(self, until: WaitHandle) -> None:
-        """Take part in no step until this is done. A slice in flight has no token to compute, and no longer counts."""
+        """Take part in no step until this is done. A slice in flight has no token to compute and no longer counts."""
         self.blocked_by = until
         self.num_scheduled, self.num_tokens = self.request.computed, self.request.total
 

@@ -34,7 +34,7 @@ class BaseScheduler(ABC):
 
     @property
     def sequences(self) -> Collection[SequenceState]:
-        """All live requests, and those that have ended but are still in flight."""
+        """All live requests, and ended ones that are still in flight."""
         return self._live.values()
 
     @property
@@ -157,7 +157,7 @@ class BaseScheduler(ABC):
 
     @abstractmethod
     def _enqueue(self, sequence: SequenceState, again: bool = False) -> None:
-        """Queue a new request; or, whatever the queue's limit, one that was here before (`again`)."""
+        """Queue a new request or, regardless of the queue's limit, one that was here before (`again`)."""
 
     @abstractmethod
     def _remove(self, sequence: SequenceState) -> None:
@@ -168,4 +168,4 @@ class BaseScheduler(ABC):
         """Empty all queues, and free what the requests hold."""
 
     def _publish(self, request: Request, length: int) -> None:  # noqa: B027 not abstract: there may be no cache
-        """Offer computed tokens to the cache: a request has just computed `length` more."""
+        """Offer the `length` tokens that a request has just computed to the cache."""

@@ -1,4 +1,4 @@
-"""The bytes of one entry of a vocabulary, by the decoder of its tokenizer. A character may be spread over several."""
+"""The bytes of one entry of a vocabulary, by its tokenizer's decoder. A character may span several entries."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any

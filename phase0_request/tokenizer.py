@@ -110,11 +110,11 @@ class Tokenizer:
 
     @property
     def vocabulary(self) -> dict[str, int]:
-        """All tokens, as they are written in the tokenizer's file, and their ids."""
+        """All tokens, as the tokenizer's file writes them, and their ids."""
         return self._backend.get_vocab(with_added_tokens=True)
 
     def wrap(self, tokens: Sequence[int]) -> list[int]:
-        """Tokens between those that the model puts around a text, such as a BOS token."""
+        """Add the tokens that the model puts around a text, such as a BOS token."""
         text, around = self.encode("a", add_special_tokens=False), self.encode("a")
         start = next((i for i in range(len(around)) if around[i : i + len(text)] == text), None)
         if start is None:
@@ -153,7 +153,7 @@ class Tokenizer:
         return self._bytes[token]
 
     def label(self, token: int) -> str:
-        """The text of one token by itself, special ones by their name; U+FFFD for a part of a character."""
+        """The text of one token by itself; a special token's name; U+FFFD for a part of a character."""
         return self.token_bytes(token, skip_special_tokens=False).decode("utf-8", "replace")
 
     def chat(
@@ -201,13 +201,13 @@ class Tokenizer:
         return self._template.render(messages, add_generation_prompt, variables)
 
     def spells(self, words: set[str], parts: Sequence[str]) -> bool:
-        """Whether the text of a rendered conversation contains a control token with one of these words in its name."""
+        """Whether a rendered conversation contains a control token with one of these words in its name."""
         tokens = {token for name, token in self._control.items() if any(word in name for word in words)}
         tokens &= self._control_ids
         return bool(tokens) and not tokens.isdisjoint(self.encode("\0".join(parts[::2]), add_special_tokens=False))
 
     def _neutral(self, value: Any) -> Any:
-        """The same structure, with "x" for every text in it that is not a plain word: none spells a control token."""
+        """The same structure, with "x" for every text that is not a plain word, so none spells a control token."""
         if isinstance(value, Mapping):
             return {self._neutral(key): self._neutral(item) for key, item in value.items()}
         if isinstance(value, list | tuple):

@@ -34,10 +34,10 @@ class CacheObserver:
         """A page table was closed. It may never have grown."""
 
     def stored(self, parent: int | None, pages: Sequence[int], tokens: Sequence[int], salt: str) -> object:
-        """The tree has new pages with these tokens after page `parent`. None: they begin a prefix."""
+        """The tree has new pages with these tokens after page `parent`; after None, they begin a prefix."""
 
     def removed(self, pages: Sequence[int]) -> object:
-        """Pages were evicted. Those after them in the tree are among them, or were evicted before."""
+        """Pages were evicted. So were all pages after them in the tree, now or earlier."""
 
 
 class PagedCache:
@@ -125,7 +125,7 @@ class PagedCache:
             raise PageError(f"request {request.id} has no page table; attach it first") from None
 
     def row(self, request: Request) -> int:
-        """The row of a page table on the device: the lowest one that was free when the table was opened."""
+        """The row of a page table on the device: the lowest that was free when the table was opened."""
         self.table(request)  # raises without a page table
         return self._rows[request.id]
 
@@ -134,7 +134,7 @@ class PagedCache:
         return ((self._rows[name], first, self.tables[name]) for name, first in self.changed.items())
 
     def copied(self) -> None:
-        """The device has these changes now. The runner calls this once it has launched a step that copies them."""
+        """Note that the device has these changes: the runner has launched a step that copies them."""
         self.changed.clear()
 
     def publish(self, request: Request) -> None:
@@ -154,7 +154,7 @@ class PagedCache:
             observer.released(request)
 
     def release_all(self, requests: Iterable[Request]) -> None:
-        """Close the page tables of those that have one."""
+        """Close the page table of each request that has one."""
         for request in requests:
             if self.has_table(request):
                 self.release(request)

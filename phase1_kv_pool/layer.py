@@ -16,7 +16,7 @@ LOWEST_PEAK = 2.0**-100  # a head with no larger number is scaled as if it had t
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """The dtype of a name of KVLayout."""
+    """The dtype that a name in KVLayout stands for."""
     return torch.float8_e4m3fn if name == "fp8" else getattr(torch, name)
 
 

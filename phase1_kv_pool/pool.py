@@ -71,7 +71,7 @@ def _check_float8(capability: tuple[int, int]) -> None:
 
 
 def _check_memory(layout: KVLayout, num_pages: int, device: torch.device) -> None:
-    """ValueError, before anything is allocated, if the pool would not fit. The message says what would."""
+    """ValueError, before anything is allocated, if the pool would not fit. The message says how much would."""
     free = free_bytes(device)
     wanted = num_pages * layout.bytes_per_page
     if free is not None and wanted > free:

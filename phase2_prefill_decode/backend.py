@@ -25,7 +25,7 @@ class Processes(Protocol):
     """Other processes that compute a part of each step of a model."""
 
     def check(self) -> None:
-        """Raise an error if one has ended."""
+        """Raise an error if one of them has ended."""
 
     def filenos(self) -> Sequence[int]: ...
 
@@ -34,7 +34,7 @@ class Processes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """The operations of a model. In every backend they take the same arguments and give the same results."""
+    """The operations of a model. Every backend takes the same arguments and gives the same results."""
 
     attend: Attend
     add_norm: AddNorm

@@ -67,7 +67,7 @@ def source_of(model: str | Path) -> "Source":
 
 
 def _format_of(directory: Path) -> "Format | None":
-    """The format of a checkpoint whose matrices are quantized."""
+    """The format of a checkpoint with quantized matrices."""
     file = directory / "config.json"
     described = read_object(file).get("quantization_config")
     if described is None:
@@ -80,7 +80,7 @@ def _format_of(directory: Path) -> "Format | None":
 
 
 def check_quantization(name: str, scheme: object) -> None:
-    """ValueError if there is no such scheme."""
+    """ValueError if this quantization scheme does not exist."""
     check_extras(PACKAGE, name)
     from phase2_prefill_decode.extras.quantized.layout import SCHEMES
 
@@ -88,7 +88,7 @@ def check_quantization(name: str, scheme: object) -> None:
 
 
 def quantization(scheme: str | None, embeddings: bool = False) -> "Quantization | None":
-    """The transform that quantizes the matrices of a model when they are loaded, if that is wanted."""
+    """The transform that quantizes a model's matrices while they load, or None."""
     if scheme is None:
         return None
     check_extras(PACKAGE, "quantization")
@@ -98,7 +98,7 @@ def quantization(scheme: str | None, embeddings: bool = False) -> "Quantization 
 
 
 def sizes_in_fewer_bits(config: ModelConfig) -> str:
-    """How large the weights of a model would be in each scheme of quantization, as the end of a sentence."""
+    """The size of a model's weights in each quantization scheme, as the end of a sentence."""
     if not has_extras(PACKAGE):
         return ""
     from phase2_prefill_decode.extras.quantized.layout import SCHEMES, bytes_in
@@ -117,7 +117,7 @@ def check_split(config: ModelConfig, size: int) -> None:
 
 
 def check_params(params: "SamplingParams") -> None:
-    """ValueError if a request asks for what only extras do."""
+    """ValueError if a request asks for something that only extras do."""
     if not has_extras(PACKAGE) and (asked := params.beyond_a_draw):
         check_extras(PACKAGE, asked[0])
 
@@ -129,7 +129,7 @@ def processors(
     tokenizer: "Tokenizer | None",
     lm_head: "Callable[[Tensor], Tensor]",
 ) -> "Sequence[Processor]":
-    """Everything that requests may ask for besides a draw."""
+    """The processors of everything that requests may ask for besides a draw."""
     if not has_extras(PACKAGE):
         return ()
     from phase2_prefill_decode.extras.processors import processors_for
@@ -175,7 +175,7 @@ def runner_for(
     *,
     ahead: bool = False,
 ) -> "ModelRunner":
-    """The runner of a model: a `ModelRunner`. A model over several processes has one in each."""
+    """The `ModelRunner` of a model. A model over several processes has one in each."""
     from phase2_prefill_decode.step.runner import ModelRunner
 
     if decoder.processes is None:
@@ -186,7 +186,7 @@ def runner_for(
 
 
 class KernelCache(NamedTuple):
-    """Where the compiled kernels of a CPU are kept."""
+    """The place of a CPU's compiled kernels."""
 
     instructions: str  # that they are compiled for
     place: Path
@@ -194,7 +194,7 @@ class KernelCache(NamedTuple):
 
 
 def kernel_cache() -> KernelCache | None:
-    """None if no kernels are compiled for a CPU."""
+    """The cache of compiled kernels; None if none are compiled for a CPU."""
     if not has_extras(PACKAGE):
         return None
     from phase2_prefill_decode.extras.cpu.cache import PLACE, is_writable

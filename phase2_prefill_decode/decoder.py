@@ -58,7 +58,7 @@ class RMSNorm:
 
 
 class Attention:
-    """Stores the keys and values of its tokens, then attends to everything that their sequences have in pages."""
+    """Stores the keys and values of its tokens, then attends to everything stored for their sequences."""
 
     def __init__(self, config: ModelConfig, weights: LayerWeights, window: int | None, backend: Backend) -> None:
         self.qkv_proj = backend.linear(weights.qkv_proj, weights.qkv_proj_bias)
@@ -74,7 +74,7 @@ class Attention:
     def __call__(
         self, x: Tensor, rope: tuple[Tensor, Tensor], step: StepTensors, kv: KVLayer, rows: Tensor | None
     ) -> Tensor:
-        """Store and attend with every row of x. Return the results of `rows` only; None: of all rows."""
+        """Store and attend with every row of x. Return the results of `rows` only, or of all rows if it is None."""
         qkv = self.qkv_proj(x)
         q = self.rotate_store(qkv, *rope, step.positions, step.slots, kv, self.qk_norm, self.eps)
         attended = self.attend(q, kv, step.metadata, self.scale, self.window).flatten(1)
@@ -114,7 +114,7 @@ class DecoderLayer:
         kv: KVLayer,
         rows: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return the output of the MLP and the residual, of `rows` only; None: of all rows."""
+        """Return the output of the MLP and the residual, of `rows` only, or of all rows if it is None."""
         x, residual = self.input_layernorm(x, residual)
         x = self.self_attn(x, rope, step, kv, rows)
         residual = residual if rows is None else residual[rows]
@@ -170,7 +170,7 @@ class Decoder:
     # region exercise 2.6
     @torch.inference_mode()
     def hidden(self, step: StepTensors, pool: Sequence[KVLayer]) -> Tensor:
-        """The same step up to `lm_head`: the final hidden states [rows, hidden_size]."""
+        """Compute a step up to `lm_head`: the final hidden states [rows, hidden_size]."""
         (x, rope), residual = self.inputs(step), None
         for layer, kv in zip(self.layers, pool, strict=False):  # sizing runs one layer over the whole pool
             rows = step.last if layer is self.layers[-1] else None  # other rows end with the last attention

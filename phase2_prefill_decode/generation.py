@@ -67,7 +67,7 @@ def make_requests(
 def make_request(
     prompt: Prompt, params: SamplingParams, model: Model, now: float, name: str, priority: int = 0, cache_salt: str = ""
 ) -> Request:
-    """Make a request and check it against the model. max_tokens is cut to what the context leaves."""
+    """Make a request and check it against the model. max_tokens is cut to the rest of the context."""
     tokens, context = tuple(_tokens(name, prompt, model.tokenizer)), model.config.max_position_embeddings
     room = max(context - len(tokens), 1)
     if params.max_tokens > room:

@@ -15,7 +15,7 @@ class Linear(Protocol):
         """The name of the kernel that multiplies."""
 
     def __call__(self, rows: Tensor, out: Tensor | None = None, /) -> Tensor:
-        """Write the result to `out`, which must be contiguous, if it is given."""
+        """Write the result to `out` if it is given; it must be contiguous."""
 
 
 @runtime_checkable

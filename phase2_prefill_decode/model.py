@@ -66,7 +66,7 @@ class Model:
         seed: int = 0,
         backend: Backend | None = None,
     ) -> "Model":
-        """A model of random weights, as fast as a trained one: for benchmarks."""
+        """A model with random weights, as fast as a trained one: for benchmarks."""
         config = config if dtype is None else replace(config, dtype=dtype)
         place = usable(device)
         return cls(
@@ -80,7 +80,7 @@ class Model:
 
     @property
     def eos_ids(self) -> frozenset[int]:
-        """All end-of-sequence tokens, of the model's files and of the tokenizer's."""
+        """All end-of-sequence tokens, from the files of the model and of the tokenizer."""
         return frozenset(self.config.eos_token_id) | (self.tokenizer.eos_ids if self.tokenizer else frozenset())
 
 
@@ -92,7 +92,7 @@ def sampler_for(model: Model, seed: int | None = None) -> Sampler:
 
 
 def read(directory: str | Path, dtype: str | None = None) -> tuple[ModelConfig, Tokenizer | None]:
-    """The config of a model, in a dtype, and its tokenizer if it has one."""
+    """Read a model's config, with this dtype, and its tokenizer if it has one."""
     if dtype is not None:
         check_choice("dtype", dtype, DTYPE_BYTES)
     config = connect.config_of(directory, dtype)

@@ -44,7 +44,7 @@ def frequencies(rope: RopeParameters, head_dim: int) -> Tensor:
 
 
 def attention_scaling(rope: RopeParameters) -> float:
-    """The factor by which queries and keys are scaled, each. Other than 1 for yarn only."""
+    """The factor that scales queries and keys, each. It is 1 except for yarn."""
     if rope.rope_type != "yarn":
         return 1.0
     if rope.attention_factor is not None:
@@ -60,13 +60,13 @@ def _yarn_mscale(factor: float, mscale: float = 1.0) -> float:
 
 
 def _kept_by_llama3(rope: RopeParameters, unscaled: Tensor) -> Tensor:
-    """From the turns of a pair over the original context."""
+    """The share kept, from the turns of a pair over the original context."""
     turns = rope.original_max_position_embeddings / (2 * math.pi / unscaled)
     return ((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)).clamp(0, 1)
 
 
 def _kept_by_yarn(rope: RopeParameters, head_dim: int) -> Tensor:
-    """From the pair's index: a line from the pair with `beta_fast` turns down to the one with `beta_slow` turns."""
+    """The share kept, from the pair's index: a line from the pair with `beta_fast` turns down to `beta_slow` turns."""
 
     def pair(turns: float) -> float:
         original = rope.original_max_position_embeddings

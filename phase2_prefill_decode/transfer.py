@@ -10,7 +10,7 @@ def moved(numbers: Tensor, device: torch.device) -> Tensor:
 
 
 def pinned(numbers: Tensor, device: torch.device) -> Tensor:
-    """In pinned memory, for a GPU to copy from while the host goes on."""
+    """Move to pinned memory, which a GPU copies from while the host goes on."""
     return numbers.pin_memory() if device.type == "cuda" else numbers
 
 

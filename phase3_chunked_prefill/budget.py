@@ -86,7 +86,7 @@ class StepPlan(Batch):
         return cls(limits=limits, page_size=page_size, decodes=decodes, left=left, reserved_for_short=reserved)
 
     def fit(self, start: int, pending: int) -> int:
-        """Return how many of a prompt's `pending` tokens fit into this step, from position `start` on; may be 0."""
+        """Return how many of a prompt's `pending` tokens, from position `start` on, fit into this step; may be 0."""
         room = min(self.left, self.limits.max_chunk_size)
         if self.is_long(pending):
             room = min(room, self.left - self.reserved_for_short)
@@ -100,7 +100,7 @@ class StepPlan(Batch):
         self.sequences += sequences
 
     def add_prompt(self, sequence: SequenceState) -> None:
-        """Schedule as much of a prompt as fits, which may be nothing."""
+        """Schedule as many tokens of a prompt as fit; may be none."""
         pending = sequence.num_tokens - sequence.num_scheduled
         length = self.fit(sequence.num_scheduled, pending)
         if length:

@@ -22,5 +22,5 @@ def cached(
     batch_size: int = 64,
     seed: int | None = None,
 ) -> Engine[StaticScheduler]:
-    """Make phase 3's engine with a cache that keeps the pages of requests that have ended."""
+    """Make phase 3's engine with a cache that keeps the pages of ended requests."""
     return chunked(model, budget, cache=PrefixCache(num_pages, page_size), batch_size=batch_size, seed=seed)

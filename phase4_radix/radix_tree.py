@@ -67,7 +67,7 @@ class RadixTree:
         return self._walk(ROOT, page_keys(tokens, self.page_size, salt))
 
     def split(self, match: Match) -> int:
-        """Return the node that ends exactly where the match ends, splitting a node if it goes on beyond that."""
+        """Return the node that ends exactly where the match ends, splitting a node that extends beyond."""
         if match.offset < len(self._get(match.node).key):
             return self._split(match.node, match.offset)
         return match.node
@@ -177,7 +177,7 @@ class RadixTree:
     # endregion
 
     def _append(self, node: int, key: list[bytes], pages: list[int], ref_count: int) -> int:
-        """Extend a leaf that has no references but the caller's `ref_count`, and otherwise add a child."""
+        """Extend a leaf that has only the caller's `ref_count` references; otherwise add a child."""
         end = self.nodes[node]
         self.num_pages += len(pages)
         if node != ROOT and not end.children and end.ref_count == ref_count:
@@ -244,7 +244,7 @@ class RadixTree:
             self.leaves.add(node, current.last_used)
 
     def _get(self, node: int) -> Node:
-        """Return the node with an index that came from a caller. PageError if it is not in the tree."""
+        """Return the node with a caller's index. PageError if it is not in the tree."""
         if 0 <= node < len(self.nodes) and self.nodes[node] is not FREE:
             return self.nodes[node]
         raise PageError(f"node {node} is not in the tree")

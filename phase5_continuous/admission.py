@@ -47,7 +47,7 @@ class Admission:
         return has_place and self.running_set.did_not_fit is None and bool(self.turns)
 
     def pending_lengths(self) -> list[int]:
-        """The lengths of the prompts that the next step may admit: of short ones if any can be."""
+        """The lengths of the prompts that the next step may admit: of the short ones, if any."""
         if not self.is_open:
             return []
         candidates = self._candidates(long=False) or self._candidates(long=True)
@@ -82,7 +82,7 @@ class Admission:
         return list(islice(ready, CANDIDATES))
 
     def _place(self, sequence: SequenceState) -> float:
-        """The rank of a request, less its present head start. A request that resumes has none."""
+        """The rank of a request, less its present head start. A resumed request has none."""
         (rank, _), request = sequence.key, sequence.request
         resumes = request.state is RequestState.PREEMPTED
         return rank if resumes else rank - self.policy.head_start(request, self.running_set.cache)
@@ -108,7 +108,7 @@ class PrefixesInProgress:
     _sequences: list[SequenceState] = field(default_factory=list)
 
     def add(self, sequence: SequenceState) -> None:
-        """Note an admitted request: its prompt is computed from now on."""
+        """Note that an admitted request's prompt is being computed."""
         if self.cache.shares:
             running = [s for s in self._sequences if _will_compute(s, len(s.request.prompt_tokens))]
             self._sequences = [*running, sequence]
@@ -119,7 +119,7 @@ class PrefixesInProgress:
         return sequence.waiting_on is not None
 
     def _computed_by(self, sequence: SequenceState) -> tuple[SequenceState, int] | None:
-        """The running request that computes the next page of prompt for this one, and the length of what both have."""
+        """The running request that computes this one's next page of prompt, and the length of their common prefix."""
         request, page = sequence.request, self.cache.page_size
         prompt, first_page = request.prompt_tokens, request.prompt_tokens[:page]
         alike = [
@@ -141,10 +141,10 @@ class PrefixesInProgress:
 
 
 def waits_for_prefix(sequence: SequenceState) -> bool:
-    """Whether a request waits for a prefix in progress, as far as was noted before: without a lookup."""
+    """Whether a request is known, without a lookup, to wait for a prefix in progress."""
     return sequence.waiting_on is not None and _will_compute(*sequence.waiting_on)
 
 
 def _will_compute(sequence: SequenceState, until: int) -> bool:
-    """Whether a request runs, and has not computed its first `until` tokens yet."""
+    """Whether a request is running and has not yet computed its first `until` tokens."""
     return bool(sequence.capacity) and sequence.blocked_by is None and sequence.request.computed < until

@@ -31,14 +31,14 @@ def extender_of(config: Mapping[str, Any]) -> "Extender | None":
 
 
 def connect_drafter(extender: "Extender", engine: "Engine[Scheduler]") -> None:
-    """Load the draft model of an engine, if its extender drafts by one."""
+    """Load the draft model of an engine, if its extender uses one."""
     from phase5_continuous.extras.speculation.draft_loading import drafter_for
 
     drafter_for(extender, engine)
 
 
 def check_speculation(name: str, config: Mapping[str, Any]) -> None:
-    """ValueError if speculation cannot be as its config describes it."""
+    """ValueError if speculation cannot be configured like this."""
     check_extras(PACKAGE, name)
     from phase5_continuous.extras.speculation.speculation import speculation_of
 

@@ -36,7 +36,7 @@ class Policy:
         return request.arrival
 
     def head_start(self, request: Request, cache: PagedCache) -> float:
-        """The seconds by which a waiting request is ahead of its rank now. Called for the first few candidates."""
+        """The seconds by which a waiting request is now ahead of its rank. Called for the first few candidates."""
         return 0.0
 
 
@@ -81,7 +81,7 @@ class LongestPrefixFirst(Policy):
         return self.seconds
 
     def head_start(self, request: Request, cache: PagedCache) -> float:
-        """`seconds` times the share of the request's tokens that is cached now."""
+        """`seconds` times the fraction of the request's tokens that are cached now."""
         return self.seconds * cache.cached_tokens(request) / request.total
 
     # endregion

@@ -90,7 +90,7 @@ class RunningSet:
     # endregion
 
     def free_landed(self) -> list[SequenceState]:
-        """Free the pages of leaving requests that have nothing in flight any more, and return these requests."""
+        """Free the pages of leaving requests with nothing left in flight, and return these requests."""
         landed = [sequence for sequence in self.leaving if not sequence.in_flight]
         for sequence in landed:
             self._free(sequence)

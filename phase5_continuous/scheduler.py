@@ -100,7 +100,7 @@ class Scheduler(BaseScheduler):
 
     @property
     def has_blocked(self) -> bool:
-        """Whether a running request is blocked, and can take part in no step yet."""
+        """Whether a running request is blocked and cannot yet take part in steps."""
         return any(sequence.blocked_by is not None for sequence in self.running_set.running)
 
     # A step is planned.
@@ -139,7 +139,7 @@ class Scheduler(BaseScheduler):
 
     @property
     def _is_stuck(self) -> bool:
-        """Whether requests are live and none can advance: nothing is in flight, and none is blocked."""
+        """Whether no live request can advance: nothing is in flight, and no request is blocked."""
         return bool(self._live) and not any(s.in_flight or s.blocked_by is not None for s in self._live.values())
 
     def _fail_first(self, now: float) -> None:

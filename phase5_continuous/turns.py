@@ -20,7 +20,7 @@ class Turns(Protocol):
         """Queue a new request. QueueFullError if the queue is at its limit."""
 
     def put_back(self, sequence: SequenceState) -> None:
-        """Queue a request that was here before, for example one that was preempted."""
+        """Queue a request again, for example after a preemption."""
 
     def remove(self, sequence: SequenceState) -> None:
         """Take a request out of the queue, because it runs now or has ended."""

@@ -1,4 +1,4 @@
-"""create_app: the core's application with all extras of the server. `connect` uses it where they are installed."""
+"""create_app: the core's application with all extras of the server. `connect` uses it if they are installed."""
 
 from fastapi import FastAPI
 from pydantic import BaseModel

@@ -1,4 +1,4 @@
-"""Connects the extras of the server to its core, and has plain replacements where they are not installed."""
+"""Connects the extras of the server to its core, with plain replacements if they are not installed."""
 
 import math
 import ssl
@@ -49,7 +49,7 @@ def add_key_flag(group: "_ActionsContainer") -> None:
 
 
 def key_settings(given: Mapping[str, Any], environment: Mapping[str, str]) -> Mapping[str, Any]:
-    """The setting of API keys. ConfigError if there are keys, and no extra that asks clients for one."""
+    """The setting of API keys. ConfigError if there are keys but no extra that asks clients for one."""
     if has_extras(PACKAGE):
         from phase6_integration.extras.edge.edge_settings import keys_of
 
@@ -64,7 +64,7 @@ def key_settings(given: Mapping[str, Any], environment: Mapping[str, str]) -> Ma
 
 
 def tls_context(settings: ServerSettings) -> ssl.SSLContext | None:
-    """The context of all connections, if they are encrypted. ConfigError if a file cannot be used."""
+    """The TLS context of all connections, if they are encrypted. ConfigError if a file cannot be used."""
     if not has_extras(PACKAGE):
         return None
     from phase6_integration.extras.edge.edge_settings import EdgeSettings
@@ -77,7 +77,7 @@ def tls_context(settings: ServerSettings) -> ssl.SSLContext | None:
 def server_config(
     app: "FastAPI", settings: ServerSettings, connections: float = math.inf, context: ssl.SSLContext | None = None
 ) -> "uvicorn.Config":
-    """How uvicorn serves an application, with a limit on connections."""
+    """uvicorn's configuration for an application, with a limit on connections."""
     import uvicorn
 
     more: Mapping[str, Any] = {"limit_concurrency": None if connections == math.inf else int(connections)}
@@ -102,7 +102,7 @@ def server_config(
 
 
 def create_app(engine: AsyncEngine, settings: ServerSettings) -> "FastAPI":
-    """The application, with all extras that are here."""
+    """The application with all installed extras."""
     if has_extras(PACKAGE):
         from phase6_integration.app import create_app
 

@@ -1,4 +1,4 @@
-"""The listening socket: a TCP port or a Unix socket, and the address under which clients find it."""
+"""The listening socket: a TCP port or a Unix socket, and its address for clients."""
 
 import errno
 import os
@@ -12,7 +12,7 @@ ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # an address of this machine in pla
 
 
 def listen(settings: ServerSettings) -> socket.socket:
-    """Listen from now on. OSError with the bare reason if the address is not available."""
+    """Start to listen. OSError with the bare reason if the address is not available."""
     try:
         return _unix(Path(settings.uds)) if settings.uds is not None else _tcp(settings.host, settings.port)
     except UnicodeError:
@@ -33,14 +33,14 @@ def url_of(listener: socket.socket, scheme: str) -> str:
 
 
 def _tcp(host: str, port: int) -> socket.socket:
-    """On any free port if that is 0; at `::` for IPv4 too."""
+    """Bind a port, any free one for 0. `::` serves IPv4 too."""
     family, *_, (address, *_) = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     both = address == "::" and socket.has_dualstack_ipv6()
     return socket.create_server((str(address), port), family=family, dualstack_ipv6=both)
 
 
 def _unix(path: Path) -> socket.socket:
-    """The file that a server has left behind is replaced, and nothing else is."""
+    """Replace the file only if a stopped server has left it there."""
     listener = socket.socket(socket.AF_UNIX)
     listener.settimeout(PROBE)
     try:

@@ -65,7 +65,7 @@ _lines = Queue[Any](CAPACITY)
 
 
 def configure(settings: ServerSettings) -> None:
-    """Log to stderr in the format and from the level of the settings. Loggers of other libraries are left alone."""
+    """Log to stderr in the settings' format and level. Other libraries' loggers are left alone."""
     handler = DroppingHandler(_lines)
     handler.setFormatter(JsonFormatter() if settings.log_format == "json" else HumanFormatter())
     for logger in map(logging.getLogger, OURS):

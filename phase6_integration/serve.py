@@ -127,7 +127,7 @@ class _Lifecycle:
         return 0 if self.received == [signal.SIGTERM] else 128 + self.received[-1]
 
     async def _serve(self) -> str | None:
-        """Serve connections until a signal. Returns the reason if the engine has failed for good before."""
+        """Serve connections until a signal. Returns the reason if the engine fails for good first."""
         failure, server = None, None
         async with asyncio.TaskGroup() as group:
             try:
@@ -164,7 +164,7 @@ class _Lifecycle:
         import uvicorn
 
         class Server(uvicorn.Server):
-            """Without uvicorn's signal handlers, which would close the port first."""
+            """A server without uvicorn's signal handlers, which would close the port first."""
 
             @contextlib.contextmanager
             def capture_signals(self) -> Iterator[None]:
@@ -186,7 +186,7 @@ def _withdraw(settings: ServerSettings) -> None:
 
 
 def max_open_files() -> float:
-    """Raise the limit of open files, of which each connection is one, to its maximum, and return it."""
+    """Raise the limit of open files to its maximum and return it: each connection is an open file."""
     _, maximum = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):  # macOS has no numeric maximum
         resource.setrlimit(resource.RLIMIT_NOFILE, (maximum, maximum))

@@ -51,12 +51,12 @@ def add_flags(parser: Parser) -> None:
 
 
 def options_from(given: Mapping[str, Any]) -> EngineOptions:
-    """EngineOptions from arguments."""
+    """Make EngineOptions from arguments."""
     return engine_options(**values_of(given, EngineOptions, *extra_options()))
 
 
 def settings_from(given: Mapping[str, Any], environment: Mapping[str, str]) -> ServerSettings:
-    """ServerSettings from arguments, with API keys from the environment."""
+    """Make ServerSettings from arguments, with API keys from the environment."""
     chosen = values_of(given, ServerSettings, *connect.extra_settings())
     chosen |= connect.key_settings(given, environment)
     if "uds" in given:
@@ -71,7 +71,7 @@ def settings_from(given: Mapping[str, Any], environment: Mapping[str, str]) -> S
 
 
 def _model_name(model: str) -> str:
-    """The name of a directory or file without its path, which clients need not know."""
+    """The name of a directory or file, without its path: clients need not know that."""
     if is_single_file(model):
         return Path(model).stem
     return Path(model).resolve().name if Path(model).is_dir() else model

@@ -1,1 +1,1 @@
-"""Helpers of every phase, apart from the lesson: checks of values, commands, files of a model, the machine."""
+"""Helpers of every phase, outside the lesson: checks of values, commands, files of a model, the machine."""

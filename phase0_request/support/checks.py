@@ -1,4 +1,4 @@
-"""Checks of values from outside: arguments, options, model files. The error says what was given and what is allowed."""
+"""Checks of values from outside: arguments, options, model files. Errors name the given value and the allowed ones."""
 
 import sys
 from collections.abc import Collection
@@ -58,7 +58,7 @@ def has_extras(package: str) -> bool:
 
 
 def check_extras(package: str, what: str) -> None:
-    """ConfigError if a phase has no extras, and `what` was asked for, which needs them."""
+    """ConfigError if `what` was asked for and the phase lacks the extras that it needs."""
     if not has_extras(package):
         raise ConfigError(f"{what} needs {package}/extras, which is not here")
 

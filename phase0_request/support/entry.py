@@ -37,7 +37,7 @@ def run(main: str, *arguments: str) -> NoReturn:
 
 
 def die_with(parent: int) -> bool:
-    """Have the kernel kill this process when its parent dies. False if that has happened already."""
+    """Have the kernel kill this process when its parent dies. False if the parent is already dead."""
     if sys.platform == "linux":
         from ctypes import CDLL
 
@@ -46,7 +46,7 @@ def die_with(parent: int) -> bool:
 
 
 def environment() -> dict[str, str]:
-    """The environment of a Python process that imports from where this one does, and not from its working directory."""
+    """The environment of a Python process that imports from where this one does, not from its working directory."""
     path = list(filter(None, sys.path))
     if INSTALLATION not in path:  # it is there as "": before other installations
         path.insert(0, INSTALLATION)

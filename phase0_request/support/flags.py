@@ -51,7 +51,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def add_fields(group: argparse._ActionsContainer, *kinds: type, only: Collection[str] | None = None) -> None:
-    """Add a flag for each field of dataclasses that has a help text. A flag that is not given leaves the default."""
+    """Add a flag for each field of dataclasses that has a help text. Without the flag, the default stays."""
     for field, kind in _kinds(kinds):
         if "help" not in field.metadata or (only is not None and field.name not in only):
             continue
@@ -110,7 +110,7 @@ def whole_number(text: str) -> int:
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """Read the JSON object that is the value of a flag."""
+    """Read a flag's value as a JSON object."""
     try:
         value = json.loads(text)
     except ValueError as error:
@@ -121,7 +121,7 @@ def json_object(text: str) -> dict[str, Any]:
 
 
 def _parts(name: str, text: str) -> list[str]:
-    """A value of a flag that takes several, or a JSON list of them, as vLLM takes it."""
+    """One value of a flag that takes several, or a JSON list of them, as in vLLM."""
     if not text.startswith("["):
         return [text]
     try:

@@ -127,7 +127,7 @@ def output_of(*command: str) -> str | None:
 
 
 def give_back_freed_memory() -> None:
-    """Have glibc return to the system what this process has freed: it keeps most of it."""
+    """Have glibc return freed memory to the system: it would keep most of it."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

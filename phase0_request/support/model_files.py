@@ -17,7 +17,7 @@ NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_t
 
 
 class TokenizerFiles(NamedTuple):
-    """What the files of a model say about its tokenizer."""
+    """A model's tokenizer, as its files describe it."""
 
     file: Path  # which has it
     backend: "HFTokenizer"
@@ -115,7 +115,7 @@ def _optional(file: Path) -> dict[str, Any]:
 
 
 def _read_text(file: Path) -> str:
-    """The UTF-8 text of a file. One without an end, such as a link to /dev/zero, is read up to the limit only."""
+    """The UTF-8 text of a file. An endless one, such as a link to /dev/zero, is read only up to the limit."""
     with file.open("rb") as source:
         content = source.read(MAX_FILE_BYTES + 1)
     if len(content) > MAX_FILE_BYTES:
@@ -125,7 +125,7 @@ def _read_text(file: Path) -> str:
 
 @contextmanager
 def unreadable(file: Path) -> Iterator[None]:
-    """Say which file the tokenizers library cannot read."""
+    """The error for a file that the tokenizers library cannot read."""
     try:
         with panics_raised():
             yield

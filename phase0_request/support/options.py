@@ -22,7 +22,7 @@ def option(
     words: Mapping[str, object] | None = None,
 ) -> Any:
     """A dataclass field with its check and its command-line flag. A function as default makes a new one each time;
-    `flags` replaces the flag made from the name; `words` are other values of it, with those that they stand for."""
+    `flags` replaces the flag made from the name; `words` are other values of it, with those they stand for."""
     more = {"help": help, "metavar": metavar, "check": check, "flags": flags, "words": words or {}}
     return field(default_factory=default, metadata=more) if callable(default) else field(default=default, metadata=more)
 
@@ -40,13 +40,13 @@ def check_fields(options: Any, name: str = "") -> None:
 
 
 def chosen(kind: type[T], given: Mapping[str, Any]) -> T:
-    """A dataclass of settings, with the given values that are for its fields."""
+    """A dataclass of settings, with the given values of its fields."""
     names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
     return kind(**{name: value for name, value in given.items() if name in names})
 
 
 def joined(core: Callable[..., T], extras: Collection[type], given: Mapping[str, Any]) -> T:
-    """The settings of a core, with those of its extras in the field `more`. All are checked."""
+    """A core's settings, with its extras' settings in the field `more`. All are checked."""
     own = {field.name for field in fields(core)}  # type: ignore[arg-type]
     more = {name: value for name, value in given.items() if name not in own}
     known = own | {field.name for kind in extras for field in fields(kind)}
@@ -61,7 +61,7 @@ def joined(core: Callable[..., T], extras: Collection[type], given: Mapping[str,
 
 
 def text(what: str, pattern: str = "(?s).+") -> Check:
-    """A check for a string that matches a pattern; `what` says what it must be."""
+    """A check for a string that matches a pattern, described by `what`."""
 
     def check(name: str, value: object) -> None:
         if not isinstance(value, str) or not re.fullmatch(pattern, value):

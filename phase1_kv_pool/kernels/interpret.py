@@ -1,4 +1,4 @@
-"""Triton without a GPU: it interprets its kernels."""
+"""Triton without a GPU: its interpreter runs the kernels."""
 
 import os
 import sys

@@ -2,7 +2,7 @@
 
     temperature -> min_p -> top_k -> top_p -> exponential race
 
-Each filter works on what the one before it kept, and none splits a tie: equal logits are all kept or all removed.
+Each filter works on the tokens left by the one before, and none splits a tie: equal logits are all kept or all removed.
 
 The draw is a race: each token arrives after a random time, exponentially distributed with its weight as the rate, and
 the first wins, with the probability of its weight (the Gumbel-max trick without its logarithms). The times are a pure

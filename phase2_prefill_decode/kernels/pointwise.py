@@ -25,7 +25,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def add_norm_reference(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Return the norm of x + residual, and the sum, which is the next residual. x, residual: [tokens, width]."""
+    """Return the norm of x + residual, and the sum: the next residual. x, residual: [tokens, width]."""
     total = x if residual is None else x + residual
     return rms_norm(total, weight, eps), total
 

@@ -34,7 +34,7 @@ MAX_HEADER = 4 << 20  # bytes that list the tensors of a file: 75,000 at the ver
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Where a tensor is stored, and its shape and type, known without reading its data."""
+    """A tensor's place, shape and type, known without reading its data."""
 
     file: Path
     shape: tuple[int, ...]
@@ -56,16 +56,16 @@ class Source(Protocol):
 
     @property
     def faults(self) -> Sequence[str]:
-        """The reasons why its tensors cannot be used."""
+        """Reasons why its tensors cannot be used."""
 
     @property
     def stored(self) -> Mapping[str, Stored]: ...
 
     def nbytes(self, config: ModelConfig) -> int | None:
-        """The memory that the weights of this model take; None if that is not known."""
+        """The memory that this model's weights take, or None if unknown."""
 
     def chunks(self, name: str) -> Iterator[Any]:
-        """The rows of a tensor, some at a time: plain numbers, or in the form that ENCODED ones have."""
+        """The rows of a tensor, some at a time: plain numbers, or in an ENCODED form."""
 
 
 class Checkpoint:
@@ -84,7 +84,7 @@ class Checkpoint:
                 raise ConfigError(f"{directory} holds more than {MAX_TENSORS} tensors; no supported model has as many")
 
     def _files(self) -> list[Path]:
-        """The files of the weights. Which tensors they hold is read from them, not from the index."""
+        """The files of the weights. The tensors in them are read from the files, not from the index."""
         single, index = self.directory / SINGLE, self.directory / INDEX
         if single.exists():
             return [single]
@@ -122,7 +122,7 @@ class Checkpoint:
 
 
 def mapped(file: Path, start: int, nbytes: int) -> Tensor:
-    """Some bytes of a file, read when they are used, and in memory for as long as the tensor."""
+    """Some bytes of a file, read on use, and in memory as long as the tensor."""
     if nbytes == 0:
         return torch.empty(0, dtype=torch.uint8)
     try:
@@ -132,7 +132,7 @@ def mapped(file: Path, start: int, nbytes: int) -> Tensor:
 
 
 def _contents(file: Path) -> dict[str, Stored]:
-    """Read what a file holds. Its first 8 bytes are the length of the list of its tensors, which the library checks."""
+    """Read a file's list of tensors. The first 8 bytes are the length of the list, which the library checks."""
     try:
         with file.open("rb") as source:
             size = int.from_bytes(source.read(8), "little")

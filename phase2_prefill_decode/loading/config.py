@@ -30,7 +30,7 @@ ROPE_TYPES: dict[str, tuple[str, ...]] = {  # the parameters that each type has
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeParameters:
-    """The rotary embedding of a model. Parameters that its type does not have keep their defaults; see `rope`."""
+    """A model's rotary embedding. Parameters that its type lacks keep their defaults; see `rope`."""
 
     rope_type: str = "default"
     rope_theta: float = 10_000.0  # the last pair rotates nearly this many times slower than the first
@@ -67,7 +67,7 @@ class RopeParameters:
 
     @classmethod
     def from_dict(cls, written: Mapping[str, Any], max_position_embeddings: int) -> "RopeParameters":
-        """From the `rope_parameters` of a config.json, or its `rope_scaling` with `rope_theta` added."""
+        """Read the `rope_parameters` of a config.json, or its `rope_scaling` with `rope_theta` added."""
         rope_type = check_choice("rope_type", written.get("rope_type") or written.get("type") or "default", ROPE_TYPES)
         names = "rope_theta", *ROPE_TYPES[rope_type]
         known = {name: written[name] for name in names if written.get(name) is not None}
@@ -171,7 +171,7 @@ class ModelConfig:
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any], dtype: str | None = None) -> "ModelConfig":
-        """From the content of a config.json. Absent keys have the defaults of transformers."""
+        """Read the content of a config.json. Absent keys have transformers' defaults."""
         known = read(config)
         rope = RopeParameters.from_dict(known["rope_parameters"], known["max_position_embeddings"])
         return cls(**known | {"rope_parameters": rope, "dtype": dtype or known["dtype"]})

@@ -15,7 +15,7 @@ MAX_LENGTH = 1 << 24  # tokens; longer than any context in use
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """How a model type differs from the others. The keys are those of a config.json."""
+    """The differences of a model type, under the keys of a config.json."""
 
     absent: Mapping[str, Any]  # values of keys that the file does not have: the defaults of transformers
     ignored: Mapping[str, Any]  # values of keys that count for nothing here, whatever the file says

@@ -28,7 +28,7 @@ Matrix = Any  # a tensor, or another form for which a backend has a linear layer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerWeights:
-    """The tensors of one layer. A bias or a norm that the model does not have is None."""
+    """The tensors of one layer. A bias or a norm that the model lacks is None."""
 
     input_layernorm: Tensor  # [hidden_size]
     qkv_proj: Matrix
@@ -121,7 +121,7 @@ def places(weights: Weights, config: ModelConfig) -> dict[str, Tensor]:
 
 
 def check_tensors(source: Source, config: ModelConfig) -> None:
-    """ConfigError if a source does not hold the tensors of a configuration, and no others."""
+    """ConfigError unless a source holds exactly the tensors of a configuration."""
     layers = {name.split(".")[2] for name in source.stored if name.startswith("model.layers.")}
     if config.num_hidden_layers > len(layers):  # first, because a layer costs memory even without data
         raise ConfigError(f"{source.directory} has {len(layers)} of {config.num_hidden_layers} layers")
@@ -133,7 +133,7 @@ def check_tensors(source: Source, config: ModelConfig) -> None:
 
 
 def _faults(wanted: dict[str, Tensor], source: Source, config: ModelConfig) -> list[str]:
-    """List what keeps a source from being loaded, one line for each tensor."""
+    """List the faults that keep a source from loading, one line per tensor."""
     stored, faults = source.stored, []
     for name, place in wanted.items():
         if name not in stored:

@@ -18,7 +18,7 @@ from phase0_request.request import Request
 
 
 class DrawRow(NamedTuple):
-    """A row of logits that a token is drawn from."""
+    """A row of logits from which a token is drawn."""
 
     row: int
     number: int  # index of the slice in its batch
@@ -33,7 +33,7 @@ class Work:
 
     @property
     def in_flight(self) -> bool:
-        """Whether it depends on a token of the previous step, which must end first. The output of that step is not
+        """Whether it depends on a token of the previous step. That step must end first. Its output is not
         committed yet, so the processor keeps what it needs of it in `finish`."""
         return False
 
@@ -65,7 +65,7 @@ class Processor(ABC):
         """Whether a request with these parameters may ever ask for it."""
 
     def prepare(self, request: Request) -> None:  # noqa: B027 most need nothing
-        """Called for each request that wants it, before its first step. ValueError if it cannot be served."""
+        """Get ready for a request that wants it, before its first step. ValueError if it cannot be served."""
 
     @abstractmethod
     def pack(self, batch: Batch, draws: Sequence[DrawRow]) -> Work | None:

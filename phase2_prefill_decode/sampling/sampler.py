@@ -56,14 +56,14 @@ class Sampler:
         self._entropy = secrets.token_bytes(16) if seed is None else str(seed).encode()[:64]
 
     def limited(self, processors: Sequence[Processor]) -> "Sampler":
-        """A sampler with the same noise, and these processors only."""
+        """A sampler with the same noise and only these processors."""
         made = copy(self)
         made.processors, made._wants = processors, [processor.wants for processor in processors]
         made._packed, made._columns, made._asks_for_more = [], NO_COLUMNS, False
         return made
 
     def prepare(self, request: Request) -> None:
-        """Get ready for a request, before its first step. ValueError if it asks for what it cannot have."""
+        """Get ready for a request, before its first step. ValueError if it cannot be served."""
         for processor in self.processors:
             if processor.wants(request.params):
                 processor.prepare(request)
@@ -120,7 +120,7 @@ class Sampler:
         return False
 
     def _pack_columns(self, requests: Sequence[Request], totals: Sequence[int]) -> Columns:
-        """The columns of the last step again, if it had the same requests: only the positions are new."""
+        """Reuse the columns of the last step, with new positions, if it had the same requests."""
         each = [*dict.fromkeys(requests)]
         known = len(each) == len(self._packed)
         if not known or not all(packed() is request for packed, request in zip(self._packed, each, strict=True)):
@@ -159,5 +159,5 @@ def is_greedy(params: SamplingParams) -> bool:
 
 
 def key_of(name: str, entropy: bytes) -> int:
-    """A key for a request without a seed: the same for one request id and one entropy, in every process."""
+    """A key for a request without a seed: the same in every process for one request id and entropy."""
     return int.from_bytes(blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8, key=entropy).digest(), "big")

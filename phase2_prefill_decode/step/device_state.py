@@ -52,7 +52,7 @@ class DeviceState:
         self.newest = pad(self.newest, (0, more_rows))
 
     def load(self, step: PackedStep, arrays: Sequence[Tensor], page_size: int) -> StepTensors:
-        """Complete a step, given its arrays on the device: store what it changes, and add what it lacks."""
+        """Complete a step, given its arrays on the device: store its changes and add missing inputs."""
         tokens, positions, slots, last, newest_rows, changed, keys, places, *narrow = arrays
         cu_seqlens_q, seq_lens, rows, pages, *filters = narrow
         # region exercise 7.2

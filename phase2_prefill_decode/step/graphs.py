@@ -21,7 +21,7 @@ from phase2_prefill_decode.transfer import pinned
 
 
 class Computed(NamedTuple):
-    """What a step has computed, on the device. A graph keeps all of it."""
+    """The results of a step, on the device. A graph keeps them all."""
 
     step: StepTensors
     logits: Tensor  # [draws, vocab]
@@ -46,7 +46,7 @@ class DecodeGraphs:
     runs at a time."""
 
     def __init__(self, state: DeviceState, page_size: int, context: int) -> None:
-        """`context` is the most tokens that a sequence may have."""
+        """`context` is the largest number of tokens in a sequence."""
         if not state.fixed:
             raise ValueError("a recorded step needs a device state of fixed size: give it rows and pages")
         self.state = state
@@ -55,7 +55,7 @@ class DecodeGraphs:
 
     # region record
     def record(self, compute: Compute, sizes: Sequence[int], record: Record) -> None:
-        """Record a step of each size, the largest first: what it allocates is enough for the others."""
+        """Record a step of each size, the largest first: its memory is enough for the others."""
         for size in tqdm(sorted(sizes, reverse=True), "recording graphs", leave=False, disable=None):
             step = self.pad(PackedStep.empty(), size)
             arrays = step.arrays
@@ -83,7 +83,7 @@ class DecodeGraphs:
     # endregion
 
     def pad(self, step: PackedStep, size: int) -> PackedStep:
-        """The step as a graph of this size takes it."""
+        """The step, padded to the size of a graph."""
         scratch = self.state.scratch_row
         return step.padded(size, scratch, scratch * self.state.width, self.context)
 

@@ -24,7 +24,7 @@ CHANGES = 2  # entries of page tables that may change in a recorded step, for ea
 
 @dataclass(frozen=True, slots=True)
 class PackedStep:
-    """One step on the host: lists of integers, and what its requests ask of the sampler."""
+    """One step on the host: lists of integers, and the parameters and work of the sampler."""
 
     tokens: list[int]  # -1 - row: the newest token of this row, which the host does not know yet
     positions: list[int]

@@ -61,7 +61,7 @@ class LaunchedStep:
 
 
 def _reason(peak: float) -> str:
-    """Why no token can be drawn from a row, if its largest logit is not finite."""
+    """The reason why no token can be drawn from a row whose largest logit is not finite."""
     if math.isnan(peak):
         return "no token can be drawn: there is NaN among the logits"
     if peak > 0:
@@ -82,7 +82,7 @@ class ModelRunner:
         *,
         ahead: bool = False,
     ) -> None:
-        """With `ahead`, a step may be launched before the tokens of the one before it are known."""
+        """With `ahead`, a step may be launched before the previous step's tokens are known."""
         self.decoder = decoder
         self.pool = pool
         self.cache = cache
@@ -93,7 +93,7 @@ class ModelRunner:
         self._latest: LaunchedStep | None = None
 
     def pack(self, batch: Batch) -> PackedStep:
-        """Collect what the device needs. The pages of the batch must have been allocated by `cache.grow`."""
+        """Collect the inputs of the device. `cache.grow` must have allocated the batch's pages."""
         self.state.reserve(self.cache)
         columns, works = self.sampler.pack(batch)
         step = pack(batch, self.cache, self.state.width, columns, works)
@@ -148,7 +148,7 @@ class ModelRunner:
         return Computed(tensors, *self.decoder(tensors, self.pool.layers, out))
 
     def sample(self, computed: Computed, works: Sequence[Work] = ()) -> tuple[Tensor, Tensor]:
-        """Draw the tokens of a step, and let processors collect what they need beside."""
+        """Draw the tokens of a step, and let processors collect their results."""
         step, logits, hidden, _ = computed
         tokens, peaks = self.sampler.sample(logits, step.sampling, works)
         if self.ahead:

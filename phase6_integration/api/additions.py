@@ -16,7 +16,7 @@ Json = dict[str, Any]
 
 
 class Addition:
-    """What an extra adds to the answer to one request. A method that it does not define adds nothing."""
+    """An extra's part of the answer to one request. A method that it does not define adds nothing."""
 
     outputs: Sequence[Output] = ()  # of the answer, once they are submitted
     excluding: Sequence[str] = ()  # the fields of the request by which it excludes tokens
@@ -26,7 +26,7 @@ class Addition:
         return False
 
     def write(self, choice: Json, new: Chunk | None, whole: bool) -> None:
-        """Change a choice before it is written, in a whole response or in an event. It has the tokens of `new`,
+        """Change a choice before it is written, in a whole response or an event. It has the tokens of `new`,
         which is None for the opening event."""
 
     def usage(self, usage: Json) -> None:
@@ -41,7 +41,7 @@ class Addition:
         return ()
 
     def failure(self, error: str, so_far: str) -> RequestError | None:
-        """The error for the client if the engine has ended an output with this one, and it is about this addition."""
+        """The error for the client if this error, which ended an output, is about this addition."""
         return None
 
 

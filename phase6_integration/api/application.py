@@ -1,4 +1,4 @@
-"""The application of the core, and what every request passes in it: an id, an account, and an answer to any fault."""
+"""The application of the core, which gives every request an id, an account, and an answer to any fault."""
 
 import asyncio
 import logging
@@ -68,7 +68,7 @@ class HttpMiddleware:
 
 
 class BodyLimit(HttpMiddleware):
-    """Refuses bodies above a size limit, if no extra limits their memory and time."""
+    """Refuses bodies above a size limit, unless an extra limits their memory and time."""
 
     def __init__(self, app: ASGIApp, most: int) -> None:
         super().__init__(app)

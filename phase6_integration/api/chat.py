@@ -29,7 +29,7 @@ async def create_chat_completion(
 async def continue_chat(
     body: ChatRequest, request: Request, server: ServerState, make: "Callable[..., ChatFormatter]"
 ) -> GenerationResponse:
-    """The answer to a conversation, for every API that has them. `make` is called as ChatFormatter is."""
+    """The answer to a conversation, for every API that has conversations. `make` is called like ChatFormatter."""
     prepare = check_body(server, body, 1)
     pool, client, length = server.tokenizers, request.state.client, requested_length(server, body)
     if whole := body.truncate_prompt_tokens is None:

@@ -8,7 +8,7 @@ from phase6_integration.api.schemas import AnyMessage, AssistantMessage, Content
 
 
 def conversation(body: ConversationFields) -> dict[str, Any]:
-    """The arguments of Tokenizer.chat. Variables of the template that are null are not given."""
+    """The arguments of Tokenizer.chat, without template variables that are null."""
     if body.continue_final_message and body.add_generation_prompt:
         message = "continue_final_message continues the last message; add_generation_prompt would begin another"
         raise unservable("add_generation_prompt", message)
@@ -39,8 +39,8 @@ def _message(message: AnyMessage) -> dict[str, Any]:
 
 
 def _call(call: ToolCall) -> dict[str, Any]:
-    """Templates expect the arguments as an object. What is not the JSON of one stays text: an answer that was cut off
-    comes back too, or one with an escape that is half of a surrogate pair, which is no text."""
+    """Templates expect the arguments as an object. Anything but the JSON of one stays text: an answer that was cut off
+    comes back too, or one with an escape that is half of a surrogate pair, which is not text."""
     text = call.function.arguments or "{}"
     try:
         arguments = json.loads(text)

@@ -102,7 +102,7 @@ def fault(request_id: str) -> RequestError:
 
 @contextmanager
 def own_names(names: Mapping[str, str]) -> Iterator[None]:
-    """Have the errors of a chat request, which another API has made, name the fields as that API does."""
+    """Have the errors of a chat request that another API made name the fields as that API does."""
     try:
         yield
     except ValidationError as found:
@@ -169,7 +169,7 @@ def _refused(details: Sequence[ErrorDetails], known: Collection[str], advice: Ca
 
 
 def _given(detail: ErrorDetails) -> str:
-    """The value that was given, where it is safe to repeat: a number, a length or a short word; otherwise its type."""
+    """The given value, if it is safe to repeat: a number, a length or a short word; otherwise its type."""
     value, kind = detail["input"], detail["type"]
     if kind in ("too_long", "too_short"):
         length = detail["ctx"]["actual_length"]
@@ -188,7 +188,7 @@ def _given(detail: ErrorDetails) -> str:
 
 
 async def respond(request: Request, error: Exception) -> Response:
-    """The response for a RequestError, which the access log gets too."""
+    """The response for a RequestError. The access log gets the error too."""
     assert isinstance(error, RequestError)
     account = request.state.account
     account.code, account.param = error.code, error.param

@@ -37,13 +37,13 @@ class RequestModel(BaseModel):
 
 
 class FromClient(RequestModel):
-    """What a client sends back as it got it: unknown keys have no effect."""
+    """An object that a client sends back unchanged: unknown keys have no effect."""
 
     model_config = ConfigDict(extra="ignore")
 
 
 class Unsupported:
-    """A field that this server does not have. Only null and these values are allowed: they change nothing."""
+    """A field that this server does not support. It allows null and these values, which change nothing."""
 
     def __init__(self, *harmless: Any) -> None:
         self.harmless = harmless
@@ -70,7 +70,7 @@ def _is_free(name: str) -> str:
 
 
 def by_kind(message: str) -> Discriminator:
-    """Chooses between the text, the list and the objects of a union. `message` says which of them it has."""
+    """Chooses between the text, the list and the objects of a union, which `message` names."""
     tags: dict[type, str] = {str: "=text", list: "=list", dict: "=tool"}
 
     def kind(value: Any) -> str | None:
@@ -81,7 +81,7 @@ def by_kind(message: str) -> Discriminator:
 
 
 def _kind_of_prompt(value: Any) -> str | None:
-    """Which of its four forms a prompt has, so that an error is about that form alone."""
+    """Which of the four forms a prompt has, so that an error is about that form alone."""
     if not isinstance(value, list):
         return "=text" if isinstance(value, str) else None
     kinds = {*map(type, value)}

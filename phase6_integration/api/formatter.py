@@ -62,7 +62,7 @@ def pieces(value: Any) -> Iterator[bytes]:
 
 
 class Formatter(ABC):
-    """The response to one request. Its choices are numbered as the outputs of the engine are."""
+    """The response to one request. Its choices have the numbers of the engine's outputs."""
 
     prefix: str  # of the id, such as "cmpl-"
     object: str
@@ -90,14 +90,14 @@ class Formatter(ABC):
         self._head = encode(self._top(self.chunk_object))[:-1] + b',"choices":['
 
     def begin(self, outputs: Sequence[Output]) -> None:
-        """They are submitted."""
+        """The outputs are submitted."""
         self.outputs = outputs
         for addition in self.additions:
             addition.outputs = outputs
 
     @abstractmethod
     def text(self, new: Chunk, whole: bool) -> Json:
-        """The fields of a choice that have its text, in a whole response or in an event."""
+        """The fields of a choice that have its text, in a whole response or an event."""
 
     def opening(self, index: int) -> Json | None:
         """The choice of an event before the first text of an output."""
@@ -120,7 +120,7 @@ class Formatter(ABC):
         return choice
 
     def accumulate(self, chunk: Chunk) -> bool:
-        """Append a chunk to those of its output that are not written. Returns whether there is something to send:
+        """Append a chunk to the unwritten ones of its output. Returns whether there is something to send:
         tokens without text are sent with the text that follows."""
         news = [addition.read(chunk) for addition in self.additions]
         new = self._unwritten.setdefault(chunk.index, chunk)
@@ -168,7 +168,7 @@ class Formatter(ABC):
         return b"".join((b"data: ", self._head, b'],"usage":', encode(self.usage), b"}\n\n"))
 
     def failed(self, error: RequestError) -> bytes:
-        """The event for an error, after which nothing comes but `done`."""
+        """The event for an error. Only `done` follows it."""
         return b"data: " + error.content + b"\n\n"
 
     def whole(self) -> Iterator[bytes]:

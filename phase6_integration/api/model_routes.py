@@ -25,7 +25,7 @@ async def get_model(name: str, server: Server) -> dict[str, Any]:
 
 
 def _model(server: ServerState, name: str) -> dict[str, Any]:
-    """All names are of one model; `root` is its first."""
+    """All names stand for one model; `root` is its first."""
     return {
         "id": server.model_name(name),
         "object": "model",

@@ -41,7 +41,7 @@ def check_body(server: ServerState, body: SamplingFields, prompts: int, most: in
 
 
 def requested_length(server: ServerState, body: CompletionRequest | ChatRequest) -> int | None:
-    """The output length that the client has set, if any. A server that clips takes more than there is room for."""
+    """The output length that the client has set, if any. A server that clips accepts more than there is room for."""
     given = {name: getattr(body, name, None) for name in ("max_completion_tokens", "max_tokens")}
     asked, context = {name: length for name, length in given.items() if length is not None}, server.engine.max_model_len
     for name, length in asked.items():
@@ -65,7 +65,7 @@ def check_characters(server: ServerState, texts: Iterable[str], param: str = "pr
 
 
 def truncate(server: ServerState, prompt: Sequence[int], body: SamplingFields, length: int) -> tuple[int, ...]:
-    """The tokens at the end of a prompt that the request keeps; -1: as many as fit beside `length` tokens of output."""
+    """The last tokens of a prompt that the request keeps; -1: as many as leave room for `length` tokens of output."""
     keep, most = body.truncate_prompt_tokens, max(server.engine.max_model_len - max(length, 1), 1)
     if keep is not None and keep > most:
         message = f"truncate_prompt_tokens: with {length} for the answer, a prompt may keep {most}, got {keep}"
@@ -119,6 +119,6 @@ def cache_salt(client: str, given: str) -> str:
 def sampling_params(
     body: SamplingFields, max_tokens: int, defaults: Mapping[str, Any], more: Mapping[str, Any]
 ) -> SamplingParams:
-    """The given fields and those of features, in place of the model's defaults."""
+    """The model's defaults, overridden by the given fields and the features' fields."""
     given = {name: value for name in SAME if (value := getattr(body, name)) is not None}
     return SamplingParams(**{**defaults, **given, "max_tokens": max_tokens, **more})

@@ -137,7 +137,7 @@ Messages = Annotated[
 
 
 class ConversationFields(RequestModel):
-    """What a chat template is given."""
+    """The input of a chat template."""
 
     messages: Messages
     documents: Annotated[list[dict[str, Any]], Field(max_length=MAX_DOCUMENTS)] | None = None
@@ -146,7 +146,7 @@ class ConversationFields(RequestModel):
     chat_template_kwargs: TemplateVariables | None = None
 
     def variables(self) -> dict[str, Any]:
-        """The variables of the template that have fields of their own. null means not given."""
+        """The template's variables that have their own fields. null means not given."""
         return {"documents": self.documents or None, "continue_final_message": self.continue_final_message or None}
 
 

@@ -1,4 +1,4 @@
-"""ServerSettings: the settings of the HTTP server, checked once. Those of extras are in theirs."""
+"""ServerSettings: the settings of the HTTP server, checked once. Extras have their own."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ _hosts = texts("names such as llm.example.com, *.example.com, or * for all", NAM
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """Limits and names of the server. A wrong value raises a ValueError that names the field and what is allowed."""
+    """Limits and names of the server. A wrong value raises a ValueError that names the field and the allowed values."""
 
     host: str = option("127.0.0.1", "address to listen on", "ADDRESS", text("an address or a name, such as 127.0.0.1"))
     port: int = option(8000, "port to listen on; 0: any free one, which the log names", "PORT", _port)
@@ -95,6 +95,6 @@ def is_address(host: str) -> bool:
 
 
 def default_hosts(host: str) -> tuple[str, ...]:
-    """The names that a server answers to, if it listens on a loopback address; otherwise it does not check them."""
+    """The names that a server on a loopback address answers to; other servers do not check names."""
     local = ip_address(host).is_loopback if is_address(host) else host == "localhost"
     return LOCAL_HOSTS if local else ()

@@ -30,7 +30,7 @@ log = logging.getLogger("nanoserve")
 
 @dataclass(slots=True)
 class ServerState:
-    """What the routes of one server share: `app.state.server`."""
+    """The state that the routes of one server share: `app.state.server`."""
 
     engine: AsyncEngine
     settings: ServerSettings
@@ -49,13 +49,13 @@ class ServerState:
 
     @property
     def fingerprint(self) -> str:
-        """Names the version, the model and how it computes: where these differ, a seed may give another answer."""
+        """Names the version, the model and how it computes: if one differs, a seed may give another answer."""
         ready = self.engine.ready_info
         backend = () if ready is None else (ready.device, ready.dtype, ready.linear, ready.kv_cache_dtype)
         return _fingerprint(repr(self.engine.config), *backend)
 
     def warn_of(self, unknown: Iterable[str]) -> None:
-        """Warn in the log of fields that are ignored, of each once."""
+        """Log a warning for ignored fields, once for each."""
         for name in {*unknown} - self.warned:
             if len(self.warned) < MANY:
                 self.warned.add(name)
@@ -79,7 +79,7 @@ def _fingerprint(*parts: str) -> str:
 
 @dataclass(slots=True)
 class Account:
-    """What a route reports about a request for the access log, through `request.state.account`."""
+    """A route's report about a request to the access log, through `request.state.account`."""
 
     prompt_tokens: int = 0  # as in usage: each prompt counts once
     outputs: Sequence[Output] = ()

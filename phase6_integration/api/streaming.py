@@ -96,7 +96,7 @@ class GenerationResponse(Response):
             raise unservable(None, str(error)) from None
 
     async def whole(self) -> None:
-        """Send the answer once all of it is there: until then a failure has a status of its own."""
+        """Send the answer when it is complete: until then a failure can have its own status."""
         async for chunks in self.outputs:
             for chunk in chunks:
                 self._check(chunk)
@@ -138,7 +138,7 @@ class GenerationResponse(Response):
                 self.writer.warn(warning)
 
     def _as_event(self, error: Exception) -> RequestError:
-        """The error for the client. One that is no RequestError is a fault of the server."""
+        """The error for the client. Anything but a RequestError is a fault of the server."""
         if isinstance(error, RequestError):
             return error
         logger.error(
@@ -148,7 +148,7 @@ class GenerationResponse(Response):
         return fault(self.request_id)
 
     def _check(self, chunk: Chunk) -> None:
-        """Note a finish reason, and raise if it is a failure."""
+        """Note a finish reason; raise if it is a failure."""
         if chunk.finish_reason is None:
             return
         self.account.finish_reasons.append(chunk.finish_reason.value)

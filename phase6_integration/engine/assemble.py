@@ -58,7 +58,7 @@ def assemble(options: EngineOptions, loaded: Model | None = None) -> Assembled:
 
 
 def connected(model: Model, options: EngineOptions) -> Assembled:
-    """The parts around a model."""
+    """Connect the parts around a model."""
     device, on_gpu = model.decoder.device, model.decoder.device.type == "cuda"
     if on_gpu:
         torch.cuda.set_device(device)  # streams and events are those of the current device
@@ -111,7 +111,7 @@ def connected(model: Model, options: EngineOptions) -> Assembled:
 
 
 def find(options: EngineOptions, model: str, what: str) -> Path:
-    """The directory of another model that an engine needs."""
+    """Find the directory of another model that an engine needs."""
     return directory_of(model, None, options.download_dir, what)
 
 
@@ -134,13 +134,13 @@ def layout_of(model: Model, options: EngineOptions) -> KVLayout:
 
 
 def steps_to_record(options: EngineOptions, device: torch.device, running: int, tokens: int) -> RecordedSteps:
-    """None on a CPU."""
+    """The steps that a GPU records; none on a CPU."""
     sizes = batch_sizes(running) if device.type == "cuda" and not options.enforce_eager else []
     return RecordedSteps(sizes, extras.piece_counts(options, device, tokens))
 
 
 def wanted_context(options: EngineOptions, claimed: int) -> int:
-    """The context length to serve, given the length that the model claims, if the pool has room for it."""
+    """The context length to serve, given the model's own, if the pool has room for it."""
     context = options.context(claimed)
     if context > claimed:
         raise ConfigError(f"max_model_len must be at most {claimed}, this model's context; got {context}")

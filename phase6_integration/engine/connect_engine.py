@@ -37,7 +37,7 @@ Companions = Sequence[tuple["Model", "Sampler"]]
 
 
 def absent() -> str | None:
-    """The extras that are not here."""
+    """The extras that are not installed."""
     return ", ".join(f"{phase}/extras" for phase in (TWO, FIVE, SIX) if not has_extras(phase)) or None
 
 
@@ -45,7 +45,7 @@ def absent() -> str | None:
 
 
 def extra_options() -> list[type]:
-    """The dataclasses of options of the extras that are here."""
+    """The option dataclasses of the installed extras."""
     kinds: list[type] = []
     if has_extras(TWO):
         from phase2_prefill_decode.extras.options import ParallelOptions, PiecewiseOptions, QuantizationOptions
@@ -63,7 +63,7 @@ def extra_options() -> list[type]:
 
 
 def engine_options(**given: Any) -> EngineOptions:
-    """The options of an engine and of its extras, by their names. ValueError if one is wrong, or two do not agree."""
+    """The options of an engine and its extras, by name. ValueError if one is wrong or two conflict."""
     options = joined(EngineOptions, extra_options(), given)
     more, size = options.more, options.more.get("tensor_parallel_size", 1)
     if size > 1 and options.device is not None and ":" in options.device:
@@ -86,7 +86,7 @@ def engine_options(**given: Any) -> EngineOptions:
 
 
 def processes_for(config: ModelConfig, options: EngineOptions) -> int:
-    """How many processes compute a model together. ConfigError if it cannot be split over so many."""
+    """The number of processes that compute a model together. ConfigError if it cannot be split over them."""
     size = int(options.more.get("tensor_parallel_size", 1))
     check_split(config, size)
     return size
@@ -117,8 +117,8 @@ def loader(options: EngineOptions) -> Callable[..., Model]:
 def extender_for(
     model: Model, sampler: Sampler, options: EngineOptions, find: Callable[[str, str], Path]
 ) -> tuple[Extender | None, Companions]:
-    """What makes the slices of steps longer, and the models that it needs beside the engine's, with their samplers.
-    `find` returns the directory of a model, by its name and what it is."""
+    """The extender of the slices of steps, and the models that it needs beside the engine's, with their samplers.
+    `find` returns the directory of a model, by its name and role."""
     config = options.more.get("speculative_config")
     if config is None:
         return None, ()
@@ -148,7 +148,7 @@ def connect_companions(extender: Extender | None, runner: ModelRunner, others: S
 
 
 def piece_counts(options: EngineOptions, device: torch.device, tokens: int) -> Sequence[int]:
-    """The numbers of tokens of steps with prompts that are recorded, in pieces, if that is wanted."""
+    """The token counts of the steps with prompts to record in pieces; none unless that is wanted."""
     if not options.more.get("enable_piecewise_cuda_graph"):
         return ()
     if device.type != "cuda":
@@ -159,7 +159,7 @@ def piece_counts(options: EngineOptions, device: torch.device, tokens: int) -> S
 
 
 def touch(pool: KVPool) -> None:
-    """Have the memory of a pool on a CPU before the first request, as much of it as the start can wait for."""
+    """Touch the memory of a pool on a CPU before the first request, as much as the start can wait for."""
     if has_extras(ONE) and pool.device.type == "cpu":
         from phase1_kv_pool.extras import touched
 
@@ -179,14 +179,14 @@ def record_pieces(runner: ModelRunner, counts: Sequence[int], context: int, reco
 
 
 def largest_params() -> SamplingParams:
-    """The parameters with most copies of a row's logits."""
+    """The parameters that copy a row's logits most often."""
     if not has_extras(TWO):
         return SamplingParams()
     return SamplingParams(logprobs=MAX_LOGPROBS, logit_bias={0: 1.0}, allowed_token_ids=(0,))
 
 
 def scored_rows() -> tuple[int, SamplingParams]:
-    """How many rows of a prompt are scored at once, and for which parameters."""
+    """How many rows of a prompt are scored at once, and with which parameters."""
     if not has_extras(TWO):
         return 0, SamplingParams()
     from phase2_prefill_decode.extras.logprobs import BLOCK
@@ -215,12 +215,12 @@ def default_names() -> Sequence[str]:
 
 
 def extra_totals(gauges: Gauges) -> dict[str, int]:
-    """What an engine in this process says of extras in its statistics."""
+    """The extras' part of the statistics of an engine in this process."""
     return {"draft_tokens": gauges.beyond, "accepted_tokens": sum(gauges.kept)}
 
 
 def observers(scheduler: Scheduler, options: EngineOptions, resources: ExitStack) -> Iterator[CoreObserver]:
-    """The extras that observe the steps, if they are wanted. What they hold is closed with the `resources`."""
+    """The extras that observe the steps, if they are wanted. They close with the `resources`."""
     if options.more.get("check_invariants"):
         from phase5_continuous.extras.invariants import Checks
 

@@ -39,7 +39,7 @@ class NanoServingEngine:
         tokenizer: Tokenizer | None = None,
         **options: Any,
     ) -> None:
-        """From a model in memory. `options` are those of EngineOptions."""
+        """Build from a model in memory, with the options of EngineOptions."""
         given = engine_options(**options)
         if processes_for(config, given) > 1:
             raise ValueError("tensor_parallel_size is for a model in files: each process reads its own part")
@@ -48,7 +48,7 @@ class NanoServingEngine:
 
     @classmethod
     def from_pretrained(cls, model: str | Path = BUNDLED, **options: Any) -> "NanoServingEngine":
-        """From a directory in Hugging Face layout or a repository on the hub; by default the bundled model."""
+        """Load a directory in Hugging Face layout or a repository of the hub; by default the bundled model."""
         engine = cls.__new__(cls)
         engine._open(located(engine_options(model=str(model), **options))[0])
         return engine
@@ -105,7 +105,7 @@ class NanoServingEngine:
         return self.parts.core.abort(request)
 
     def get_stats(self) -> dict[str, Any]:
-        """Statistics since the engine was made, and its current state."""
+        """Statistics since the engine was created, and its current state."""
         gauges = Gauges.read(self.parts.scheduler)
         return self._totals.report(gauges) | extra_totals(gauges)
 

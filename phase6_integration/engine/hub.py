@@ -22,7 +22,7 @@ PATTERNS = ["*.json", "*.safetensors", "*.jinja"]  # no code, no pickles
 
 def directory_of(model: str, revision: str | None = None, download_dir: str | None = None, what: str = "model") -> Path:
     """The directory or the file of a model, or of its tokenizer, given as such or as the name of a repository on the
-    hub. What is here takes precedence. The log says which of the two was chosen, and the commit. `download_dir`
+    hub. Local files take precedence. The log says which of the two was chosen, and the commit. `download_dir`
     replaces the hub's own cache."""
     directory, is_file = Path(model), is_single_file(model)
     if model and (os.path.isdir(model) or (is_file and os.path.isfile(model))):  # a name may be too long
@@ -40,7 +40,7 @@ def directory_of(model: str, revision: str | None = None, download_dir: str | No
 
 
 def download(model: str, revision: str | None, download_dir: str | None, patterns: list[str], **how: Any) -> Any:
-    """What `snapshot_download` returns of the files of a repository. A ConfigError says in words why there is none."""
+    """The result of `snapshot_download` for a repository. A ConfigError says in words why it failed."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 

@@ -1,4 +1,4 @@
-"""What is known of a model before it is loaded: where its files are, its config, and how many threads suit it."""
+"""A model before it is loaded: the place of its files, its config, and the number of threads that suit it."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ SMALL = 32 << 20  # bytes of weights: such a model gains little from a second th
 
 
 def located(options: EngineOptions) -> tuple[EngineOptions, ModelConfig]:
-    """The options with directories in place of names, and as many threads as suit the model; and its config."""
+    """The options with directories for names and with the threads that suit the model, and the model's config."""
     directory = directory_of(options.model, options.revision, options.download_dir)
     config, tokenizer = config_of(directory), options.tokenizer
     if tokenizer is not None:

@@ -19,7 +19,7 @@ def _never() -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopHooks:
-    """The side of an extra in the engine's process. Hooks that are not set do nothing."""
+    """An extra's side in the engine's process. Hooks that are not set do nothing."""
 
     name: str = ""  # of its messages to and from the HTTP process
     descriptors: Sequence[int] = ()  # an idle engine wakes up when one is readable

@@ -1,4 +1,4 @@
-"""EngineOptions: the settings of an engine, checked once, before anything is loaded. Those of extras are in theirs."""
+"""EngineOptions: the settings of an engine, checked once, before anything is loaded. Extras have their own."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ _model = text("a directory, a GGUF file or the name of a repository")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """The settings of an engine. None means: chosen from the model and the machine."""
+    """The settings of an engine. None: chosen from the model and the machine."""
 
     model: str = field(default=str(BUNDLED), metadata={"check": _model})  # a directory, a GGUF file, a repository
     revision: str | None = option(
@@ -119,11 +119,11 @@ class EngineOptions:
 
     @property
     def queued_per_client(self) -> int:
-        """The most requests of one client that may wait. Some places are left to others, whatever it sends."""
+        """The most requests of one client that may wait, so that others find places whatever it sends."""
         return (self.max_num_queued_reqs + 1) // 2
 
     def context(self, claimed: int) -> int:
-        """The context length to serve, given the length that the model claims, if the KV cache has room for it."""
+        """The context length to serve, given the model's own, if the KV cache has room for it."""
         return min(claimed, MAX_CONTEXT) if self.max_model_len is None else self.max_model_len
 
     def running(self, on_gpu: bool) -> int:

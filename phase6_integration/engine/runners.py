@@ -1,4 +1,4 @@
-"""Runners of an engine: made of a model, its sampler and a pool, with the steps that a GPU records before it serves."""
+"""Makes an engine's runner from a model, its sampler and a pool, with the steps that a GPU records before it serves."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from phase6_integration.engine.connect_engine import record_pieces, touch
 
 
 class Computing(NamedTuple):
-    """What computes: a model with its sampler, over keys and values of this layout."""
+    """A model with its sampler, and the layout of its keys and values."""
 
     model: Model
     sampler: Sampler
@@ -24,7 +24,7 @@ class Computing(NamedTuple):
 
 
 class RecordedSteps(NamedTuple):
-    """Which steps are recorded. All others are launched kernel by kernel."""
+    """The steps to record. All others are launched kernel by kernel."""
 
     sizes: Sequence[int] = ()  # requests of a decode step
     counts: Sequence[int] = ()  # tokens of a step in pieces

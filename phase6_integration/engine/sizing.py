@@ -1,4 +1,4 @@
-"""How much memory an engine takes, and how many KV pages fit beside that: the largest step is run to measure it."""
+"""Sizing: runs the largest step to measure an engine's memory, and computes how many KV pages fit beside it."""
 
 import gc
 from collections.abc import Callable, Sequence
@@ -95,7 +95,7 @@ def graph_bytes(computing: Computing, recorded: RecordedSteps, context: int) -> 
 
 
 def unreserved_bytes() -> int:
-    """The memory of the GPU that torch has not reserved. What a recorded step needs stays reserved for it."""
+    """The GPU memory that torch has not reserved. A recorded step's memory stays reserved."""
     torch.cuda.empty_cache()
     return torch.cuda.mem_get_info()[0]
 
@@ -150,7 +150,7 @@ def peak_bytes(work: Callable[[], None], device: torch.device) -> int:
 
 
 def _reset_peak() -> int:
-    """Reset the process's peak memory; return its memory now, or its old peak where that cannot be reset."""
+    """Reset the process's peak memory. Return its memory now, or the old peak if it cannot be reset."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:

@@ -34,7 +34,7 @@ class Totals(CoreObserver):
                 self._add("e2e", [times.e2e])
 
     def _add(self, name: str, times: Sequence[float | None]) -> None:
-        """Add times of a request, of which one that it did not come to is None."""
+        """Add the times of a request; a time that it did not reach is None."""
         seconds = [time for time in times if time is not None]
         count, total = self._times[name]
         self._times[name] = count + len(seconds), total + sum(seconds)

@@ -1,7 +1,7 @@
 """Warm-up: the steps that compile every kernel variant that serving can launch, before the engine is ready.
 
 A kernel is compiled once for each set of constants. Those of the model and the pool are the same in every step; these
-batches go through the others: new tokens of a sequence by power of two, alone and beside a chunk, behind a context that
+batches go through the others: new tokens of a sequence by power of two, alone and beside a chunk, after a context that
 is split, and every kind of sampling.
 """
 
@@ -34,7 +34,7 @@ DRAWS = (
 
 
 def warmup_pages(page_size: int) -> int:
-    """The pages that the largest of these batches takes."""
+    """The number of pages that the largest of these batches takes."""
     return 2 * -(-CONTEXT // page_size) + len(DRAWS) + len(sampling_kinds())
 
 

@@ -84,7 +84,7 @@ class LoadTest:
 
 
 class Script(NamedTuple):
-    """A session that is ready. Its first request is written, so that this takes no time from the measurement."""
+    """A session that is ready: its first request is already written, outside of the measurement."""
 
     time: float | None
     first: bytes

@@ -29,7 +29,7 @@ class ConnectionLostError(OSError):
 
 
 class Connection(asyncio.Protocol):
-    """One exchange after the other."""
+    """Exchanges, one after the other."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.open = False
@@ -105,7 +105,7 @@ class Connection(asyncio.Protocol):
 
 
 class Pool:
-    """As many connections to one server as are in use at once. The most recently used is reused first."""
+    """Connections to one server, as many as are in use at once. The most recently used is reused first."""
 
     def __init__(
         self, url: str, api_key: str | None, clock: Callable[[], float], tls: ssl.SSLContext | None = None

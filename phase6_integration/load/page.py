@@ -91,7 +91,7 @@ def _plot(title: str, about: str, marks: str, x: Iterable[tuple[float, str]], y:
 
 
 def _cdf(title: str, what: str, seconds: Sequence[float], limit: float | None) -> str:
-    """Which share of them is not longer, over a logarithmic axis."""
+    """The share of values up to each length, over a logarithmic axis."""
     values = sorted(max(value * 1e3, 1e-3) for value in seconds)
     low = math.log10(min(max(values[0], 0.1), limit or math.inf) / 1.1)
     high = math.log10(max(values[-1], limit or 0, 0.1) * 1.1)
@@ -112,7 +112,7 @@ def _cdf(title: str, what: str, seconds: Sequence[float], limit: float | None) -
 
 
 def _timeline(report: Report) -> str:
-    """A line for each request: what it waited for its first token, and its answer."""
+    """A line for each request: its wait for the first token, and its answer."""
     every = -(-len(report.outcomes) // ROWS) or 1
     rows = sorted(report.outcomes, key=lambda outcome: outcome.planned)[::every]
     scale, height = 1000 / max(report.duration, 1e-9), 1000 / max(len(rows), 1)
@@ -137,7 +137,7 @@ def _timeline(report: Report) -> str:
 
 
 def _bars(title: str, unit: str, seconds: float, layers: Sequence[tuple[str, str, Sequence[float]]]) -> str:
-    """Bars over time, one upon the other."""
+    """Stacked bars over time."""
     tops = [*accumulate((heights for _, _, heights in layers), lambda a, b: [x + y for x, y in zip(a, b, strict=True)])]
     most, marks = max(tops[-1]) or 1.0, ""
     for (color, _, heights), top in zip(layers, tops, strict=True):

@@ -36,7 +36,7 @@ class SLO:
 
     @classmethod
     def of(cls, pairs: Sequence[str]) -> "SLO":
-        """From `ttft:500` and the like."""
+        """Read `ttft:500` and the like."""
         limits: dict[str, float] = {}
         for pair in pairs:
             name, _, value = pair.partition(":")
@@ -59,7 +59,7 @@ class SLO:
         return bool(self.given.keys() - {"e2el"})
 
     def kept(self, outcome: Outcome) -> bool:
-        """Whether a request kept all limits. A latency that it lacks, such as the TPOT of one token, is kept."""
+        """Whether a request kept all limits. A latency that it lacks, such as the TPOT of one token, counts as kept."""
         itl = outcome.itl
         values = {
             "ttft": outcome.ttft,
@@ -98,13 +98,13 @@ class Report:
     slo: SLO
 
     def as_json(self) -> dict[str, Any]:
-        """One flat object. The names are vLLM's, except `seed`, `total_cached_tokens` and those of the lateness."""
+        """One flat object. The names are vLLM's, except `seed`, `total_cached_tokens` and the lateness."""
         names = [name for name in self.__slots__ if name not in ("latencies", "errors", "outcomes", "start", "slo")]
         figures = {name: getattr(self, name) for name in names} | self.latencies
         return figures | {"request_rate": "inf" if math.isinf(self.request_rate) else self.request_rate}
 
     def table(self) -> RenderableType:
-        """For people."""
+        """A table for people."""
         counts, times = Table.grid(padding=(0, 2, 0, 0)), Table(box=None, pad_edge=False, header_style="dim")
         counts.add_column()
         counts.add_column(justify="right")
@@ -145,7 +145,7 @@ class Report:
 
     @property
     def late(self) -> str:
-        """What to tell of a client that did not keep its schedule: more than a tenth of what it measured."""
+        """A warning if the client was behind its schedule by more than a tenth of what it measured."""
         late, seen = self.latencies["p90_lateness_ms"], self.latencies["p50_ttft_ms"] or self.latencies["p50_e2el_ms"]
         if not late or not seen or late < 0.1 * seen:
             return ""

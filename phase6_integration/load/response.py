@@ -11,8 +11,8 @@ import msgspec
 class Outcome:
     """One finished request. Times are seconds on the client's clock; token counts are from the server's usage.
 
-    Latencies count from the plan, so that a request that waited in the client has waited: a late one would hide what
-    made it late. They end with the last text, as vLLM's do, and not with the usage behind it."""
+    Latencies count from the plan, so that a request that waited in the client has waited: a late start would hide what
+    made it late. They end with the last text, as vLLM's do, not with the usage after it."""
 
     planned: float
     ended: float
@@ -95,7 +95,7 @@ NOT_ONE = msgspec.DecodeError, UnicodeDecodeError, RecursionError  # what is no 
 
 
 def on_one_line(words: str) -> str:
-    """What a server says, of a length and with characters that a terminal can show."""
+    """A server's words, shortened, with only characters that a terminal can show."""
     return "".join(character if character.isprintable() else " " for character in words[:500])
 
 
@@ -127,7 +127,7 @@ class Response:
                 self._event(line[5:].strip(), now)
 
     def outcome(self, ended: float, error: str | None = None) -> Outcome:
-        """The result, once the response has ended, or was ended by an error of the connection."""
+        """The result, once the response has ended or the connection has failed."""
         if error is not None:
             self._error = error
         elif self.status != 200 or not self.streamed:
@@ -176,7 +176,7 @@ class Response:
             self._error = f"answered {self.status}: {self._error or 'no reason given'}"
 
     def _take(self, chunk: _Chunk) -> bool:
-        """Whether it has any text, or reasoning."""
+        """Take one event. Return whether it has any text or reasoning."""
         if chunk.usage is not None:
             self._usage = chunk.usage
         if chunk.error is not None:

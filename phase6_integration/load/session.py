@@ -1,4 +1,4 @@
-"""A session of the load: one request, or several of which each follows the answer to the one before."""
+"""A session of the load: one request, or several, each sent after the answer to the one before."""
 
 import random
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ FIRST, LAST = 300, 3999  # the range of prompt token ids: words in every usual v
 
 
 class Turn(NamedTuple):
-    """One request: what its prompt adds to the turns before and their answers, as token ids or as text."""
+    """One request: the part of its prompt that is new after earlier turns and answers, as token ids or as text."""
 
     prompt: list[int] | str
     max_tokens: int
@@ -16,7 +16,7 @@ class Turn(NamedTuple):
 
 
 class Session(NamedTuple):
-    """Requests of which each follows the answer to the one before. Most sessions are one request."""
+    """Requests, each sent after the answer to the one before. Most sessions have one."""
 
     time: float | None  # seconds after the start; None: as soon as concurrency permits
     turns: Sequence[Turn]

@@ -1,7 +1,7 @@
 """Read a trace from a file: requests as Mooncake publishes them, or conversations as ShareGPT's are.
 
 Mooncake: {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, ...]} a line, the time in
-milliseconds; an id names the content of 512 tokens, so prompts share prefixes as those of the trace do. ShareGPT:
+milliseconds; an id names the content of 512 tokens, so prompts share prefixes as in the trace. ShareGPT:
 {"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}, ...]}, or {"messages": [{"role":
 "user", "content": "..."}, ...]}, in a list or a line each. The answers say how long the server's are to be.
 """
@@ -47,7 +47,7 @@ def read(path: str, rng: random.Random) -> Iterator[Session]:
 
 
 def _entries(path: str) -> Iterator[tuple[int, Any]]:
-    """Of a list, or one a line."""
+    """The entries of a JSON list, or one per line."""
     number = 0
     with Path(path).open(encoding="utf-8") as file:
         try:
@@ -65,7 +65,7 @@ def _entries(path: str) -> Iterator[tuple[int, Any]]:
 
 
 def _request(entry: Mapping[str, Any], shared: list[int], rng: random.Random) -> Session:
-    """One of Mooncake's. What its blocks do not cover is its own."""
+    """A request of Mooncake's. The tokens that its blocks do not cover are its own."""
     length, answer, time = entry["input_length"], entry["output_length"], entry.get("timestamp")
     if min(length, answer) < 1 or not isinstance(length + answer, int) or not 0 <= (time or 0) < math.inf:
         raise ValueError

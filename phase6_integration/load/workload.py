@@ -1,4 +1,4 @@
-"""Workload: the sessions of a run: when each begins, its prompts and the lengths of its answers."""
+"""Workload: the sessions of a run, each with its start, its prompts and the lengths of its answers."""
 
 import math
 import random
@@ -65,7 +65,7 @@ class Workload:
         check_fields(self)
 
     def sessions(self) -> list[Session]:
-        """All of them, in the order of their times. ValueError if the trace is not what it should be."""
+        """All sessions, in the order of their times. ValueError if the trace is malformed."""
         rng = random.Random(self.seed)
         if self.trace is None:
             made = [Session(None, list(self._turns(rng, index))) for index in range(self.num_prompts or DEFAULT)]

@@ -46,16 +46,16 @@ class Observer:
     A method that an observer does not define does nothing."""
 
     def stepped(self, update: Update, prompt_tokens: int, cached_tokens: int) -> None:
-        """The engine has run a step. The counts are of the prompts whose first output token it drew."""
+        """The engine has run a step. The counts are for the prompts whose first output token it drew."""
 
     def finished(self, stream: OutputStream, output: Output, reason: FinishReason) -> None:
         """A completion, one of the outputs of its stream, has finished."""
 
     def received(self, message: SideMessage) -> None:
-        """An extra in the engine process has sent this."""
+        """An extra in the engine process has sent a message."""
 
     def ended(self) -> None:
-        """The engine's process has failed, or is about to end: nothing more comes from it."""
+        """The engine's process has failed or is about to end, and sends nothing more."""
 
 
 class AsyncEngine:
@@ -165,7 +165,7 @@ class AsyncEngine:
         return stream
 
     def abort(self, stream: OutputStream) -> None:
-        """Abort the completions of a request, of which some may have finished."""
+        """Abort the completions of a request that have not finished."""
         for output in stream.outputs:
             self._finish_early(output, FinishReason.ABORT)
 
@@ -228,7 +228,7 @@ class AsyncEngine:
             observer.stepped(update, prompt_tokens, cached_tokens)
 
     def _add_token(self, output: Output, stream: OutputStream, progress: Progress, token: int, at: float) -> None:
-        """Make text of a token. A stop string is found here, and then the engine is notified."""
+        """Turn a token into text. A stop string is found here; the engine is then notified."""
         if progress.more is not None and self.details is not None:
             output.details = output.details or self.details()
             output.details.add(progress.more)

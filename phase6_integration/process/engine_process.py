@@ -121,7 +121,7 @@ class Loop:
         self._requests[request.id] = self._unannounced[request.id] = request
 
     def _update(self, step: Step) -> Update:
-        """The message about a step: requests that were admitted, tokens, requests that ended, and the gauges."""
+        """The message about a step: admitted requests, tokens, ended requests, and the gauges."""
         progress = self._admitted(step)
         for request, token, reason, more in step.events:
             error = None if reason is None else request.error
@@ -138,7 +138,7 @@ class Loop:
         return next((said for hooks in self.hooks if (said := hooks.report(request, token, more)) is not None), None)
 
     def _admitted(self, step: Step) -> list[Progress]:
-        """Requests that were admitted in this step. The first slice starts after the cached part of the prompt."""
+        """The requests admitted in this step. The first slice starts after the cached part of the prompt."""
         admitted = []
         for request, start, _, _ in step.batch if self._unannounced else ():
             if self._unannounced.pop(request.id, None) is not None:
@@ -147,7 +147,7 @@ class Loop:
 
 
 class LoadedEngine(NamedTuple):
-    """What a factory returns: an engine, ready to run."""
+    """An engine that a factory has made, ready to run."""
 
     core: EngineCore[Scheduler, Any]
     ready: Ready

@@ -34,8 +34,8 @@ class LoadModel(msgspec.Struct, tag=True, frozen=True):
 
 
 class EngineRequest(msgspec.Struct, tag=True, frozen=True):
-    """To the engine: generate n completions of each prompt. Completion i is sample i % n of prompt i // n. What they
-    share is checked, sent and kept once."""
+    """To the engine: generate n completions of each prompt. Completion i is sample i % n of prompt i // n. Shared
+    parts are checked, sent and kept once."""
 
     id: str  # `{id}-{number}` names a completion, and must be unique among unfinished ones
     prompts: list[tuple[int, ...]]
@@ -63,7 +63,7 @@ class EngineRequest(msgspec.Struct, tag=True, frozen=True):
         return len(self.prompts[prompt]), self.lengths[prompt]
 
     def completion(self, number: int) -> Request:
-        """A completion as the scheduler takes it. Sample i of a seeded request has the seed + i."""
+        """A completion for the scheduler. Sample i of a seeded request has the seed + i."""
         prompt, sample = divmod(number, self.n)
         seed = self.params.seed
         if seed is not None:
@@ -85,7 +85,7 @@ class Ping(msgspec.Struct, tag=True, frozen=True):
 
 
 class SideMessage(msgspec.Struct, tag=True, frozen=True):
-    """To or from the engine: a message of an extra to its other side. If that side is not there, it is ignored."""
+    """To or from the engine: an extra's message to its other side. It is ignored if that side is missing."""
 
     name: str  # of the extra
     body: bytes
@@ -224,7 +224,7 @@ class Channel:
                 return []
 
     def watch(self, descriptor: int, then: Callable[[], object] | None = None) -> None:
-        """Wake up in `receive` when another descriptor is readable, too, and call `then`."""
+        """Have `receive` also wake up and call `then` when another descriptor is readable."""
         self._selector.register(descriptor, selectors.EVENT_READ, then)
 
     def fileno(self) -> int:

@@ -23,7 +23,7 @@ JOINED = 256  # tokens: unread chunks are joined up to this length
 
 
 class Details(Protocol):
-    """What an extra keeps of one output beside its text."""
+    """An extra's data about one output, beside its text."""
 
     def add(self, more: bytes) -> None:
         """Add the bytes that the engine's side of the extra sent with the next token."""
@@ -88,7 +88,7 @@ class Output:
 
     @property
     def stop_reason(self) -> str | int | None:
-        """The stop string or stop token that ended it."""
+        """The stop string or stop token that ended the output."""
         return self._transcript.stop_reason
 
     def append(self, token: int, reason: FinishReason | None, at: float) -> Chunk | None:

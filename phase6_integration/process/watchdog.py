@@ -46,7 +46,7 @@ class Watchdog:
 
     @property
     def silence(self) -> float:
-        """Seconds since the last message, or since one was to be expected."""
+        """Seconds since the last message, or since one was due."""
         return time.monotonic() - self._since
 
     def stop(self) -> None:

@@ -1,1 +1,1 @@
-"""What commands need of an engine beside the server: checks of the machine, and how far kernels are compiled."""
+"""Helpers of commands beside the server: checks of the machine, and the progress of compiling kernels."""

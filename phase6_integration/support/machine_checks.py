@@ -1,4 +1,4 @@
-"""Checks of a machine: what it has for an engine, whether the bundled model answers on it, and what to do if not."""
+"""Checks of a machine: its fitness for an engine, whether the bundled model answers on it, and advice if not."""
 
 import os
 import shutil
@@ -39,7 +39,7 @@ class Finding:
 
 
 class Problem(Exception):  # noqa: N818
-    """What a check has found wrong."""
+    """A fault that a check has found."""
 
     def __init__(self, words: str, advice: str, state: State = State.WARNING) -> None:
         super().__init__(words)
@@ -113,7 +113,7 @@ def check_gpu(machine: Machine) -> str:
 
 
 def check_triton(versions: dict[str, str], headers: Path | None = None) -> str:
-    """Whether Triton can launch a kernel: at the first use it compiles a launcher in C, against Python's headers."""
+    """Whether Triton can launch a kernel: on first use it compiles a launcher in C, against Python's headers."""
     headers = headers or Path(sysconfig.get_path("include"))
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     missing = {
@@ -155,7 +155,7 @@ def check_model() -> str:
 
 
 def check_kernels() -> str:
-    """How a model is computed unless a flag says otherwise, and whether its kernels are kept for the next start."""
+    """The default way to compute a model, and whether its kernels are kept for the next start."""
     import torch
 
     from phase2_prefill_decode.connect import kernel_cache

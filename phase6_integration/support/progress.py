@@ -1,4 +1,4 @@
-"""Progress: shows how far the kernels are compiled, which the engine logs while it loads."""
+"""Progress: shows how far the engine, while it loads, has compiled the kernels."""
 
 import logging
 from collections.abc import Callable, Iterator

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-untyped-calls, disable-error-code="misc,no-any-return"
-"""`jit`: Triton's, for kernels that the host launches many times a step.
+"""`jit`: Triton's, for kernels that the host launches many times per step.
 
 To choose the compiled variant of a launch, Triton binds the arguments, looks at each of them and serializes what it
 found, which takes most of the host's time. A kernel of this module remembers the variants that it has launched.
@@ -26,7 +26,7 @@ class LaunchedFunction(JITFunction):
         self._keyed = [number for number, param in enumerate(self.params) if not param.do_not_specialize]
 
     def run(self, *args, grid, warmup, **constants):
-        """Launch the kernel. `args` are its first parameters, `constants` the others and options of the compiler."""
+        """Launch the kernel. `args` are its first parameters; `constants` the others and the compiler's options."""
         active = driver.active
         device = active.get_current_device()
         keyed = [getattr(args[number], "dtype", args[number]) for number in self._keyed if number < len(args)]
@@ -58,7 +58,7 @@ def all_aligned(args: Sequence[Any], pointers: Sequence[int]) -> bool:
 
 
 def jit(**options: Any) -> Callable[[Callable[..., Any]], JITFunction]:
-    """Decorate a kernel that the host launches. `options` are those of `triton.jit`."""
+    """Decorate a kernel that the host launches, with the options of `triton.jit`."""
     if knobs.runtime.interpret:
         return triton_jit(**options)
     return lambda function: LaunchedFunction(function, **options)

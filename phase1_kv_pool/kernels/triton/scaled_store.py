@@ -14,7 +14,7 @@ LOWEST_BITS = tl.constexpr(int(torch.tensor(LOWEST_PEAK).view(torch.int32)))  # 
 
 @triton.jit
 def store_scaled(side, scales, row, first, second, half: tl.constexpr):
-    """`store_heads`, unless scales [pages, kv_heads, page_size] are None after `quantize` of `phase1_kv_pool.layer`."""
+    """`store_heads`; with scales [pages, kv_heads, page_size], first `quantize` as `phase1_kv_pool.layer` does."""
     if scales is not None:
         dtype: tl.constexpr = side.dtype.element_ty
         highest: tl.constexpr = INT8 if dtype == tl.int8 else FLOAT8
@@ -27,7 +27,7 @@ def store_scaled(side, scales, row, first, second, half: tl.constexpr):
 
 @triton.jit
 def peak(x):
-    """The bits of the largest number of each row: those of a number that is not finite are above all others."""
+    """The bits of the largest magnitude in each row; the bits of NaN and infinity exceed all others."""
     return tl.max(x.to(tl.float32).to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1)
 
 

@@ -1,1 +1,1 @@
-"""The Triton kernels, and what launches them."""
+"""The Triton kernels and their launchers."""

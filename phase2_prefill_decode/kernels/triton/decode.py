@@ -61,7 +61,7 @@ def decode_kernel(
     tile: tl.constexpr,  # tokens loaded at once
     window: tl.constexpr,
 ):
-    """Each program computes splits of any sequences, one after the other, for one group of heads."""
+    """Each program computes splits, one after the other and of any sequence, for one group of heads."""
     kv_head, row, dim = tl.program_id(0), tl.arange(0, rows), tl.arange(0, block_dim)
     q_offsets = row // group * kv_heads * group + kv_head * group + row % group  # from the sequence's first row
     for number in range(tl.program_id(1), tl.load(cu_splits + sequences), tl.num_programs(1)):
@@ -159,7 +159,7 @@ def tiling(head_dim: int, itemsize: int, rows: int, tuning: Tuning, in_8_bits: b
 
 
 def join_constants(heads: int, head_dim: int, queries: int) -> dict[str, int]:
-    """The constants that join_kernel is compiled for. `rows` divides the number of heads."""
+    """The compile-time constants of join_kernel. `rows` divides the number of heads."""
     shape = {"heads": heads, "head_dim": head_dim, "block_dim": block(head_dim), "queries": queries}
     return {**shape, "rows": gcd(heads, max(JOINED // block(head_dim), 1)), "at_once": AT_ONCE}
 
@@ -177,7 +177,7 @@ def programs_at_once(device: torch.device, tiles: Tiling, head_dim: int, itemsiz
 
 
 class DecodePlan(NamedTuple):
-    """What the launches of all layers of a kind have in common in a step."""
+    """The plan of a step, shared by the launches of all layers of a kind."""
 
     splits: Splits
     parts: Tensor  # one layer after the other

@@ -2,7 +2,7 @@
 """The draw of a token from each row of logits on a GPU, in four launches, each with a grid of shapes alone.
 
 maxima   the largest logit of each block of tokens
-bound    the peak of each row, the token of a greedy one, and for filters a bound on what they keep
+bound    the peak of each row, the token of a greedy one, and for filters a bound on the tokens that they keep
 scan     a row without filters: the race inside each tile. With filters: the tokens above the bound, the candidates
 choose   the winner over all tiles, or the filters and the race over the candidates
 
@@ -91,7 +91,7 @@ def start_of(keys, positions, row):
 
 @triton.jit
 def filters_of(top_k, top_p, row, vocab):
-    """k, 0 if it removes nothing, and p."""
+    """k, or 0 if it removes nothing, and p."""
     k = tl.load(top_k + row)
     return tl.where(k < vocab, k, 0), tl.load(top_p + row)
 
@@ -240,7 +240,7 @@ def filtered(
     x, chosen, count, low, top, k, p, total, peak, scale, least, start,
     is_chosen: tl.constexpr, shift: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
-    """The token that wins among those that the filters keep, of the candidates or (not is_chosen) of the whole row."""
+    """The winner among the tokens that the filters keep: of the candidates or, if not is_chosen, of the whole row."""
     if k > 0:
         low = search(x, chosen, count, low, top, k, peak, scale, least, is_chosen, True, shift, tile)
         if p < 1:
@@ -279,7 +279,7 @@ def search(
 def summed(
     x, chosen, count, low, peak, scale, least, is_chosen: tl.constexpr, counting: tl.constexpr, tile: tl.constexpr
 ):
-    """How many numbers reach `low`, or the sum of their weights as whole numbers."""
+    """The count of numbers that reach `low`, or the sum of their weights as whole numbers."""
     sums = tl.zeros([tile], tl.int64)
     for first in range(0, count, tile):
         if counting:
@@ -295,7 +295,7 @@ def summed(
 def weights_from(
     x, chosen, first, count, low, peak, scale, least, is_chosen: tl.constexpr, tile: tl.constexpr
 ):  # fmt: skip
-    """Ids and weights of the next tokens; 0 for those below `low` or `least`."""
+    """Ids and weights of the next tokens; the weight is 0 below `low` or `least`."""
     token, number = numbers_from(x, chosen, first, count, is_chosen, tile)
     weight = weigh(number, peak, scale)
     return token, tl.where((number >= number_of(low)) & (weight >= least), weight, 0.0)

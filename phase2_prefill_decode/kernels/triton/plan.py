@@ -21,7 +21,7 @@ ROWS = 16  # the smallest that tensor cores compute
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The blocks of a step, and the maxima of its short sequences."""
+    """The blocks of a step's long sequences, and the maxima of its short ones."""
 
     blocks: NDArray[np.int32]  # [blocks, 2]: a long sequence, the first new token of the block; most work first
     queries: int  # the most new tokens of a short sequence, rounded up to a power of two; 0: none

@@ -37,7 +37,7 @@ def splits_kernel(
     window: tl.constexpr,
     at_once: tl.constexpr,
 ):
-    """Each program lists the splits of one sequence, after those of all sequences before it."""
+    """Each program lists the splits of one sequence, after the splits of all earlier sequences."""
     sequence = tl.program_id(0)
     number = 0  # its first split
     for first in range(0, sequence, at_once):
@@ -90,7 +90,7 @@ class Splits(NamedTuple):
 
 
 def constants(kv_heads: int, queries: int, chunk: int, tile: int, window: int | None) -> dict[str, Any]:
-    """The constants that splits_kernel is compiled for."""
+    """The compile-time constants of splits_kernel."""
     max_splits = 1 << max(PROGRAMS // kv_heads, 1).bit_length() - 1
     shape = {"queries": queries, "chunk": chunk, "max_splits": max_splits, "tile": tile, "window": window}
     return {**shape, "at_once": AT_ONCE}

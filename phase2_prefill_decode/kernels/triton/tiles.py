@@ -35,7 +35,7 @@ def walk(
 ):  # fmt: skip
     """Attend to the keys from `begin`, a multiple of `tile`, to `end`. Return m_i, l_i and acc, see `accumulate`.
 
-    Scales [pages, kv_heads, page_size] are None unless keys and values are of 8 bits: a score counts times its key's.
+    Scales [pages, kv_heads, page_size] are None unless keys and values have 8 bits. A key's scale multiplies its score.
     """
     # region exercise 2.15
     dim = tl.arange(0, block_dim)
@@ -110,7 +110,7 @@ class Tiling(NamedTuple):
 def constants(
     heads: int, kv_heads: int, page_size: int, head_dim: int, tiles: Tiling, window: int | None
 ) -> dict[str, int | None]:
-    """The constants that both kernels are compiled for."""
+    """The compile-time constants of both kernels."""
     return {
         "kv_heads": kv_heads,
         "group": heads // kv_heads,  # query heads per KV head

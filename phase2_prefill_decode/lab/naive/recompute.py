@@ -23,7 +23,7 @@ Generate = Callable[[Engine[Any], list[int], int], list[int]]
 
 # region generate
 def recomputed(engine: Engine[Any], tokens: list[int], count: int) -> list[int]:
-    """Every token is the first one of a new request, with all tokens before it for a prompt."""
+    """Every token is the first output of a new request whose prompt is all tokens before it."""
     params = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
     for _ in range(count):
         [answer] = engine.generate([tokens], params)
