@@ -1,4 +1,4 @@
-"""Slice, Batch and Event: what a step computes and what it yields. Prefill, decode and chunk are all slices."""
+"""Slice, Batch and Event: the work of a step, and its results. Prefill, decode and chunk are all slices."""
 
 from collections.abc import Collection, Iterator, MutableSequence, Sequence
 from dataclasses import dataclass, field

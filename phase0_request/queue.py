@@ -1,4 +1,4 @@
-"""SequenceState: what a scheduler keeps for a request. RequestQueue: requests in the order in which it serves them."""
+"""SequenceState: a scheduler's record of a request. RequestQueue: requests in the order in which it serves them."""
 
 import bisect
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ class WaitHandle(Protocol):
 
 @dataclass(slots=True, eq=False)
 class SequenceState:
-    """What a scheduler knows of a live request, from its submission until it has ended and nothing of it is in flight.
+    """A scheduler's record of a live request, from its submission until it has ended with nothing in flight.
 
     A slice counts here as soon as it is scheduled, and in the request itself once it is committed. So the scheduler can
     plan a step while another is on the device:
@@ -51,7 +51,7 @@ class SequenceState:
         self.reset()
 
     def reset(self, capacity: int = 0) -> None:
-        """Count again from what the request has computed, with nothing in flight."""
+        """Count again from the request's computed tokens, with nothing in flight."""
         request = self.request
         self.num_scheduled, self.num_tokens, self.in_flight = request.computed, request.total, 0
         self.blocked_by = None

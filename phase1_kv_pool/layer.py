@@ -2,7 +2,7 @@
 
 An 8-bit page takes about half the bytes of a bfloat16 page, so a pool of the same size holds nearly twice the tokens,
 and attention reads half as much. For each token and KV head, the key has a scale and the value has one, taken from the
-largest number. So what is stored for a token depends on no other token, no later token changes it, and nothing needs
+largest number. So a token's stored numbers depend on no other token, no later token changes them, and nothing needs
 sample data for calibration. A head with a few large numbers costs the others no precision.
 """
 

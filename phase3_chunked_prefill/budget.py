@@ -77,7 +77,7 @@ class StepPlan(Batch):
         """Split a step between `num_decodes` decodes and prompts with these `pending` lengths.
 
         Decodes come first, and leave `prompt_floor` tokens if prompts are pending. Of the rest, short prompts reserve
-        what they can use, up to half.
+        as much as they can use, up to half.
         """
         decodes = min(num_decodes, limits.max_batched_tokens - (limits.prompt_floor if pending else 0))
         left = limits.max_batched_tokens - decodes

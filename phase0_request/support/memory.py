@@ -17,7 +17,7 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def free_on_cpu(root: Path = Path("/")) -> int | None:
-    """The minimum of the machine's available memory and what the control groups of this process allow.
+    """The minimum of the machine's available memory and the limits of this process's control groups.
 
     In a container /proc/meminfo shows the memory of the whole machine; the limit of the container is in its cgroup.
     """

@@ -27,7 +27,7 @@ class DrawRow(NamedTuple):
 
 
 class Work:
-    """The work of a processor in one step. A subclass overrides what it needs."""
+    """The work of a processor in one step. A subclass overrides the methods that it needs."""
 
     rows: Sequence[int] = ()  # tokens of the step whose final hidden states it needs
 
@@ -48,7 +48,7 @@ class Work:
         return logits
 
     def collect(self, logits: Tensor, tokens: Tensor, hidden: Tensor) -> None:
-        """Take what it needs, on the device, and start to copy that to the host.
+        """Take the results that it needs, on the device, and start to copy them to the host.
 
         logits: [draws, vocab], the model's own; tokens: [draws]; hidden: [its `rows`, hidden_size].
         """

@@ -1,7 +1,7 @@
 """PackedStep: one step as lists of integers on the host. `StepTensors` is the same step on the device.
 
 The tokens of all slices are in one row, without padding. One copy takes all lists to the device. `DeviceState` adds
-what is there already: page tables, and tokens that the host has not seen yet.
+the data that is there already: page tables, and tokens that the host has not seen yet.
 """
 
 from collections.abc import Sequence

@@ -30,7 +30,7 @@ class BrokenError(RuntimeError):
 
 
 class LoadShedding:
-    """Adapts the token budget of steps to what the engine can compute. A step that fails through no request's fault
+    """Adapts the token budget of steps to the engine's capacity. A step that fails through no request's fault
     halves it; steps that succeed double it again, up to its original size. FAILED_STEPS in a row raise BrokenError."""
 
     def __init__(self, scheduler: Scheduler) -> None:

@@ -122,7 +122,7 @@ class Progress(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Update(msgspec.Struct, tag=True, frozen=True):
-    """From the engine, after each step: what has happened since the previous update, in order."""
+    """From the engine, after each step: all events since the previous update, in order."""
 
     at: float
     seconds: float  # duration of the step

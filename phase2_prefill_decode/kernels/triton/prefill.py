@@ -2,10 +2,10 @@
 """Prefill attention: the kernel for prompts and for chunks of prompts.
 
 A program takes a block of a sequence's new tokens, with all heads of a group, and walks once over the keys that any of
-them sees. What it loads serves up to 128 rows, which keeps the tensor cores busy: prefill is compute-bound. There is no
+them sees. Each load serves up to 128 rows, which keeps the tensor cores busy: prefill is compute-bound. There is no
 need to split the keys, because a prompt has enough blocks. `plan` lists the blocks.
 
-Nearly all keys of a chunk behind a long context precede all of its queries. These tiles need no mask, neither causal
+Nearly all keys of a chunk after a long context precede all of its queries. These tiles need no mask, neither causal
 nor for the length. Masks remain for the diagonal, and for windows, which are short.
 """
 
@@ -85,7 +85,7 @@ def prefill_kernel(
 
 @cache
 def tiling(head_dim: int, itemsize: int, group: int, in_8_bits: bool = False) -> Tiling:
-    """The tiling of a block, with rows for at least one new token. `itemsize` is that of queries; keys and values in
+    """The tiling of a block, with rows for at least one new token. `itemsize` is the queries'; keys and values in
     8 bits take more registers: they are widened."""
     if itemsize == 4:  # float32 products take more registers and no tensor cores
         tiles = Tiling(32 if head_dim <= 128 else 16, 16, 8, 1 if in_8_bits else 2, maxnreg=255)
