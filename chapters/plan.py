@@ -8,7 +8,10 @@ from pathlib import Path
 
 CHAPTERS = Path(__file__).parent
 WORDS_A_MINUTE = 200
-_UNREAD = re.compile(r"^ *```.*?^ *```|<details>.*?</details>|<!--.*?-->|\]\([^)]*\)", re.MULTILINE | re.DOTALL)
+_UNREAD = re.compile(
+    r"^ *```.*?^ *```|<details>\n<summary>(?!What was measured).*?</details>|<!--.*?-->|\]\([^)]*\)",
+    re.MULTILINE | re.DOTALL,
+)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import nbformat
 import pytest
 
 from chapters import charts
+from chapters.claims import ClaimError
 from chapters.cli import main as chapters
 from chapters.course import Course
 from chapters.drawings.catalog import DRAWINGS
@@ -18,6 +19,7 @@ from chapters.exercises import answer_lines, every, load
 from chapters.ledger import ENTRIES, FIGURE
 from chapters.notebooks import NotebookError, execute
 from chapters.plan import PAGES
+from chapters.predictions import MARK, asked
 
 ROOT = Path(__file__).parent.parent
 CHAPTERS = ROOT / "chapters"
@@ -96,6 +98,29 @@ def test_the_plan_has_every_page_and_five_evenings_of_12_to_15_hours() -> None:
     assert {page.name[:2] for page in there if page.evening} == core
     hours = sum(page.hours + (page.minutes / 60 if page in there else 0) for page in PAGES if page.evening)
     assert 12 <= round(hours) <= 15
+
+
+@pytest.mark.parametrize("chapter", range(2, 7))
+def test_a_chapter_asks_for_a_guess_before_it_shows_what_was_measured(chapter: int) -> None:
+    texts = [path.read_text() for path in CHAPTERS.glob(f"{chapter:02d}_*.md")]
+    guesses = [each for text in texts for each in asked(text, CHAPTERS / "results")]
+    assert guesses
+    assert len(guesses) == sum(len(MARK.findall(text)) for text in texts), "a guess is a question and something folded"
+    for each in guesses:
+        assert re.fullmatch(r"\*\*Guess:\*\* .*\?\n", each.question, re.DOTALL), each.key
+        assert each.key not in each.above + each.question, f"{each.key} is told before it is asked"
+        assert "![" in each.folded or f"measured: {each.key} " in each.folded, f"{each.key} is not in what is folded"
+
+
+def test_a_guess_is_about_the_figure_as_it_is_shown() -> None:
+    mark = (
+        "<!-- guess: stall.json#{} -->\n**Guess:** how much?\n\n<details>\n<summary>Shown</summary>\n\nx\n</details>\n"
+    )
+    (gap,) = asked(mark.format("outcomes.whole.worst_gap_ms ,.0f ms"), CHAPTERS / "results")
+    (share,) = asked(mark.format("outcomes.chunk_64.longer .0%"), CHAPTERS / "results")
+    assert (f"{gap.number:,.0f} ms", f"{share.number:.0f}%") == (gap.shown, share.shown)
+    with pytest.raises(ClaimError, match="no number or text at 'nothing'"):
+        asked(mark.format("nothing d"), CHAPTERS / "results")
 
 
 @pytest.mark.parametrize("text", TEXTS, ids=lambda p: p.name)

@@ -22,6 +22,7 @@ from sphinx.application import Sphinx
 from sphinx.project import Project
 
 from chapters.book.pack import CHAPTERS, packages
+from chapters.predictions import MARK, Asked
 from chapters.source import locate
 
 BOOK = Path(__file__).parent
@@ -105,9 +106,13 @@ def caption_listings(app: Sphinx, docname: str, document: nodes.document) -> Non
             caption = to_source(app, docname, path, f"#L-{line}", nodes.Text(f"{path}:{line}"))
             group = nodes.container("", nodes.paragraph("", "", caption), block.deepcopy(), classes=["listing"])
             block.replace_self(group)
-        scene = re.search(r"<!-- scene: (\w+) -->", comment.astext())
+        scene, guess = re.search(r"<!-- scene: (\w+) -->", comment.astext()), MARK.search(comment.astext())
         if scene:
             comment.replace_self(nodes.raw("", f'<div class="scene" data-scene="{scene[1]}"></div>', format="html"))
+        elif guess:
+            asked = Asked.of(guess, BOOK.parent / "results")
+            said = f'data-guess="{asked.key}" data-found="{asked.number:g}" data-shown="{asked.shown}"'
+            comment.replace_self(nodes.raw("", f'<div class="guess" {said}></div>', format="html"))
         else:
             comment.parent.remove(comment)
 

@@ -74,6 +74,23 @@ def test_a_scene_changes_when_a_control_moves(opened, accessible) -> None:
     expect(scene).not_to_have_attribute("data-steps", before or "")
 
 
+def test_a_guess_unfolds_its_figure_and_is_scored_and_kept(opened, accessible) -> None:
+    page = opened("chapters/03_chunked_prefill.html")
+    form, figure = page.locator(".guess-form").first, page.get_by_alt_text("What a chunk size does")
+    expect(figure).to_be_hidden()
+    form.get_by_label("Your guess").fill("1,000,000")
+    form.get_by_role("button", name="Unfold").click()
+    expect(figure).to_be_visible()
+    expect(form).to_contain_text("You said 1000000: ")
+    expect(page.locator(".guess-score")).to_contain_text("0 of 1 within a factor of 2")
+    accessible(page, ".guess-form")
+    page.reload()
+    expect(form).to_contain_text("You said 1000000: ")
+    form.get_by_label("Your guess").fill(page.locator(".guess").first.get_attribute("data-found") or "")
+    form.get_by_role("button", name="Unfold").click()
+    expect(page.locator(".guess-score")).to_contain_text("1 of 1 within a factor of 2")
+
+
 def test_the_model_answers_in_the_tab_as_on_a_server(opened, accessible, serve) -> None:
     page = opened(f"{PLACE}/try.html")
     page.get_by_role("button", name="What is a KV cache?").click()

@@ -12,7 +12,7 @@ function theme() {
 theme();
 new MutationObserver(theme).observe(document.body, { attributeFilter: ["data-theme"] });
 
-const parts = { ".scene": "scene.js", "#exercises-here": "exercises.js", "#try-here": "try.js" };
+const parts = { ".scene": "scene.js", ".guess": "guess.js", "#exercises-here": "exercises.js", "#try-here": "try.js" };
 for (const [selector, module] of Object.entries(parts)) {
   const found = document.querySelectorAll(selector);
   if (found.length) import(`./${module}`).then(({ begin }) => found.forEach(begin));
