@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+import subprocess
 import textwrap
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from chapters.course import Course, CourseError, write_atomically
 from chapters.workspace import back_up
+
+OWN = "workspace/bug/test_bug.py"  # where the reader of a hunt by symptom writes a test
+FILM = (
+    "A film of it: `python -m phase5_continuous.lab explore --bug {id} --film workspace/bug/{id}.jsonl` finds the "
+    "shortest story that shows the bug, and `nanoserve replay workspace/bug/{id}.jsonl -o workspace/bug/{id}.html` "
+    "makes a page of it."
+)
 
 
 @dataclass(frozen=True)
@@ -41,13 +52,13 @@ class Bug:
         """The name of its progress in the stored state."""
         return f"bug {self.id}"
 
-    def planted(self, text: str) -> str:
-        """The text of its file with the bug."""
+    def planted(self, text: str, tells: bool = False) -> str:
+        """The text of its file with the bug. An error quotes the line that is not there only if it `tells`: a reader
+        is looking for it."""
         for edit in self.edit:
             if (times := text.count(edit["before"])) != 1:
-                raise CourseError(
-                    f"bug {self.id}: the text to replace is {times} times in {self.file}:\n{edit['before']}"
-                )
+                why = f"bug {self.id}: the text to replace is {times} times in {self.file}:\n{edit['before']}"
+                raise CourseError(why if tells else f"{self.file} differs from the release: restore it, then plant")
             text = text.replace(edit["before"], edit["after"])
         return text
 
@@ -63,7 +74,10 @@ def _bug(table: dict[str, Any]) -> Bug:
     }
     for name in ("symptom", "explanation"):  # a paragraph is one line: the terminal wraps it
         fields[name] = "\n\n".join(" ".join(part.split()) for part in table[name].split("\n\n"))
-    return Bug(**fields | {"hints": tuple(" ".join(hint.split()) for hint in table["hints"])})
+    film = FILM.format(id=table["id"])
+    return Bug(
+        **fields | {"hints": tuple(film if hint == "film" else " ".join(hint.split()) for hint in table["hints"])}
+    )
 
 
 def every(course: Course) -> tuple[Bug, ...]:
@@ -92,49 +106,124 @@ def folder(course: Course) -> Path:
     return course.workspace / "bug"
 
 
-def files(course: Course) -> dict[str, str]:
-    """The modules of the planted copy, by their names in the checkout."""
+def _names(course: Course) -> dict[str, str]:
+    """The reports and Python files in the folder of the planted bug, with their texts."""
     where = folder(course)
-    return {
-        path.relative_to(where).as_posix(): path.read_text(encoding="utf-8") for path in where.glob("phase*/**/*.py")
-    }
+    paths = (path for path in where.rglob("*") if path.suffix in (".md", ".py"))
+    return {path.relative_to(where).as_posix(): path.read_text(encoding="utf-8") for path in paths}
 
 
-def written_test(course: Course) -> Path:
-    """Where the reader of a hunt by symptom writes a test. In the other grades there is none."""
-    return folder(course) / "test_bug.py"
+def files(course: Course) -> dict[str, str]:
+    """What a checkout with the planted bug holds: its modules under their own names, and beside them what the reader
+    runs, under the names of the workspace."""
+    names = {name: text for name, text in _names(course).items() if name.endswith(".py") and name != "conftest.py"}
+    return {name if name.startswith("phase") else f"workspace/bug/{name}": text for name, text in names.items()}
 
 
-BEGUN = '''"""{about}: write the report as a test. It fails on this code, and passes on the sound one."""
+def in_copy(course: Course, argument: str) -> str:
+    """An argument of a command that runs in such a checkout: a file of workspace/bug/ has its name there."""
+    file, *test = argument.partition("::")
+    path = Path(file).resolve()
+    known = path.suffix == ".py" and path.is_relative_to(folder(course))
+    return course.name(path) + "".join(test) if known else argument
+
+
+BEGUN = '''"""Bug {id}: write the report as a test. It fails on this code, and passes on the sound one.
+
+For example, this is a test of what the pool has when nothing runs:
+
+    from phase1_kv_pool.allocator import PageAllocator
+    assert PageAllocator(4).num_free == 4
+"""
 
 
 def test_bug() -> None:
     raise NotImplementedError
 '''
+ALONE = """import pytest
 
 
-def plant(course: Course, bug: Bug, grade: int) -> None:
-    """Copy the modules of the bug's phase, one of them with the bug. In grade 1 a test is to be written, in the others
-    the reproduction is there."""
-    target = folder(course)
-    if target.exists():
-        back_up(course, [target])
-    package = course.root / bug.package
+def pytest_configure() -> None:
+    alone = "pytest alone imports the sound code; `python -m chapters break --test` runs test_bug.py with the bug"
+    raise pytest.UsageError(alone)
+"""
+
+
+def _begun(course: Course, bug: Bug, grade: int) -> dict[str, str]:
+    """The files of a hunt at its beginning: the modules of the bug's phase, one of them with the bug, and the report.
+    In grade 1 a test is to be written, in the others the reproduction is there."""
+    texts, package = dict[str, str](), course.root / bug.package
     for path in package.rglob("*.py"):
         name = course.name(path)
         if "lab" not in path.relative_to(package).parts:
             text = path.read_text(encoding="utf-8")
-            write_atomically(target / name, (bug.planted(text) if name == bug.file else text).encode())
-    begun = BEGUN.format(about=f"Bug {bug.id}")
-    file, text = (written_test(course), begun) if grade == 1 else (target / "repro.py", f"{bug.repro}\n")
-    write_atomically(file, text.encode())
-    report = "\n\n".join(textwrap.fill(part, 100) for part in bug.symptom.split("\n\n"))
-    write_atomically(target / f"{bug.id}.md", f"# Bug {bug.id}\n\n{report}\n".encode())
+            texts[name] = bug.planted(text) if name == bug.file else text
+    said = "\n\n".join(textwrap.fill(part, 100) for part in bug.symptom.split("\n\n"))
+    texts[f"{bug.id}.md"] = f"# Bug {bug.id}, grade {grade}\n\n{said}\n"
+    aid = {"test_bug.py": BEGUN.format(id=bug.id)} if grade == 1 else {"repro.py": f"{bug.repro}\n"}
+    return texts | aid | {"conftest.py": ALONE}
+
+
+def plant(course: Course, bug: Bug, grade: int) -> str:
+    """Begin a hunt, or change its grade, which keeps the reader's test. Returns what became of the hunt before."""
+    texts, target, before = _begun(course, bug, grade), folder(course), report(course)
+    own = target / "test_bug.py"
+    if before is not None and before.stem == bug.id and own.is_file():
+        texts["test_bug.py"] = own.read_text(encoding="utf-8")
+    part = course.private / "planting"  # half a copy is never in the workspace
+    shutil.rmtree(part, ignore_errors=True)
+    for name, text in texts.items():
+        write_atomically(part / name, text.encode())
+    said = put_away(course) if target.exists() else ""
+    target.parent.mkdir(exist_ok=True)
+    part.rename(target)
+    return said
+
+
+def put_away(course: Course) -> str:
+    """End a hunt: what the reader has touched moves to the backups. Returns a sentence that says so."""
+    of, where = report(course), folder(course)
+    what = f"Bug {of.stem}" if of else "What was in workspace/bug/"
+    with suppress(CourseError):  # the release has changed since
+        if of and _names(course) == _begun(course, find(course, of.stem), grade(course)):
+            shutil.rmtree(where)
+            return f"{what} is put away."
+    return f"{what} is put away. The files are in {course.name(back_up(course, [where]))}/."
+
+
+def changed(course: Course, bug: Bug) -> str:
+    """The files of its phase that git says have changed since the last commit; nothing if there is no git."""
+    with suppress(OSError):
+        asked = ["git", "-C", str(course.root), "status", "--porcelain", "--", bug.package]
+        return ", ".join(line[3:] for line in subprocess.run(asked, capture_output=True, text=True).stdout.splitlines())
+    return ""
+
+
+def report(course: Course) -> Path | None:
+    """What the user said of the bug that is planted now, if one is: the file is named by its id."""
+    return next(iter(sorted(folder(course).glob("[0-9]*.md"))), None)
+
+
+def grade(course: Course) -> int:
+    """The grade of the hunt: its report says it."""
+    of = report(course)
+    known = re.match(r"# Bug \w+, grade (\d)", of.read_text(encoding="utf-8")) if of else None
+    return int(known[1]) if known else 2
 
 
 def current(course: Course) -> Bug:
     """The bug that is planted now."""
-    reports = sorted(folder(course).glob("*.md"))
-    if not reports:
-        raise CourseError("no bug is planted: `python -m chapters break N` plants one of phase N")
-    return find(course, reports[0].stem)
+    if (of := report(course)) is None:
+        raise CourseError("no bug is planted: `python -m chapters break N` plants one of chapter N")
+    return find(course, of.stem)
+
+
+def written_test(course: Course) -> str:
+    """The test that the reader has written."""
+    path = course.root / OWN
+    if not path.is_file():
+        raise CourseError(f"{OWN} is missing: write it first")
+    text = path.read_text(encoding="utf-8")
+    if text == BEGUN.format(id=current(course).id):
+        raise CourseError(f"you have not written it yet: {OWN} is to fail with the bug and to pass without it")
+    return text

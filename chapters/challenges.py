@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import sys
+from collections.abc import Iterator
 
 from rich.console import Console
 from rich.padding import Padding
@@ -15,34 +16,37 @@ from chapters import quiz as quizzes
 from chapters.bugs import Bug
 from chapters.commands import execute, print_diff, show_hints
 from chapters.course import Course, CourseError
-from chapters.testing import copy_checkout, run_tests
 from chapters.workspace import State, back_up
+
+_PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider")
 
 
 def break_it(course: Course, args: argparse.Namespace, out: Console) -> int:
     if args.gate:
         its = bugs.choose(course, args.bug) if args.bug else bugs.every(course)
-        return authoring.gate(course, [checking.planted(course, bug) for bug in its], args.timeout, out)
+        return authoring.gate(course, [checking.planted(course, bug, tells=True) for bug in its], args.timeout, out)
     if args.list:
         return _list(course, out)
-    planting = not (args.check or args.hint or args.reveal or args.stop or args.program is not None)
+    planting = not (args.test or args.check or args.hint or args.reveal or args.stop or args.program is not None)
     if planting:
         return _plant(course, args.bug, args.grade, out)
     bug = bugs.current(course)
     if args.program is not None:
-        if not args.program and bugs.written_test(course).is_file():
-            raise CourseError(
-                "a hunt by symptom has no reproduction: `break --run -m MODULE` runs any module with the bug"
-            )
-        command = args.program or [str(bugs.folder(course) / "repro.py")]
+        if not args.program and not (bugs.folder(course) / "repro.py").is_file():
+            instead = "`break --run -m MODULE` runs any module with the bug, `break --test` your test"
+            raise CourseError(f"there is no reproduction: {instead}")
+        command = [bugs.in_copy(course, argument) for argument in args.program] or ["workspace/bug/repro.py"]
         return execute(course, "run", bugs.files(course), command, inside=True)
+    if args.test:
+        bugs.written_test(course)
+        return execute(course, "run", bugs.files(course), [*_PYTEST, bugs.OWN], inside=True)
     if args.check:
         return _check(course, bug, args.timeout, out)
     if args.hint:
         return show_hints(course, bug.key, bug.hints, "break --reveal", out)
     if args.reveal:
         return _reveal(course, bug, out)
-    out.print(f"Bug {bug.id} is put away. The files are in {course.name(back_up(course, [bugs.folder(course)]))}/.")
+    out.print(bugs.put_away(course))
     return 0
 
 
@@ -55,14 +59,15 @@ def _plant(course: Course, what: str | None, grade: int, out: Console) -> int:
     state = State(course)
     its = bugs.choose(course, what)
     bug = next((each for each in its if not state.of(each.key).passed), its[0])
-    bugs.plant(course, bug, grade)
+    if said := bugs.plant(course, bug, grade):
+        out.print(said)
     state.update(bug.key, result="planted")
+    if changed := bugs.changed(course, bug):
+        out.print(f"Changed since the last commit, and taken for sound code: {changed}.", soft_wrap=True)
     out.print(f"Bug {bug.id} is planted in a copy of {bug.package}, in workspace/bug/. The report says:\n")
     out.print(f"{bug.symptom}\n")
     if grade == 1:
-        out.print(
-            "Write a test that shows it into workspace/bug/test_bug.py, then mend it; `break --check` judges both.\n"
-        )
+        out.print(f"Write a test that shows it into {bugs.OWN}, then mend it; `break --check` judges both.\n")
     if grade == 3:
         out.print(f"It is in workspace/bug/{bug.file}.\n")
     begun = (each for each in workspace.begun(course) if each.package == bug.package and "/lab/" not in each.file)
@@ -70,9 +75,10 @@ def _plant(course: Course, what: str | None, grade: int, out: Console) -> int:
         out.print(f"The copy holds the reference's answers to {', '.join(left)}: leave those closed.\n")
     server = "-m phase6_integration.cli serve --check-invariants"
     for command, what in (
-        *([("break --run", "its reproduction, workspace/bug/repro.py")] if grade > 1 else []),
+        ("break --test", "your test with the bug") if grade == 1 else ("break --run", "its reproduction, repro.py"),
         (f"run {bug.package[5]}", "the phase's demo with the bug"),
-        ("break --run -m MODULE ARG...", "any module with the bug: a lab, pytest"),
+        ("break --run -m MODULE ARG...", "any module with the bug, such as a lab"),
+        (f"break --run -m pytest tests/{bug.package}", "the project's tests: they name what fails, which says much"),
         (f"break --run {server}", "the server with the bug"),
         ("break --hint", "when you are stuck"),
         (
@@ -80,7 +86,7 @@ def _plant(course: Course, what: str | None, grade: int, out: Console) -> int:
             "whether the test shows it, and whether it is mended" if grade == 1 else "whether it is mended",
         ),
     ):
-        out.print(f"  python -m chapters {command:<34}  {what}", soft_wrap=True)
+        out.print(f"  python -m chapters {command:<45}  {what}", soft_wrap=True)
     return 0
 
 
@@ -95,29 +101,43 @@ def _list(course: Course, out: Console) -> int:
 
 
 def _check(course: Course, bug: Bug, timeout: float, out: Console) -> int:
-    state, own = State(course), bugs.written_test(course)
-    files, tests = bugs.files(course), list(bug.tests)
-    if own.is_file():
-        files["tests/test_bug.py"] = own.read_text(encoding="utf-8")
-        if problem := checking.shows(course, bug, files["tests/test_bug.py"], timeout):
+    state, files, tests = State(course), bugs.files(course), [*bug.tests]
+    by_symptom = bugs.grade(course) == 1
+    if by_symptom:
+        written = bugs.written_test(course)
+        if problem := checking.unreadable({bugs.OWN: written}) or checking.shows(course, bug, written, timeout):
             out.print(f"Your test does not show bug {bug.id}: {problem}.", soft_wrap=True)
             return 1
         out.print("Your test fails with the bug and passes without it.")
-        tests.append("tests/test_bug.py")
+        tests.append(bugs.OWN)
     with out.status("running the tests"):
-        copy = copy_checkout(course, course.private / "run", files)
-        run = run_tests(copy, tests, timeout=timeout)
-    problems = [result.line for result in run.failures] + ([run.stopped] if run.stopped else [])
-    if problems or not run.count("passed"):
+        mend = checking.mend(course, bug, files, tests, timeout)
+    if not mend.ok:
         state.record(bug.key, "not mended")
-        out.print(f"Bug {bug.id} is not mended: {len(problems)} of its tests fail.")
-        for line in problems[:5] or [run.last_line] if not own.is_file() else ():  # they would lead to its place
+        out.print(f"Bug {bug.id} is not mended.")
+        for line in _verdicts(mend, by_symptom):
             out.print(line, soft_wrap=True)
         return 1
     state.record(bug.key, "mended")
     backup = course.name(back_up(course, [bugs.folder(course)]))
-    out.print(f"Mended: {run.count('passed')} tests pass. The files are in {backup}/.\n")
+    out.print(f"Mended: {mend.passed} tests pass. The files are in {backup}/.\n")
     return _reveal(course, bug, out)
+
+
+def _verdicts(mend: checking.Mend, by_symptom: bool) -> Iterator[str]:
+    """What is wrong with a mend. In a hunt by symptom the tests of the symptom have no names: they would lead to its
+    place."""
+    if mend.broken:
+        yield mend.broken
+        return
+    if by_symptom:
+        yield f"Your test still fails: {mend.own}" if mend.own else "Your test passes now."
+    if mend.symptom:
+        yield f"Tests of the symptom that fail: {len(mend.symptom)}{'.' if by_symptom else ':'}"
+        yield from () if by_symptom else mend.symptom[:5]
+    if mend.new:
+        yield f"Tests that passed with the bug and fail now: {len(mend.new)}:"
+        yield from mend.new[:5]
 
 
 def _reveal(course: Course, bug: Bug, out: Console) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from chapters.answers import Answer
-from chapters.bugs import Bug
+from chapters.bugs import OWN, Bug
 from chapters.course import Course
 from chapters.events import Result, shorten
 from chapters.exercises import Exercise, blanked
@@ -111,18 +111,32 @@ def blank(course: Course, exercise: Exercise) -> Change:
     return Change(exercise.id, exercise.file, text, exercise.tests, exercise.named)
 
 
-def planted(course: Course, bug: Bug) -> Change:
-    text = bug.planted((course.root / bug.file).read_text(encoding="utf-8"))
+def planted(course: Course, bug: Bug, tells: bool = False) -> Change:
+    text = bug.planted((course.root / bug.file).read_text(encoding="utf-8"), tells)
     return Change(bug.id, bug.file, text, bug.tests[:1])
+
+
+def unreadable(files: Mapping[str, str]) -> str:
+    """The first of the planted bug's files that Python cannot parse, with the line; nothing if there is none."""
+    for name, text in files.items():
+        try:
+            compile(text, name, "exec", dont_inherit=True)
+        except (SyntaxError, ValueError) as error:
+            folder = "" if name.startswith("workspace/") else "workspace/bug/"
+            return f"{folder}{name}:{getattr(error, 'lineno', None) or '?'}: {getattr(error, 'msg', error)}"
+    return ""
+
+
+def _with_bug(course: Course, files: Mapping[str, str], tests: Sequence[str], timeout: float) -> Run:
+    return run_tests(copy_checkout(course, course.private / "bug", files), tests, timeout=timeout)
 
 
 def shows(course: Course, bug: Bug, written: str, timeout: float) -> str:
     """Why this test of a reader does not show a bug; nothing if it passes on the sound code and fails with the bug."""
-    name, change = "tests/test_bug.py", planted(course, bug)
+    change = planted(course, bug)
 
     def run(files: Mapping[str, str]) -> Run:
-        copy = copy_checkout(course, course.private / "bug", {name: written, **files})
-        return run_tests(copy, [name], timeout=timeout)
+        return _with_bug(course, {OWN: written, **files}, [OWN], timeout)
 
     sound = run({})
     if sound.stopped or sound.failures or not sound.count("passed"):
@@ -130,6 +144,44 @@ def shows(course: Course, bug: Bug, written: str, timeout: float) -> str:
         return f"it does not pass on the sound code: {shorten(why)}"
     wrong = run({change.file: change.text})
     return "" if wrong.stopped or wrong.failures else "it passes with the bug, too"
+
+
+@dataclass(frozen=True)
+class Mend:
+    """What the tests say of a mend: how the reader's own test fails, which tests of the symptom still fail, and which
+    passed with the bug. `broken` is what kept them from running."""
+
+    passed: int
+    own: str = ""
+    symptom: Sequence[str] = ()
+    new: Sequence[str] = ()
+    broken: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return self.passed > 0 and not (self.own or self.symptom or self.new or self.broken)
+
+
+def mend(course: Course, bug: Bug, files: Mapping[str, str], tests: Sequence[str], timeout: float) -> Mend:
+    """Run tests with the reader's files. If some fail, run them with the bug, too: which of them are new?"""
+    if problem := unreadable(files):
+        return Mend(0, broken=problem)
+    run = _with_bug(course, files, tests, timeout)
+    passed = run.count("passed")
+    if run.stopped or not run.results:
+        return Mend(passed, broken=run.stopped or run.output.strip())
+    if broken := next((result for result in run.failures if result.outcome == "broken"), None):
+        places = PLACE.findall(broken.text)
+        where = f", at workspace/bug/{':'.join(places[-1])}" if places else ""
+        return Mend(passed, broken=broken.error + where)
+    own = next((result.error for result in run.failures if result.id.startswith(OWN)), "")
+    others = [result for result in run.failures if not result.id.startswith(OWN)]
+    change, known = planted(course, bug), set[str]()
+    if others:
+        wrong = _with_bug(course, {change.file: change.text}, bug.tests, timeout)
+        known = {result.id for result in wrong.failures}
+    symptom = [result.line for result in others if result.id in known]
+    return Mend(passed, own, symptom, [result.line for result in others if result.id not in known])
 
 
 @dataclass(frozen=True)

@@ -98,12 +98,13 @@ def _add_challenges(known: Known) -> None:
     bug.add_argument(
         "bug", nargs="?", metavar="N", help="plant a bug of chapter N, or the one with this id, such as 4b"
     )
-    help = "1: the symptom only, and you write a failing test first; 2: with a reproduction (default); 3: with the file"
+    help = "1: the symptom only (hardest), and you write a test; 2: with a reproduction (default); 3: with the file"
     bug.add_argument("--grade", type=int, choices=(1, 2, 3), default=2, help=help)
     act = bug.add_mutually_exclusive_group()
     help = "run the reproduction; -m MODULE: a module"
     act.add_argument("--run", dest="program", nargs=argparse.REMAINDER, metavar="ARG", help=help)
     for flag, help in (
+        ("--test", "run your test, workspace/bug/test_bug.py, with the bug"),
         ("--check", "whether the planted bug is mended"),
         ("--hint", "one more hint"),
         ("--reveal", "what it is, where it shipped, and how it is mended"),

@@ -193,6 +193,9 @@ def status(course: Course, args: argparse.Namespace, out: Console) -> int:
             str(chapter), part, f"{read} min", f"{write} h", _passed(core), _passed(further), last, mended, hints, there
         )
     out.print(table)
+    if bugs.report(course):
+        bug = bugs.current(course)
+        out.print(f"Bug {bug.id} is planted, grade {bugs.grade(course)}; hints seen: {state.of(bug.key).hints}.")
     return 0
 
 

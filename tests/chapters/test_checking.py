@@ -4,6 +4,7 @@ import json
 import os
 import re
 import select
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -298,24 +299,145 @@ def test_a_bug_is_planted_found_and_mended(course: Course, tool: Tool, bugs: Pat
     assert "break N" in tool("break", "--check").err, "a mended bug is put away"
 
 
+TEST = "from phase0_request.limits import clamp\n\n\ndef test_it():\n    assert clamp(5, 3) %s 3\n"
+
+
 def test_a_hunt_by_symptom_wants_a_test_that_fails_with_the_bug_only(
     course: Course, tool: Tool, bugs: Path, edit: Edit
 ) -> None:
-    assert "a test that shows it into workspace/bug/test_bug.py" in tool("break", "0", "--grade", "1").out
+    said = tool("break", "0", "--grade", "1").out
+    assert "a test that shows it into workspace/bug/test_bug.py" in said
+    assert "break --test" in said
     assert not (course.workspace / "bug/repro.py").exists()
-    assert "a hunt by symptom has no reproduction" in tool("break", "--run").err
+    assert "there is no reproduction" in tool("break", "--run").err
     written = course.workspace / "bug/test_bug.py"
     said = tool("break", "--check")
-    assert (said.code, "it does not pass on the sound code: NotImplementedError" in said.out) == (1, True)
-    text = "from phase0_request.limits import clamp\n\n\ndef test_it():\n    assert clamp(5, 3) %s 3\n"
-    written.write_text(text % ">=")
+    assert (said.code, "you have not written it yet" in said.err) == (2, True)
+    written.write_text(TEST.replace("3\n", "4\n") % "==")
+    assert "it does not pass on the sound code: assert 3 == 4" in tool("break", "--check").out
+    written.write_text(TEST % ">=")
     assert "does not show bug 0a: it passes with the bug, too." in tool("break", "--check").out
-    written.write_text(text % "==")
+    written.write_text(TEST % "== (")
+    assert "does not show bug 0a: workspace/bug/test_bug.py:5: " in tool("break", "--check").out
+    written.write_text(TEST % "==")
     said = tool("break", "--check")
-    assert "fails with the bug and passes without it.\nBug 0a is not mended: 2 of its tests fail.\n" in said.out
+    assert "fails with the bug and passes without it.\nBug 0a is not mended.\n" in said.out
+    assert "Your test still fails: assert 5 == 3" in said.out
+    assert "Tests of the symptom that fail: 1." in said.out
     assert "test_clamp" not in said.out, "it would lead to the place"
+    written.unlink()
+    said = tool("break", "--check")
+    assert (said.code, said.out) == (2, ""), "no hidden test has run"
+    assert "workspace/bug/test_bug.py is missing: write it first" in said.err
+    written.write_text(TEST % "==")
     edit("workspace/bug/phase0_request/limits.py", "max(", "min(")
     assert tool("break", "--check").code == 0
+
+
+@pytest.fixture
+def broken(course: Course, bugs: Path) -> None:
+    """The bug has a second test, which passes with it."""
+    path = course.root / "tests/phase0_request/test_limits.py"
+    path.write_text(path.read_text() + "\n\ndef test_high():\n    assert clamp(3, 5) <= 5\n")
+
+
+@pytest.mark.parametrize(
+    ("grade", "mend", "verdict"),
+    [
+        ("1", "return value + 9", "Your test still fails: assert 14 == 3\nTests of the symptom that fail: 1.\n"),
+        ("1", "return 3 * (top == 3) + 9 * (top == 5)", "Your test passes now.\n"),
+        (
+            "2",
+            "return value + 9",
+            f"Tests of the symptom that fail: 1:\n{LIMITS}::test_clamp",
+        ),
+        (
+            "2",
+            "return 9",
+            f"Tests that passed with the bug and fail now: 1:\n{LIMITS}::test_high",
+        ),
+        ("2", "return 3 +", "workspace/bug/phase0_request/limits.py:3: invalid syntax\n"),
+        (
+            "2",
+            "return 3\n\n\nunknown()",
+            "name 'unknown' is not defined, at workspace/bug/phase0_request/limits.py:6",
+        ),
+    ],
+)
+def test_a_wrong_mend_is_told_what_is_wrong_with_it(
+    course: Course, tool: Tool, broken: None, edit: Edit, grade: str, mend: str, verdict: str
+) -> None:
+    tool("break", "0", "--grade", grade)
+    if grade == "1":
+        (course.workspace / "bug/test_bug.py").write_text(TEST % "==")
+    edit("workspace/bug/phase0_request/limits.py", "return max(value, top)", mend)
+    said = tool("break", "--check")
+    assert said.code == 1
+    assert verdict in said.out
+
+
+@pytest.mark.parametrize(
+    "way", [["--test"], ["--run", "-m", "pytest", "workspace/bug/test_bug.py::test_it"], "absolute"]
+)
+def test_the_readers_test_runs_with_the_bug(standalone: Course, bugs: Path, tool: Tool, way: list[str]) -> None:
+    tool("break", "0", "--grade", "1")
+    written = standalone.workspace / "bug/test_bug.py"
+    written.write_text(TEST % "==")
+    command = [
+        sys.executable,
+        "-m",
+        "chapters",
+        "break",
+        *(["--run", "-m", "pytest", written] if way == "absolute" else way),
+    ]
+    done = subprocess.run(command, cwd=standalone.root, capture_output=True, text=True, timeout=50)
+    assert (done.returncode, "assert 5 == 3" in done.stdout) == (1, True), done
+    alone = [sys.executable, "-m", "pytest", written.name]
+    done = subprocess.run(alone, cwd=written.parent, capture_output=True, text=True, timeout=50)
+    assert done.returncode == 4, "the sound code is not tested in silence"
+    assert "`python -m chapters break --test`" in done.stderr
+
+
+def test_a_checkout_that_is_not_the_release_plants_nothing_and_tells_nothing(
+    course: Course, tool: Tool, bugs: Path, edit: Edit
+) -> None:
+    tool("break", "0", "--grade", "1")
+    (course.workspace / "bug/test_bug.py").write_text(TEST % "==")
+    edit("phase0_request/limits.py", "min(", "sorted(")
+    for command in (["break", "0"], ["break", "--check"]):
+        said = tool(*command)
+        assert (said.code, said.out) == (2, "")
+        assert "phase0_request/limits.py differs from the release: restore it" in said.err
+        assert "min(" not in said.err, "it is the answer"
+    assert (course.workspace / "bug/test_bug.py").read_text() == TEST % "==", "the hunt is as it was"
+
+
+def test_another_hunt_says_where_the_old_one_is_and_another_grade_keeps_the_test(
+    course: Course, tool: Tool, bugs: Path
+) -> None:
+    written = course.workspace / "bug/test_bug.py"
+    assert "put away" not in tool("break", "0").out
+    assert "Bug 0a is put away.\n" in tool("break", "0", "--grade", "1").out, "untouched: there is nothing to keep"
+    assert not (course.private / "backups").exists()
+    written.write_text(TEST % "==")
+    assert "grade 1; hints seen: 0" in tool("status").out
+    assert "Bug 0a is put away. The files are in .course/backups/1/." in tool("break", "0", "--grade", "3").out
+    assert written.read_text() == TEST % "=="
+    tool("break", "--hint")
+    assert "Bug 0a is planted, grade 3; hints seen: 1" in tool("status").out
+    assert "Bug 0a is put away. The files are in .course/backups/2/." in tool("break", "--stop").out
+    assert "no bug is planted" in tool("break", "--stop").err
+
+
+def test_what_git_has_not_got_is_not_taken_for_the_release_in_silence(
+    course: Course, tool: Tool, bugs: Path, edit: Edit
+) -> None:
+    git = ["git", "-C", str(course.root), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for command in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "release"]):
+        subprocess.run([*git, *command], check=True)
+    assert "Changed since" not in tool("break", "0").out
+    edit("phase0_request/queue.py", "First in", "Last in")
+    assert "Changed since the last commit, and taken for sound code: phase0_request/queue.py." in tool("break", "0").out
 
 
 def test_the_easiest_grade_names_the_file(tool: Tool, bugs: Path) -> None:
