@@ -117,15 +117,20 @@ def files(course: Course) -> dict[str, str]:
     """What a checkout with the planted bug holds: its modules under their own names, and beside them what the reader
     runs, under the names of the workspace."""
     names = {name: text for name, text in _names(course).items() if name.endswith(".py") and name != "conftest.py"}
-    return {name if name.startswith("phase") else f"workspace/bug/{name}": text for name, text in names.items()}
+    return {_name_in_copy(name): text for name, text in names.items()}
+
+
+def _name_in_copy(name: str) -> str:
+    return name if name.startswith("phase") else f"workspace/bug/{name}"
 
 
 def in_copy(course: Course, argument: str) -> str:
     """An argument of a command that runs in such a checkout: a file of workspace/bug/ has its name there."""
     file, *test = argument.partition("::")
     path = Path(file).resolve()
-    known = path.suffix == ".py" and path.is_relative_to(folder(course))
-    return course.name(path) + "".join(test) if known else argument
+    if path.suffix != ".py" or not path.is_relative_to(folder(course)):
+        return argument
+    return _name_in_copy(path.relative_to(folder(course)).as_posix()) + "".join(test)
 
 
 BEGUN = '''"""Bug {id}: write the report as a test. It fails on this code, and passes on the sound one.
@@ -168,15 +173,16 @@ def plant(course: Course, bug: Bug, grade: int) -> str:
     """Begin a hunt, or change its grade, which keeps the reader's test. Returns what became of the hunt before."""
     texts, target, before = _begun(course, bug, grade), folder(course), report(course)
     own = target / "test_bug.py"
-    if before is not None and before.stem == bug.id and own.is_file():
-        texts["test_bug.py"] = own.read_text(encoding="utf-8")
+    written = own.read_text(encoding="utf-8") if own.is_file() else ""
+    if before is not None and before.stem == bug.id and written not in ("", BEGUN.format(id=bug.id)):
+        texts["test_bug.py"] = written
     part = course.private / "planting"  # half a copy is never in the workspace
     shutil.rmtree(part, ignore_errors=True)
     for name, text in texts.items():
         write_atomically(part / name, text.encode())
     said = put_away(course) if target.exists() else ""
     target.parent.mkdir(exist_ok=True)
-    part.rename(target)
+    shutil.move(part, target)
     return said
 
 
@@ -185,7 +191,8 @@ def put_away(course: Course) -> str:
     of, where = report(course), folder(course)
     what = f"Bug {of.stem}" if of else "What was in workspace/bug/"
     with suppress(CourseError):  # the release has changed since
-        if of and _names(course) == _begun(course, find(course, of.stem), grade(course)):
+        begun, there = _begun(course, find(course, of.stem), grade(course)) if of else {}, _names(course)
+        if there == begun and len(there) == sum(path.is_file() for path in where.rglob("*")):
             shutil.rmtree(where)
             return f"{what} is put away."
     return f"{what} is put away. The files are in {course.name(back_up(course, [where]))}/."

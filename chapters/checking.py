@@ -127,7 +127,7 @@ def unreadable(files: Mapping[str, str]) -> str:
     return ""
 
 
-def _with_bug(course: Course, files: Mapping[str, str], tests: Sequence[str], timeout: float) -> Run:
+def _run_in_copy(course: Course, files: Mapping[str, str], tests: Sequence[str], timeout: float) -> Run:
     return run_tests(copy_checkout(course, course.private / "bug", files), tests, timeout=timeout)
 
 
@@ -136,7 +136,7 @@ def shows(course: Course, bug: Bug, written: str, timeout: float) -> str:
     change = planted(course, bug)
 
     def run(files: Mapping[str, str]) -> Run:
-        return _with_bug(course, {OWN: written, **files}, [OWN], timeout)
+        return _run_in_copy(course, {OWN: written, **files}, [OWN], timeout)
 
     sound = run({})
     if sound.stopped or sound.failures or not sound.count("passed"):
@@ -166,19 +166,19 @@ def mend(course: Course, bug: Bug, files: Mapping[str, str], tests: Sequence[str
     """Run tests with the reader's files. If some fail, run them with the bug, too: which of them are new?"""
     if problem := unreadable(files):
         return Mend(0, broken=problem)
-    run = _with_bug(course, files, tests, timeout)
+    run = _run_in_copy(course, files, tests, timeout)
     passed = run.count("passed")
-    if run.stopped or not run.results:
-        return Mend(passed, broken=run.stopped or run.output.strip())
-    if broken := next((result for result in run.failures if result.outcome == "broken"), None):
-        places = PLACE.findall(broken.text)
-        where = f", at workspace/bug/{':'.join(places[-1])}" if places else ""
-        return Mend(passed, broken=broken.error + where)
+    broken = next((result for result in run.failures if result.outcome == "broken"), None)
+    if run.stopped or broken or not run.results:
+        text, error = (broken.text, broken.error) if broken else (run.output, run.stopped or run.last_line)
+        places = [f"{file}:{line}" for file, line in PLACE.findall(text) if file in files]
+        where = f", at workspace/bug/{places[0 if run.stopped else -1]}" if places else ""
+        return Mend(passed, broken=(error.rpartition(": ")[2] if run.stopped else error) + where)
     own = next((result.error for result in run.failures if result.id.startswith(OWN)), "")
     others = [result for result in run.failures if not result.id.startswith(OWN)]
     change, known = planted(course, bug), set[str]()
     if others:
-        wrong = _with_bug(course, {change.file: change.text}, bug.tests, timeout)
+        wrong = _run_in_copy(course, {change.file: change.text}, bug.tests, timeout)
         known = {result.id for result in wrong.failures}
     symptom = [result.line for result in others if result.id in known]
     return Mend(passed, own, symptom, [result.line for result in others if result.id not in known])

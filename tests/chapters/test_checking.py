@@ -423,9 +423,14 @@ def test_another_hunt_says_where_the_old_one_is_and_another_grade_keeps_the_test
     assert "grade 1; hints seen: 0" in tool("status").out
     assert "Bug 0a is put away. The files are in .course/backups/1/." in tool("break", "0", "--grade", "3").out
     assert written.read_text() == TEST % "=="
+    tool("break", "--stop")
+    tool("break", "0")
+    (course.workspace / "bug/0a.jsonl").write_text("a film")
+    assert ".course/backups/3/" in tool("break", "0", "--grade", "3").out, "the reader has made a file"
+    assert (course.private / "backups/3/bug/0a.jsonl").read_text() == "a film"
     tool("break", "--hint")
     assert "Bug 0a is planted, grade 3; hints seen: 1" in tool("status").out
-    assert "Bug 0a is put away. The files are in .course/backups/2/." in tool("break", "--stop").out
+    assert "Bug 0a is put away.\n" in tool("break", "--stop").out
     assert "no bug is planted" in tool("break", "--stop").err
 
 
