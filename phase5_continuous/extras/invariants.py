@@ -113,7 +113,7 @@ def _check_room(scheduler: Scheduler) -> None:
     watermark = running_set.watermark if running_set.running or running_set.leaving else 0
     needed, available = demand(cache, request)
     needed += watermark // cache.page_size
-    fits = f"request {request.id} waits for pages: it needs {needed}, and {available} are available"
+    fits = f"request {request.id} waits for pages: needed {needed}, available {available}"
     _hold(needed > available, fits)
 
 

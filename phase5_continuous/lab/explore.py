@@ -16,6 +16,7 @@ from typing import Any
 from rich.console import Console
 
 from phase0_request.lab.report import add_fields, at_least_one, finish, parser, section
+from phase5_continuous.extras.record.record_file import encoded, open_record, read
 from phase5_continuous.lab.exploring.planting import bug
 from phase5_continuous.lab.exploring.search import Found, explore
 from phase5_continuous.lab.exploring.setting import Setting, kinds
@@ -110,6 +111,10 @@ def show(console: Console, setting: Setting, found: Found, film: Path | None) ->
         console.print(f"  {number:2}  {sentence}", soft_wrap=True)
     console.print(f"      {last}", soft_wrap=True)
     if film is not None:
+        *lines, end = read(film)
+        with open_record(film) as record:
+            for line in [*lines, {**end, "broken": last}]:
+                record.write(encoded(line))
         console.print(f"\n`nanoserve replay {film}` shows it.")
 
 

@@ -222,7 +222,9 @@ def test_the_command_prints_the_story_and_writes_its_film(tmp_path: Path, capsys
     shown = capsys.readouterr().out
     assert "request r0 has published 6 tokens, and computed 4" in " ".join(shown.split())
     assert "3  a step is committed: no token yet" in shown
-    assert json.loads(film.read_text().splitlines()[0])["record"] == 1
+    first, *_, last = map(json.loads, film.read_text().splitlines())
+    assert first["record"] == 1
+    assert "request r0 has published 6 tokens, and computed 4" in last["broken"]
     assert json.loads(figures.read_text())["figures"]["world"]["states"] > 1
 
 

@@ -19,6 +19,7 @@ async function start(main) {
   if (records.length > 1) return new Compare(main, records, { sources });
   const viewer = new Viewer(main.appendChild(h("div")), { title: records[0].title, sources });
   viewer.push(records[0].lines);
+  if (records[0].lines.at(-1).broken) viewer.player.end(); // a story told for its last step
   viewer.element.focus();
   return viewer;
 }

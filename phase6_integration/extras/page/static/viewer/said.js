@@ -4,7 +4,7 @@ import { h, hueOf } from "./dom.js";
 import { words } from "./words.js";
 
 const SHOWN = 4; // lines, so that the panels below keep their place
-const LOUD = new Set(["gap", "preemption", "eviction", "error", "held", "prefix", "admission", "finish"]);
+const LOUD = new Set(["broken", "gap", "preemption", "eviction", "error", "held", "prefix", "admission", "finish"]);
 
 export class Words {
   constructor(mechanisms, { book, sources }, choose, hover) {

@@ -2,12 +2,13 @@
 
 import { count } from "./dom.js";
 
-const ORDER = ["gap", "preemption", "eviction", "error", "held", "prefix", "admission", "finish", "arrival", "duplicate", "draft", "chunk", "publish", "decode"];
+const ORDER = ["broken", "gap", "preemption", "eviction", "error", "held", "prefix", "admission", "finish", "arrival", "duplicate", "draft", "chunk", "publish", "decode"];
 
 /** `state` is the state after the line. */
 export function words(line, state) {
   const said = [];
   const say = (mechanism, text, r) => said.push({ mechanism, text, r });
+  if (line.broken) say("broken", `broken: ${line.broken}`);
   if (line.gone) say("gap", `${count(line.gone.dropped, "step")} left out: this page reads slower than the engine works`);
   if (line.snapshot) say("gap", "the record begins here, in the middle of the engine's work");
   else {
