@@ -85,7 +85,7 @@ class Outcome(Protocol):
     def apply(self, commit: Commit, part: Slice, now: float) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepOutput:
     """The results of one step. `failed` and `more` are keyed by the index of a slice; both are empty in most steps."""
 

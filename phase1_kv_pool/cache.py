@@ -1,8 +1,8 @@
 """PagedCache: page tables of requests, and the scheduler's only view of KV memory."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from heapq import heappop, heappush
+from typing import NamedTuple
 
 from phase0_request.batch import Slice
 from phase0_request.request import Request
@@ -10,8 +10,7 @@ from phase0_request.support.checks import check_int
 from phase1_kv_pool.allocator import PageAllocator, PageError
 
 
-@dataclass(frozen=True, slots=True)
-class PageUsage:
+class PageUsage(NamedTuple):
     """Page counts of a pool: free + referenced + cached = total."""
 
     total: int

@@ -5,8 +5,7 @@ they are given, and each token attends to the tokens of its own sequence in the 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -22,8 +21,7 @@ from phase2_prefill_decode.loading.weights import LayerWeights, Weights
 from phase2_prefill_decode.rope import tables
 
 
-@dataclass(frozen=True, slots=True)
-class StepTensors:
+class StepTensors(NamedTuple):
     """The input of the model for one step. There is no padding: T tokens are T rows."""
 
     tokens: Tensor  # [tokens] int64
@@ -149,23 +147,22 @@ class Decoder:
     def rope(self, positions: int) -> tuple[Tensor, Tensor]:
         """cos and sin for at least the first `positions` positions. The tables grow with the longest sequence served,
         because a config.json may allow any length."""
-        built = len(self._rope[0])
+        built = self._rope[0].shape[0]
         if positions > built:
             rows = max(positions, min(2 * built, self.config.max_position_embeddings))
             self._rope = tables(self.config.rope_parameters, self.config.head_dim, rows, self.device)
         return self._rope
 
-    @torch.inference_mode()
     def __call__(self, step: StepTensors, pool: Sequence[KVLayer], out: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Compute one step: store the keys and values of its tokens. Returns the logits of the draws, in `out` if that
-        is given, and the final hidden states of the rows after them."""
-        draws = len(step.newest_rows)
-        only_draws = step.last is None or len(step.last) == draws
+        is given, and the final hidden states, of which those after the draws may be read."""
+        draws = step.newest_rows.shape[0]  # `len` of a tensor takes four times as long
+        only_draws = step.last is None or step.last.shape[0] == draws
         if self.whole_step is not None and out is None and only_draws and self.whole_step.takes(step):
             x, rope = self.inputs(step)
-            return self.whole_step(x, rope, step, pool), x[draws:]
+            return self.whole_step(x, rope, step, pool), x
         hidden = self.hidden(step, pool)
-        return self.lm_head(hidden[:draws], out), hidden[draws:]
+        return self.lm_head(hidden[:draws], out), hidden
 
     # region exercise 2.6
     @torch.inference_mode()

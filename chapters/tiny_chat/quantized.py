@@ -124,7 +124,7 @@ def logits_of(model: Model, texts: Sequence[tuple[list[int], list[int]]], kv: st
         wanted.rows = range(request.total - 1)
         batch = Batch((Slice(request, 0, request.total),))
         step = pack(batch, cache, state.width, works=[wanted])
-        tensors = state.load(step, step.to(pool.device), PAGE_SIZE)
+        tensors = state.load(step, step.to(pool.device))
         hidden = model.decoder.hidden(tensors, pool.layers)  # of the last token, then of all before it
         rows.append(model.decoder.lm_head(hidden[len(prompt) :]))
         cache.release(request)

@@ -22,7 +22,7 @@ from torch import Tensor
 from phase1_kv_pool.layer import HIGHEST, KVLayer
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class AttentionMetadata:
     """The layout of a ragged batch: sequences of any length, each with any number of new tokens at its end.
 

@@ -16,14 +16,13 @@ rounded one by one, in the order written here. Only a compiler that fuses or reo
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingInputs:
+class SamplingInputs(NamedTuple):
     """The sampling parameters of each row."""
 
     keys: Tensor  # [rows] int64; the seed of the row's request

@@ -103,8 +103,8 @@ class Sampler:
     def sample(self, logits: Tensor, inputs: SamplingInputs, works: Sequence[Work] = ()) -> tuple[Tensor, Tensor]:
         """Draw a token for each row. logits: [rows, vocab], of any float type; they are not changed. Returns the tokens
         and the largest logits after all edits, as `Draw` says."""
-        if logits.shape != (len(inputs.keys), self.vocab_size):
-            wanted = f"[{len(inputs.keys)}, {self.vocab_size}]"
+        if logits.shape != (*inputs.keys.shape, self.vocab_size):
+            wanted = [*inputs.keys.shape, self.vocab_size]
             raise ValueError(f"logits must be {wanted} for these requests, got {list(logits.shape)}")
         for work in works:
             logits = work.edit(logits)
@@ -122,9 +122,8 @@ class Sampler:
     def _pack_columns(self, requests: Sequence[Request], totals: Sequence[int]) -> Columns:
         """Reuse the columns of the last step, with new positions, if it had the same requests."""
         each = [*dict.fromkeys(requests)]
-        known = len(each) == len(self._packed)
-        if not known or not all(packed() is request for packed, request in zip(self._packed, each, strict=True)):
-            self._packed, self._columns = [*map(ref, each)], pack_columns(each, [0] * len(each), self._key)
+        if (packed := [*map(ref, each)]) != self._packed:
+            self._packed, self._columns = packed, pack_columns(each, [0] * len(each), self._key)
             self._asks_for_more = any(map(self._asks, each))
         keys, _, *others = self._columns
         if len(each) < len(requests):

@@ -39,6 +39,8 @@ class DeviceState:
 
     def reserve(self, cache: PagedCache) -> None:
         """Make room for the page tables of a cache."""
+        if not cache.changed:
+            return
         rows = max((row + 1 for row, _, _ in cache.changes()), default=0)
         pages = max((len(table) for _, _, table in cache.changes()), default=0)
         old_rows, old_pages = self.page_table.shape
@@ -51,7 +53,7 @@ class DeviceState:
         self.page_table = pad(self.page_table, (0, more_pages, 0, more_rows))
         self.newest = pad(self.newest, (0, more_rows))
 
-    def load(self, step: PackedStep, arrays: Sequence[Tensor], page_size: int) -> StepTensors:
+    def load(self, step: PackedStep, arrays: Sequence[Tensor]) -> StepTensors:
         """Complete a step, given its arrays on the device: store its changes and add missing inputs."""
         tokens, positions, slots, last, newest_rows, changed, keys, places, *narrow = arrays
         cu_seqlens_q, seq_lens, rows, pages, *filters = narrow
@@ -60,7 +62,7 @@ class DeviceState:
             self.page_table.view(-1).index_copy_(0, changed, pages)
         if step.in_flight:
             tokens = torch.where(tokens < 0, self.newest[(-1 - tokens).clamp_(min=0)], tokens)
-        table = self.page_table[:, : -(-step.max_seqlen_k // page_size)].index_select(0, rows)
+        table = self.page_table.index_select(0, rows)
         # endregion
         metadata = AttentionMetadata(cu_seqlens_q, seq_lens, table, step.max_seqlen_q, step.max_seqlen_k, step.sizes)
         last_rows = None if step.all_logits else last

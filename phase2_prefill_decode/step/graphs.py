@@ -25,7 +25,7 @@ class Computed(NamedTuple):
 
     step: StepTensors
     logits: Tensor  # [draws, vocab]
-    hidden: Tensor  # [rows that processors want, hidden_size]
+    hidden: Tensor  # [rows, hidden_size]: after those of the draws, the rows that processors want
     draws: tuple[Tensor, Tensor] | None = None  # tokens and peaks, if nothing is asked for but a draw
 
 

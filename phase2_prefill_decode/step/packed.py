@@ -5,8 +5,7 @@ the data that is there already: page tables, and tokens that the host has not se
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,8 +21,7 @@ from phase2_prefill_decode.transfer import moved
 CHANGES = 2  # entries of page tables that may change in a recorded step, for each slice
 
 
-@dataclass(frozen=True, slots=True)
-class PackedStep:
+class PackedStep(NamedTuple):
     """One step on the host: lists of integers, and the parameters and work of the sampler."""
 
     tokens: list[int]  # -1 - row: the newest token of this row, which the host does not know yet
@@ -77,8 +75,7 @@ class PackedStep:
         not depend on the sequences, as a recorded step requires."""
         more, changes = size - len(self.tokens), CHANGES * size - len(self.changed)
         columns = tuple(np.concatenate((c, np.zeros(size - len(c), c.dtype))) for c in self.columns)
-        return replace(
-            self,
+        return self._replace(
             tokens=self.tokens + [0] * more,
             positions=self.positions + [0] * more,
             slots=self.slots + [-1] * more,

@@ -144,18 +144,19 @@ class ModelRunner:
 
     def compute(self, step: PackedStep, arrays: Sequence[Tensor], out: Tensor | None = None) -> Computed:
         """Run the model on a step, given its arrays on the device. A recorded step writes its logits to `out`."""
-        tensors = self.state.load(step, arrays, self.cache.page_size)
+        tensors = self.state.load(step, arrays)
         return Computed(tensors, *self.decoder(tensors, self.pool.layers, out))
 
     def sample(self, computed: Computed, works: Sequence[Work] = ()) -> tuple[Tensor, Tensor]:
         """Draw the tokens of a step, and let processors collect their results."""
         step, logits, hidden, _ = computed
+        last = logits.shape[0]
         tokens, peaks = self.sampler.sample(logits, step.sampling, works)
         if self.ahead:
             self.state.newest.index_copy_(0, step.newest_rows, tokens)
         for work in works:
-            work.collect(logits, tokens, hidden[: len(work.rows)])
-            hidden = hidden[len(work.rows) :]
+            first, last = last, last + len(work.rows)
+            work.collect(logits, tokens, hidden[first:last])
         return tokens, peaks
 
     def run(self, step: PackedStep) -> StepOutput:

@@ -6,7 +6,6 @@ is split, and every kind of sampling.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from phase0_request.batch import Batch, Slice
 from phase0_request.params import SamplingParams
@@ -59,7 +58,7 @@ def long_step(state: DeviceState, sequences: int, config: ModelConfig, context: 
     sequences of `context` tokens. Memory is allocated for these sizes, and the device finds no keys."""
     new = max(FEW, ROWS * config.num_key_value_heads // config.num_attention_heads)
     padding = PackedStep.empty().padded(sequences, state.scratch_row, state.scratch_row * state.width, context)
-    return replace(padding, sizes=((new, context),) * sequences, max_seqlen_q=new)
+    return padding._replace(sizes=((new, context),) * sequences, max_seqlen_q=new)
 
 
 def _in_pages(cache: PagedCache, sequences: Sequence[tuple[int, int, SamplingParams]]) -> Iterator[Batch]:

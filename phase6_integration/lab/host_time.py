@@ -35,6 +35,7 @@ from phase2_prefill_decode.backend import triton_backend
 from phase2_prefill_decode.extras.piecewise import record_pieces
 from phase2_prefill_decode.lab.cost import CostModel
 from phase2_prefill_decode.lab.roofline import named
+from phase2_prefill_decode.linear import TorchLinear
 from phase2_prefill_decode.model import Model, sampler_for
 from phase2_prefill_decode.step.graphs import Computed, Replay
 from phase2_prefill_decode.step.packed import PackedStep, join, split
@@ -57,12 +58,13 @@ TINY: dict[str, Any] = {
 }  # fmt: skip
 
 
-class NoProduct:
+class NoProduct(TorchLinear):
     """In place of a linear layer: counts its calls, and returns rows that nothing has computed."""
 
     kernel = "none"
 
     def __init__(self, weight: Any, bias: Tensor | None = None) -> None:
+        super().__init__(weight, bias)
         self._result: Tensor = weight.new_zeros(256 + CHUNK, len(weight))
 
     def __call__(self, rows: Tensor, out: Tensor | None = None) -> Tensor:

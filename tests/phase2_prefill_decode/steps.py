@@ -1,7 +1,6 @@
 """Steps as tensors, without an engine."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -34,12 +33,12 @@ def loaded(
     state = state or DeviceState(device)
     state.reserve(cache)
     step = pack(batch, cache, state.width)
-    return state.load(step, step.to(device), cache.page_size)
+    return state.load(step, step.to(device))
 
 
 def output_of(draws: tuple[Tensor, Tensor], works: Sequence[Work], drawn: Sequence[int], slices: int) -> StepOutput:
     """The output of a step of which the slices `drawn` complete their requests."""
-    step = replace(PackedStep.empty(), works=works, slice_numbers=tuple(drawn), slices=slices)
+    step = PackedStep.empty()._replace(works=works, slice_numbers=tuple(drawn), slices=slices)
     return LaunchedStep(step, *draws).output()
 
 

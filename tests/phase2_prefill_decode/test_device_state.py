@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 def load(batch: Batch, cache: PagedCache, state: DeviceState) -> StepTensors:
     state.reserve(cache)
     step = pack(batch, cache, state.width)
-    packed = state.load(step, step.to(CPU), cache.page_size)
+    packed = state.load(step, step.to(CPU))
     cache.changed.clear()
     return packed
 
@@ -97,11 +97,11 @@ def test_a_step_is_completed_without_waiting_for_the_device() -> None:
     step = pack(Batch((Slice(request, 2, 2),)), cache, state.width)
     arrays = step.to(CPU)
     with NothingWaits():
-        packed = state.load(step, arrays, 4)
+        packed = state.load(step, arrays)
     assert packed.last is not None
     state.newest[0] = 9
-    assert state.load(step, arrays, 4).tokens.tolist() == [7, 9], "the token in flight is read when the step is loaded"
-    assert packed.metadata.page_table.tolist() == [cache.table(request)[:1]], "4 tokens are one page"
+    assert state.load(step, arrays).tokens.tolist() == [7, 9], "the token in flight is read when the step is loaded"
+    assert packed.metadata.page_table.tolist() == [cache.table(request)]
 
 
 def test_a_state_of_fixed_size_refuses_what_does_not_fit() -> None:
@@ -120,8 +120,8 @@ def test_padding_reads_and_writes_nothing_of_a_request() -> None:
     whole = pack(Batch((Slice(request, 2, 1),)), cache, state.width)
     padded = graphs.pad(whole, 4)
     before = state.page_table.clone()
-    packed = state.load(padded, padded.to(CPU), 4)
-    alone = state.load(whole, whole.to(CPU), 4)
+    packed = state.load(padded, padded.to(CPU))
+    alone = state.load(whole, whole.to(CPU))
     assert packed.tokens.tolist() == [7, 0, 0, 0], "a padding slice computes token 0"
     assert packed.positions.tolist() == [2, 0, 0, 0], "at position 0"
     assert packed.slots.tolist() == [*alone.slots.tolist(), -1, -1, -1], "slot -1: nothing is stored"

@@ -91,7 +91,7 @@ def misfit(tokens: np.ndarray, p: np.ndarray) -> float:
 def test_100_000_draws_have_the_exact_distribution(asked: str, device: str) -> None:
     logits = torch.randn(1, 32, generator=torch.Generator().manual_seed(1)) * 1.5
     params = SamplingParams(**ASKED[asked])
-    given = [getattr(repeated(params, N), name).to(device) for name in SamplingInputs.__slots__]
+    given = [getattr(repeated(params, N), name).to(device) for name in SamplingInputs._fields]
     tokens, _ = backend_for(torch.device(device)).draw(logits.to(device).expand(N, -1), SamplingInputs(*given), 32)
     assert misfit(tokens.cpu().numpy(), exact(logits[0].numpy(), params)) < 4
 
@@ -357,7 +357,7 @@ def test_a_captured_launch_follows_logits_and_parameters() -> None:
     with torch.cuda.graph(graph):
         tokens, _ = sample(first, params, VOCAB)
     first.copy_(later)
-    for name in SamplingInputs.__slots__:
+    for name in SamplingInputs._fields:
         getattr(params, name).copy_(getattr(tensors(*edges), name))
     graph.replay()
     assert tokens.tolist() == reference(later, tensors(*edges), VOCAB)[0].tolist()

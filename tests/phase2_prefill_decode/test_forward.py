@@ -177,7 +177,7 @@ def test_padding_stores_nothing_and_only_the_rows_that_are_wanted_return() -> No
     step.slots.fill_(-1)
     both, _ = decoder(step, pool.layers)
     assert all(map(torch.equal, pool.tensors, untouched.tensors))
-    last = replace(step, last=torch.tensor([1]), newest_rows=torch.tensor([1]))
+    last = step._replace(last=torch.tensor([1]), newest_rows=torch.tensor([1]))
     assert torch.equal(decoder(last, pool.layers)[0], both[1:])
 
 
@@ -186,7 +186,7 @@ def test_other_steps_and_other_models_go_by_layers(calls: list[int]) -> None:
     decoder = Decoder(SMALL, weights, CPU)
     last = torch.tensor([2, 5])
     decoder(
-        replace(packed((17, 32), new=3), last=last, newest_rows=last), pool.layers
+        packed((17, 32), new=3)._replace(last=last, newest_rows=last), pool.layers
     )  # prompts: few of their logits count
     Decoder(SMALL, weights, TORCH)(packed(LENGTHS[:1]), pool.layers)
     assert calls == []

@@ -182,13 +182,13 @@ def test_a_token_beyond_a_request_is_packed_behind_it_and_each_has_a_row_to_draw
     assert step.slice_numbers == (0,) * drawn, "each of these rows belongs to slice 0"
 
 
-def test_a_page_table_may_be_longer_than_the_step_needs() -> None:
+def test_page_tables_of_different_lengths_are_rows_of_one_width() -> None:
     cache = PagedCache(20, 4)
-    request = running(cache, 1, 6, 0, 0)
-    cache.grow(request, 60)
-    packed = loaded(Batch((Slice(request, 0, 6),)), cache)
-    table = packed.metadata.page_table.tolist()
-    assert table == [cache.table(request)[:2]], f"6 tokens need 2 pages of 4; the step has {table}"
+    requests = [running(cache, number, 6, 0, 0) for number in (1, 2)]
+    cache.grow(requests[0], 60)
+    packed = loaded(Batch(tuple(Slice(request, 0, 6) for request in reversed(requests))), cache)
+    short, long = packed.metadata.page_table.tolist()
+    assert (long, short[:2]) == (cache.table(requests[0]), cache.table(requests[1])), "in the order of the slices"
 
 
 def test_a_batch_of_decodes_selects_no_rows() -> None:

@@ -5,7 +5,6 @@ Only rank 0 has requests, the scheduler, page tables on the host, and the sample
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from weakref import ref
 
 import torch
@@ -58,7 +57,7 @@ class Leader(ModelRunner):
                 "another engine of this model has its keys and values on the other ranks, which have one KV pool; load "
                 "the model again for a second engine"
             )
-        self.ranks.tell("forward", replace(step, works=()), self._shape)
+        self.ranks.tell("forward", step._replace(works=()), self._shape)
         with self.ranks.together():
             return super().forward(step)
 
