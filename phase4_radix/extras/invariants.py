@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from copy import deepcopy
 
 from phase1_kv_pool.allocator import PageError
 from phase1_kv_pool.cache import PagedCache
@@ -63,11 +64,10 @@ def _problems(tree: RadixTree) -> Iterator[str]:
     if len(pages) != len(set(pages)):
         yield "a page is in the tree twice"
     locked = sum(len(node.pages) for node in nodes.values() if node.ref_count)
-    if (len(pages), locked) != (tree.num_pages, tree.num_locked):
-        counts = f"{tree.num_pages} pages and {tree.num_locked} locked ones"
-        yield f"the tree has {len(pages)} pages, {locked} of them locked, and counts {counts}"
+    if (has := (len(pages), locked)) != (counts := (tree.num_pages, tree.num_locked)):
+        yield "the tree has {} pages, {} of them locked, and counts {} pages, {} locked".format(*has, *counts)
     leaves = {(number, node.last_used) for number, node in nodes.items() if not (node.ref_count or node.children)}
     if wrong := tree.leaves.items() ^ leaves:
         yield f"unlocked leaves and the eviction queue differ in (node, last use): {sorted(wrong)}"
-    elif leaves and (oldest := tree.leaves.oldest()) != min(leaves, key=lambda leaf: leaf[1])[0]:
+    elif leaves and (oldest := deepcopy(tree.leaves).oldest()) != min(leaves, key=lambda leaf: leaf[1])[0]:
         yield f"node {oldest} is evicted next, and is not the least recently used leaf"

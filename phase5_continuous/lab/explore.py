@@ -19,7 +19,7 @@ from phase0_request.lab.report import add_fields, at_least_one, finish, parser, 
 from phase5_continuous.extras.record.record_file import encoded, open_record, read
 from phase5_continuous.lab.exploring.planting import bug
 from phase5_continuous.lab.exploring.search import Found, explore
-from phase5_continuous.lab.exploring.setting import Setting, kinds
+from phase5_continuous.lab.exploring.setting import ALSO, Setting, kinds
 from phase5_continuous.lab.exploring.story import tell
 from phase5_continuous.lab.exploring.worlds import BUGS, LARGE, WORLDS
 from phase5_continuous.policies import POLICIES
@@ -52,7 +52,9 @@ def main(arguments: list[str] | None = None) -> int:
     add_fields(of, Setting(kinds=()), NUMBERS)
     of.add_argument("--policy", choices=POLICIES, default="fcfs", help="(%(default)s)")
     of.add_argument("--fair", action="store_true", help="tenants take turns")
-    of.add_argument("--late", action="store_true", help="the mask of a request may be late: it draws no token then")
+    of.add_argument("--limit", type=at_least_one, metavar="N", help="requests that may wait (any number)")
+    also = "; ".join(f"{name}: {what}" for name, what in ALSO.items())
+    of.add_argument("--also", nargs="*", choices=ALSO, default=[], help=f"what may happen besides ({also})")
     of.add_argument("--alone", action="store_true", help="requests share no pages: there is no prefix cache")
     of.add_argument("--ends", nargs="*", choices=("abort", "stop", "timeout"), default=["abort"], help="(abort)")
     of.add_argument(
@@ -90,7 +92,8 @@ def chosen(options: argparse.Namespace) -> Setting:
         **{name: getattr(options, name) for name in NUMBERS},
         policy=options.policy,
         fair=options.fair,
-        late=options.late,
+        limit=options.limit,
+        also=tuple(options.also),
         shares=not options.alone,
         ends=tuple(options.ends),
         lost=lost,
@@ -126,6 +129,7 @@ def row(found: Found) -> dict[str, Any]:
         "longest_way": found.longest if found.longest is not None else "-",
         "seconds": round(found.seconds, 2),
         "states_per_second": round(found.states / found.seconds),
+        "bytes_per_state": round(found.bytes / found.states),
         "peak_megabytes": round(found.peak_megabytes),
     }
 

@@ -201,7 +201,7 @@ def test_entries_of_the_arena_are_reused(tree: RadixTree) -> None:
         (lambda t: t.nodes[1].key.__setitem__(0, b"12"), "is not the child"),
         (lambda t: t.nodes[1].pages.__setitem__(0, 22), "twice"),
         (lambda t: setattr(t, "num_pages", 5), "counts 5 pages"),
-        (lambda t: setattr(t, "num_locked", 2), "2 locked ones"),
+        (lambda t: setattr(t, "num_locked", 2), "2 locked"),
         (lambda t: setattr(t.nodes[3], "ref_count", 2), "fewer references than its children"),
         (lambda t: t.leaves.discard(1), "unlocked leaves and the eviction queue differ"),
         (lambda t: t.leaves.add(3, 9), "unlocked leaves and the eviction queue differ"),
@@ -214,3 +214,11 @@ def test_check_finds_corruption(tree: RadixTree, breakage: Callable[[RadixTree],
     breakage(tree)
     with pytest.raises(PageError, match=message):
         check_tree(tree)
+
+
+def test_a_check_changes_nothing(tree: RadixTree) -> None:
+    for _ in range(3):
+        tree.insert(flat(A, D), [3, 4], after=ROOT)  # each use leaves a stale entry in the eviction queue
+    before = copy.deepcopy(vars(tree.leaves))
+    check_tree(tree)
+    assert vars(tree.leaves) == before

@@ -4,7 +4,9 @@ The first are the engine's own invariants. These here are of an event: they comp
 after. Each is a sentence of a chapter, and is written from that sentence, not from the code that keeps it.
 """
 
-from collections.abc import Callable, Iterator, Set
+import marshal
+from collections import Counter
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from phase0_request.batch import Event
@@ -16,7 +18,18 @@ from phase5_continuous.admission import waits_for_prefix
 from phase5_continuous.extras.fairness import FairQueues
 from phase5_continuous.extras.invariants import check
 from phase5_continuous.extras.record.held import demand
-from phase5_continuous.lab.exploring.world import EOS, FAILED, GONE, LAST, LATE, STATES, Happening, Row, World
+from phase5_continuous.lab.exploring.world import (
+    EOS,
+    FAILED,
+    GONE,
+    LATE,
+    STATES,
+    Happening,
+    Row,
+    World,
+    rows_of,
+    served_in,
+)
 from phase5_continuous.turns import OneQueue
 
 WAITS, RUNS, PREEMPTED = map(STATES.index, (RequestState.WAITING, RequestState.RUNNING, RequestState.PREEMPTED))
@@ -35,9 +48,9 @@ Own = Callable[[World], str | None]
 """A promise of the reader's own: what is wrong with the state of a world, or None."""
 
 
-def follow(world: World, before: Any, event: Happening, known: Set[int], own: Own | None = None) -> bytes:
-    """Let an event happen, and return the state that it leads to. BrokenError if a promise does not hold. A state whose
-    hash is `known` has been checked before."""
+def follow(world: World, before: Any, event: Happening, known: set[int], own: Own | None = None) -> bytes:
+    """Let an event happen, and return the state that it leads to. BrokenError if a promise does not hold. States and
+    their parts whose hashes are `known` have been checked before."""
     try:
         step = world.happen(event)
     except Exception as error:
@@ -50,32 +63,39 @@ def judge(
     before: Any,
     event: Happening,
     step: Step | None,
-    known: Set[int] = frozenset(),
+    known: set[int],
     own: Own | None = None,
 ) -> bytes:
     """The state after an event that has happened. BrokenError if a promise does not hold."""
     try:
-        after = _state(world)
-        new = hash(after) not in known
-        if new:
+        *read, _ = state = _state(world)
+        after, part = marshal.dumps(state, 2), hash(tuple(read))
+        if (new := hash(after) not in known) and part not in known:
             check(world.scheduler)
+            known.add(part)
     except Exception as error:
         raise BrokenError(f"the engine's invariants ({type(error).__name__})", str(error)) from error
     if event.what == "plan":
-        _planned(world, [Row(*row) for row in before[1]], step)
+        _planned(world, before, step)
     elif event.what == "commit" and step is not None:
-        _committed(world, [Row(*row) for row in before[1]], step, event)
+        _committed(world, rows_of(before), step, event)
     elif event.what == "end":
         sequence = world.live[event.of]
         _hold("what has ended leaves", sequence.request.finished, f"{sequence.request.id} has not ended")
+    elif event.what == "submit":
+        _came(world, before, state)
+    elif event.what == "again":
+        _kept(world, rows_of(before))
+    if world.setting.fair and event.what in ("plan", "commit", "submit"):
+        _charges(world, before, event, step)
     if own is not None and new and (wrong := own(world)):
         raise BrokenError("your own", wrong)
     return after
 
 
-def _state(world: World) -> bytes:
+def _state(world: World) -> tuple[Any, Any, Any]:
     try:
-        return world.encode()
+        return world.read()
     except KeyError:  # a part of the engine knows what has left: what that is, the invariants say better
         check(world.scheduler)
         raise
@@ -86,11 +106,26 @@ def _hold(promise: str, condition: object, otherwise: str) -> None:
         raise BrokenError(promise, otherwise)
 
 
+def _came(world: World, before: Any, after: Any) -> None:
+    """A full queue refuses a request, and is as it was."""
+    limit, waiting = world.setting.limit, sum(row.state == WAITS for row in rows_of(before))
+    full, same = limit is not None and waiting >= limit, marshal.loads(marshal.dumps(after, 2)) == before
+    _hold("a full queue refuses requests", full == same, f"{waiting} of at most {limit} wait, and one more arrives")
+
+
+def _kept(world: World, rows: list[Row]) -> None:
+    """Steps that are planned again cost no request its pages or tokens."""
+    for row, each in zip(rows, world.live, strict=True):
+        if row.state == RUNS and row.capacity:
+            has = each.request.computed, tuple(world.cache.tables.get(each.request.id, ())), each.in_flight
+            _hold("running requests keep their pages", has == (row.computed, row.table, 0), f"{each.request.id}: {has}")
+
+
 # A plan
 
 
-def _planned(world: World, rows: list[Row], step: Step | None) -> None:
-    live = world.live
+def _planned(world: World, before: Any, step: Step | None) -> None:
+    live, rows = world.live, rows_of(before)
     for row, sequence in zip(rows, live, strict=True):
         fits = row.num_tokens <= world.cache.max_tokens
         request, had_ended = sequence.request, STATES[row.state] is RequestState.FINISHED
@@ -104,21 +139,30 @@ def _planned(world: World, rows: list[Row], step: Step | None) -> None:
     _reserve(world, admitted)
     _order(world, rows, admitted)
     _victims(world, rows)
+    if world.setting.fair:
+        served = served_in(before)
+        _next_tenant(rows, live, served, [each for each in (step.batch.sequences if step else ()) if each in admitted])
+        _gives_way(world, rows, served, closed=before[1][4] is not None)
     _once(world, admitted)
     _room(world, step)
     if step is not None:
-        _budget(world, step)
+        _budget(world, rows, step)
         _advances(world, rows, step)
         _shares(world, rows, step)
         _rotates(rows, world, step)
 
 
-def _budget(world: World, step: Step) -> None:
-    setting, parts = world.setting, step.batch.slices
+def _budget(world: World, rows: list[Row], step: Step) -> None:
+    """A step keeps its limits. A chunk that does not reach the end of its prompt ends where a page does, if it can."""
+    setting, parts, size = world.setting, step.batch.slices, world.cache.page_size
     longest = max((part.length for part in parts), default=0)
     _hold("a step keeps its budget", step.batch.num_tokens <= setting.budget, f"{step.batch.num_tokens} tokens")
     _hold("a chunk keeps its size", longest <= setting.chunk, f"a slice has {longest} tokens")
     _hold("a request has one slice", len({part.request for part in parts}) == len(parts), "one has two")
+    pending = {each.request: row.num_tokens for row, each in zip(rows, world.live, strict=True)}
+    for part in parts:
+        cut = part.stop < pending[part.request] and part.stop % size and part.stop // size * size > part.start
+        _hold("a chunk ends where a page does", not cut, f"{part.request.id} computes up to token {part.stop}")
 
 
 def _reserve(world: World, admitted: list[SequenceState]) -> None:
@@ -158,6 +202,79 @@ def _victims(world: World, rows: list[Row]) -> None:
         if world.setting.fair:
             later = [other for other in later if other.request.tenant == each.request.tenant]
         _hold("the last in rank is preempted", not later, f"{each.request.id} is preempted, and is not the last")
+
+
+def _next_tenant(
+    rows: list[Row], live: list[SequenceState], served: dict[str, float], admitted: list[SequenceState]
+) -> None:
+    """The tenant with the fewest tokens is next, counting its requests before that wait for a prefix."""
+    preempted = {each.request.tenant for each in live if each.request.state is RequestState.PREEMPTED}
+    preempted |= {each.request.tenant for row, each in zip(rows, live, strict=True) if row.state == PREEMPTED}
+    tokens, before = {**served}, dict[SequenceState, float]()
+    for row, each in zip(rows, live, strict=True):
+        tenant = each.request.tenant
+        if row.state == PREEMPTED or (row.state == WAITS and tenant not in preempted):
+            before[each] = tokens[tenant]
+            tokens[tenant] += row.num_tokens
+    for first in admitted[:1]:
+        for each, count in before.items():
+            if not waits_for_prefix(each) and count < before[first]:
+                counts = f"{first.request.id} starts at {before[first]:g} tokens, and {each.request.id} at {count:g}"
+                raise BrokenError("the tenant with the fewest tokens is next", counts)
+
+
+def _gives_way(world: World, rows: list[Row], served: dict[str, float], *, closed: bool) -> None:
+    """A tenant that runs far fewer requests than another takes a place from it, if it is next and has fewer tokens."""
+    live, full = world.live, world.scheduler.running_set
+    runs = [each for row, each in zip(rows, live, strict=True) if row.state == RUNS and row.capacity]
+    places = Counter(each.request.tenant for each in runs)
+    queued = [(row, each) for row, each in zip(rows, live, strict=True) if row.state in (WAITS, PREEMPTED)]
+    ready = {each.request.tenant for row, each in queued if not _waited(rows, row)}
+    most = max(places.values(), default=0)
+    gave = [each for each in runs if not each.capacity and not each.request.finished]
+    if gave and full.preempted_for is None:
+        other, waiting = gave[0].request, {each.request.tenant for _, each in queued}
+        fewer = [tenant for tenant in waiting if places[tenant] + 1 < places[other.tenant] == most]
+        _hold("a place is taken from the tenant with the most", fewer, f"{other.id} gives way, and {dict(places)} run")
+        return
+    leaving = any(row.table is not None and not row.capacity for row in rows)
+    if (len(runs) < world.setting.places and not closed) or leaving or any(row.blocked for row in rows) or not ready:
+        return
+    least = min(served[tenant] for tenant in ready)
+    first = [tenant for tenant in ready if served[tenant] == least]
+    busy = [tenant for tenant, number in places.items() if number == most]
+    takes = all(places[one] + 1 < most and served[one] < served[other] for one in first for other in busy)
+    _hold("a tenant with few requests takes a place", gave or not takes, f"{first[0]} waits, and {dict(places)} run")
+
+
+def _waited(rows: list[Row], row: Row) -> bool:
+    """Whether a request waited for the prefix of another one."""
+    other = rows[row.waits_on] if row.waits_on != GONE else None
+    return other is not None and bool(other.capacity) and not other.blocked and other.computed < row.until
+
+
+def _charges(world: World, before: Any, event: Happening, step: Step | None) -> None:
+    """A tenant pays for the tokens that its requests prefill and get. One that comes has saved up none."""
+    turns, were = world.scheduler.turns, served_in(before)
+    assert isinstance(turns, FairQueues)
+    share, due = turns.share, dict[str, int]()
+    if event.what == "submit":
+        tenant = world.kinds[event.of].tenant
+        saved = tenant in share.served and share.served[tenant] < share.virtual_time
+        _hold("no tenant saves up tokens", not saved, f"{tenant} comes with fewer tokens than those that wait have had")
+        return
+    if event.what == "plan":
+        for row, each in zip(rows_of(before), world.live, strict=True):
+            if row.state != RUNS and each.request.state is RequestState.RUNNING:
+                due[each.request.tenant] = due.get(each.request.tenant, 0) + each.request.total - each.request.computed
+    elif step is not None:
+        for news in step.events:
+            if news.token is not None:
+                due[news.request.tenant] = due.get(news.request.tenant, 0) + 1
+    for tenant in share.served.keys() & were.keys():
+        counted, owed = share.served[tenant] - were[tenant], due.get(tenant, 0)
+        pays = f"{tenant} pays for {counted:g} tokens, and {owed} are its"
+        _hold("a tenant pays for its tokens", abs(counted - owed) < 0.001, pays)
 
 
 def _once(world: World, admitted: list[SequenceState]) -> None:
@@ -305,9 +422,8 @@ def _committed(world: World, rows: list[Row], step: Step, event: Happening) -> N
         if outcome == FAILED:
             expected.append((request.id, None, True))
         elif part.start + part.length - len(part.beyond) >= known:
-            say, most = world.outputs[row.kind], request.params.max_tokens
-            tokens = [EOS] if outcome == LAST else say[row.output : row.output + max(1, outcome - LAST)]
-            for number, token in enumerate(tokens, row.output + 1):
+            most = request.params.max_tokens
+            for number, token in enumerate(world.drawn(row.kind, row.output, outcome), row.output + 1):
                 expected.append((request.id, token, token == EOS or number == most))
                 if number == most:
                     break

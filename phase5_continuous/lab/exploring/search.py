@@ -36,6 +36,7 @@ class Found:
     depth: int = 0  # of the state that is farthest from the beginning
     seconds: float = 0.0
     peak_megabytes: float = 0.0  # of this process in its life and the largest that has ended: more than the states
+    bytes: int = 0  # of all states in canonical form
     longest: int | None = None  # steps on the longest way to the end, with nothing new arriving
     broken: BrokenError | None = None
     story: list[Happening] = field(default_factory=list)  # the shortest way there
@@ -112,6 +113,7 @@ def explore(
                         ways.parent.append(number)
                         ways.event.append(event)
                         new.append(state)
+                        found.bytes += len(state)
                 found.edges += len(edges)
                 for hashed, step in drain:
                     ways.next.append(ways.number[hashed])
@@ -230,7 +232,7 @@ class Expander:
         world, edges, before = self.world, list[Edge](), marshal.loads(state)
         world.decode(before)
         events = [*world.events()]
-        planned, commits, masks = None, [], []
+        plans, commits, masks = [], [], []
         for number, event in enumerate(events):
             if number:
                 world.decode(before)
@@ -243,12 +245,12 @@ class Expander:
             edges.append((number, hashed, None if hashed in self.seen else after))
             self.seen.add(hashed)
             if event.what == "plan" and after != state:
-                planned = hashed
+                plans.append((hashed, False))
             elif in_time:
                 commits.append((hashed, True))
             elif event.what == "mask":
                 masks.append((hashed, False))
-        drain = (commits or masks) if planned is None else [(planned, False)]
+        drain = plans or commits or masks
         return edges, drain, self.end(state) if not drain else None
 
     def end(self, state: bytes) -> tuple[None, str, str] | None:

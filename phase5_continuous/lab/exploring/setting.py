@@ -4,6 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+ALSO = {
+    "late": "the mask of a request is late: it draws no token",
+    "fail": "a slice fails beside any outcome of the others, and not beside tokens alone",
+    "again": "the steps in flight fail through no request's fault, and are planned again",
+    "reset": "the cache is emptied",
+}
+
 
 class Kind(NamedTuple):
     """A request that may come. Each letter of its prompt is a token."""
@@ -55,7 +62,8 @@ class Setting:
     shares: bool = True
     fair: bool = False
     drafts: int = 0
-    late: bool = False  # whether the mask of a request may be late
+    limit: int | None = None  # requests that may wait
+    also: tuple[str, ...] = ()  # what else may happen, of ALSO
     ends: tuple[str, ...] = ("abort",)  # how requests end from outside
     lost: int | None = None  # steps that may be lost; None: any number
 

@@ -18,6 +18,13 @@ ENDS = {
     "timeout": "the deadline of {} passes",
     "stop": "the text of {} has a stop string",
 }
+WORDS = {
+    "plan": "a step is planned",
+    "commit": "a step is committed",
+    "lose": "the steps in flight are lost",
+    "again": "the steps in flight fail, and are to be planned again",
+    "reset": "the cache is emptied",
+}
 TICK = 0.01  # seconds between two events of a record
 
 
@@ -42,7 +49,7 @@ def tell(setting: Setting, events: Sequence[Happening], file: Path | None = None
                 return
             yield _words(world, event) + _came_of(world, event, step)
     try:
-        judge(world, before, event, step)
+        judge(world, before, event, step, set())
     except BrokenError as broken:
         yield broken.how
 
@@ -61,12 +68,12 @@ def _words(world: World, event: Happening) -> str:
         return ENDS[event.how].format(world.live[event.of].request.id)
     if event.what == "mask":
         return f"the mask of {world.live[event.of].request.id} is there"
-    return {"plan": "a step is planned", "commit": "a step is committed", "lose": "the steps in flight are lost"}[
-        event.what
-    ]
+    return WORDS[event.what]
 
 
 def _came_of(world: World, event: Happening, step: Step | None) -> str:
+    if event.what == "submit" and all(each.request.id != world.arrived for each in world.ordered()):
+        return ", and the queue is full"
     if event.what == "plan":
         planned = ", ".join(map(_part, step.batch.slices)) if step is not None else "no request can take part"
         waits = [each.request.id for each in world.scheduler.turns]

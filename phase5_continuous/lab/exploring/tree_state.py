@@ -7,7 +7,7 @@ from phase4_radix.radix_tree import NO_PARENT, ROOT, Node, RadixTree
 
 
 def read_tree(tree: RadixTree, nodes: dict[int, int], pages: dict[int, int]) -> tuple[Any, ...]:
-    """The nodes of a tree, each behind its parent. They and their pages are numbered in this order."""
+    """The counters of a tree, and its nodes, each after its parent. They and their pages are numbered in this order."""
     order, stack = [], [ROOT]
     while stack:
         number = stack.pop()
@@ -16,19 +16,22 @@ def read_tree(tree: RadixTree, nodes: dict[int, int], pages: dict[int, int]) -> 
             stack.append(children[key])
         if number != ROOT:
             nodes[number] = len(nodes)
-            order.append(tree.nodes[number])
-    ranks = {time: rank for rank, time in enumerate(sorted({node.last_used for node in order}))}
-    return tuple(
-        [
+            order.append((number, tree.nodes[number]))
+    ranks = {time: rank for rank, time in enumerate(sorted({node.last_used for _, node in order}))}
+    leaves = tree.leaves.items()
+    return (
+        (tree.num_pages, tree.num_locked, len(leaves)),
+        *[
             (
                 nodes[node.parent],
                 tuple(node.key),
                 tuple([pages.setdefault(page, len(pages)) for page in node.pages]),
                 node.ref_count,
                 ranks[node.last_used],
+                (number, node.last_used) in leaves,
             )
-            for node in order
-        ]
+            for number, node in order
+        ],
     )
 
 
@@ -37,7 +40,7 @@ def write_tree(tree: RadixTree, state: tuple[Any, ...], counts: list[int]) -> No
     made = [Node(NO_PARENT, [], [], {}, 1)]
     tree.num_pages = tree.num_locked = 0
     latest = 0
-    for parent, key, pages, ref_count, used in state:
+    for parent, key, pages, ref_count, used, _ in state[1:]:
         made[parent].children[key[0]] = len(made)
         made.append(Node(parent, [*key], [*pages], {}, ref_count, used + 1))
         tree.num_pages += len(pages)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from phase0_request.batch import Batch, Event, Slice, StepOutput
 from phase0_request.core import EngineCore, Step
 from phase0_request.params import SamplingParams
-from phase0_request.queue import SequenceState
+from phase0_request.queue import QueueFullError, SequenceState
 from phase0_request.request import FinishReason, Request, RequestState
 from phase1_kv_pool.cache import PagedCache
 from phase2_prefill_decode.extras.outcome import Verified, outcome_of
@@ -36,22 +36,20 @@ from phase5_continuous.turns import OneQueue
 EOS = 0
 ANSWER = 8  # the first prompt is answered A, B, C ...; the second I, J, K ...; the third Q, R, S ...
 STATES = [*RequestState]
+STATES_AT = {state: number for number, state in enumerate(STATES)}
 KEY = attrgetter("key")
 PATIENCE = 5.0  # seconds of the processor for one event
 GONE = 1 << 20  # in place of the number of a request that has ended and left
 
 TOKEN, LAST, FAILED = 0, 1, 2  # outcomes of a slice: the next token, EOS, or an error
-ACCEPTED = 2  # more than this: so many tokens of a draft, and the next one
-LATE = 99  # no token yet, since its mask is late
+LATE = 3  # no token yet, since its mask is late
+ACCEPTED, ENDED = 10, 20  # and n: so many tokens of a draft, and the next one, or EOS
 
 
 class Row(NamedTuple):
     """A live request in a state, in the order of rank."""
 
-    kind: int
     state: int
-    computed: int
-    output: int
     num_tokens: int
     num_scheduled: int
     in_flight: int
@@ -60,8 +58,24 @@ class Row(NamedTuple):
     until: int
     passed: int  # steps without it, though its next token was ready
     blocked: int  # 1: until its mask is there, 2: until the next plan
+
+    # The pages that it holds, and what is in them.
+    kind: int
+    computed: int
+    output: int
     table: tuple[int, ...] | None
     lock: tuple[int, int] | None  # the node, and the pages that are published
+
+
+def rows_of(state: Any) -> list[Row]:
+    """The live requests in a state as `marshal` loads it."""
+    (held, *_), (rows, *_), _ = state
+    return [Row(*row, *holds) for row, holds in zip(rows, held, strict=True)]
+
+
+def served_in(state: Any) -> dict[str, float]:
+    """The tokens of each tenant in a state of a world in which they take turns."""
+    return dict(state[2][0])
 
 
 class Happening(NamedTuple):
@@ -69,7 +83,7 @@ class Happening(NamedTuple):
 
     what: str
     of: int = 0  # the kind that arrives, or the request, by its place in the order of rank
-    how: Any = ""  # the reason to end, or the outcome of each slice
+    how: Any = ""  # the reason to end, the outcome of each slice, or the longest draft of each request that decodes
 
 
 @dataclass(slots=True)
@@ -83,13 +97,15 @@ class Mask:
 
 
 class Guess:
-    """Proposes the output itself, so that any part of it may be accepted."""
+    """Proposes the output itself, so that any part of it may be accepted. How much of it is part of a plan: so a draft
+    has each length that could pay, whatever was accepted before."""
 
     def __init__(self, world: "World") -> None:
         self.world = world
+        self.lengths: dict[Request, int] = {}
 
     def propose(self, request: Request, most: int) -> list[int]:
-        done = len(request.output_tokens)
+        done, most = len(request.output_tokens), min(most, self.lengths[request])
         return self.world.outputs[self.world.kind_of[request]][done : done + most]
 
 
@@ -99,7 +115,8 @@ class World:
     def __init__(self, setting: Setting) -> None:
         self.setting, kinds = setting, setting.kinds
         self.cache = (PrefixCache if setting.shares else PagedCache)(setting.pages, setting.page_size)
-        self.guess = Speculation(Guess(self), setting.drafts, spare_rows=1 << 20) if setting.drafts else None
+        self.guess = Guess(self)
+        self.drafts = Speculation(self.guess, setting.drafts, spare_rows=1 << 20) if setting.drafts else None
         self.scheduler = Scheduler(
             self.cache,
             [EOS],
@@ -108,8 +125,9 @@ class World:
             turns=FairQueues if setting.fair else OneQueue,
             max_running=setting.places,
             watermark=setting.watermark,
+            queue_limit=setting.limit,
             ahead=setting.ahead,
-            extender=self.guess,
+            extender=self.drafts,
         )
         self.core: EngineCore[Scheduler, Batch] = EngineCore(self.scheduler, self, lambda: self.now)
         self.now = 0.0  # for a record: no decision depends on it, since all have one time of arrival
@@ -173,12 +191,16 @@ class World:
                 blocked = self.scheduler._live[request.id].blocked_by
                 outcome_of(output, number).late = Mask() if blocked is None else blocked
             elif part.start + part.length - len(part.beyond) >= request.total and not request.finished:
-                say, done = self.outputs[self.kind_of[request]], len(request.output_tokens)
-                output.tokens[number] = EOS if outcome == LAST else say[done]
-                if outcome > ACCEPTED:
-                    rest = say[done + 1 : done + 1 + outcome - ACCEPTED]
+                output.tokens[number], *rest = self.drawn(self.kind_of[request], len(request.output_tokens), outcome)
+                if rest:
                     outcome_of(output, number).verified = [Verified(token) for token in rest]
         return output
+
+    def drawn(self, kind: int, done: int, outcome: int) -> list[int]:
+        """The tokens that a slice draws with this outcome, after `done` tokens of output."""
+        accepted, ends = (outcome % 10, outcome >= ENDED) if outcome > ACCEPTED else (0, outcome == LAST)
+        say = self.outputs[kind][done : done + accepted]
+        return [*say, EOS if ends else self.outputs[kind][done + accepted]]
 
     # What may happen now,
 
@@ -191,11 +213,15 @@ class World:
             ):
                 yield Happening("submit", kind)
         if len(flying) <= self.setting.ahead:
-            yield Happening("plan")
+            yield from (Happening("plan", how=lengths) for lengths in product(*map(self.lengths, self.decodes())))
         if flying:
             yield from (Happening("commit", how=outcome) for outcome in self.outcomes(flying[0][0].batch))
             if self.lost != 0:
                 yield Happening("lose")
+            if "again" in self.setting.also:
+                yield Happening("again")
+        if "reset" in self.setting.also and self.cache.usage.cached:
+            yield Happening("reset")
         for place, sequence in enumerate(self.ordered()):
             if isinstance(sequence.blocked_by, Mask) and not sequence.blocked_by.is_there:
                 yield Happening("mask", place)
@@ -204,22 +230,36 @@ class World:
                     if how != "stop" or sequence.request.state is not RequestState.WAITING:
                         yield Happening("end", place, how)
 
+    def decodes(self) -> list[SequenceState]:
+        """The requests that may get a draft: those that resume, too."""
+        live = [each for each in self.ordered() if each.request.output_tokens] if self.drafts is not None else []
+        paused = RequestState.PREEMPTED
+        return [each for each in live if each.num_tokens - each.num_scheduled == 1 or each.request.state is paused]
+
+    def lengths(self, sequence: SequenceState) -> Iterator[int]:
+        """The lengths that its draft may have."""
+        return iter(range(min(self.setting.drafts, sequence.longest - sequence.num_tokens), -1, -1))
+
     def outcomes(self, batch: Batch) -> Iterator[tuple[int, ...]]:
         """Each slice yields a token or the last one, independently of the others; or one of them fails."""
-        choices, alive = [], []
+        also = self.setting.also
+        choices, alive = list[tuple[int, ...]](), []
         for number, part in enumerate(batch.slices):
             request = part.request
-            last = len(request.output_tokens) + 1 >= request.params.max_tokens
-            yields = part.start + part.length - len(part.beyond) >= request.total and not request.finished
+            left = request.params.max_tokens - len(request.output_tokens) - 1  # after the next token
             alive += [] if request.finished else [number]
             if not request.finished and self.scheduler._live[request.id].blocked_by is not None:
                 choices.append((LATE,))  # it follows a token that was not drawn
-                continue
-            accepted = range(1, len(part.beyond) + 1) if yields else ()
-            late = (LATE,) if self.setting.late and yields else ()
-            choices.append((TOKEN, *late, *(ACCEPTED + n for n in accepted), *((LAST,) if yields and not last else ())))
+            elif request.finished or part.start + part.length - len(part.beyond) < request.total:
+                choices.append((TOKEN,))  # it draws none
+            else:
+                accepted = range(1, len(part.beyond) + 1)
+                choice = [TOKEN, *[LATE] * ("late" in also), *(ACCEPTED + n for n in accepted)]
+                choices.append((*choice, *[LAST] * (left > 0), *(ENDED + n for n in accepted if n < left)))
+        if "fail" in also:
+            choices = [(*choice, FAILED) if number in alive else choice for number, choice in enumerate(choices)]
         yield from product(*choices)
-        for number in alive:
+        for number in alive if "fail" not in also else ():
             yield tuple(FAILED if each == number else choice[0] for each, choice in enumerate(choices))
 
     def is_in_time(self, event: Happening) -> bool:
@@ -248,8 +288,12 @@ class World:
             self.left[event.of] -= 1
             request = self.fresh(event.of)
             self.arrived = request.id
-            core.submit(request)
+            try:
+                core.submit(request)
+            except QueueFullError:
+                self.left[event.of] += 1
         elif event.what == "plan":
+            self.guess.lengths = {each.request: n for each, n in zip(self.decodes(), event.how, strict=True)}
             return self.plan()
         elif event.what == "commit":
             self.committing, self.outcome = core._in_flight[0][0].batch, event.how
@@ -261,6 +305,14 @@ class World:
         elif event.what == "lose":
             self.lost = None if self.lost is None else self.lost - 1
             core.discard_in_flight()
+        elif event.what == "again":
+            core._in_flight.clear()
+            self.scheduler.plan_again()
+            for observer in core.observers:
+                observer.discarded()
+        elif event.what == "reset":
+            assert isinstance(self.cache, PrefixCache)
+            self.cache.reset()
         else:
             request = self.live[event.of].request
             if event.how == "stop":
@@ -308,6 +360,11 @@ class World:
 
     def encode(self) -> bytes:
         """The state of the world, in canonical form. KeyError if a part of the engine knows a request that has left."""
+        return marshal.dumps(self.read(), 2)
+
+    def read(self) -> tuple[Any, Any, Any]:
+        """The state as integers: of the pages, of the queues, and the rest. The invariants read the first two alone,
+        which have the engine's counters for it, although these follow from the others if all is well."""
         scheduler, cache, running_set = self.scheduler, self.cache, self.scheduler.running_set
         live = self.ordered()
         place = {sequence: number for number, sequence in enumerate(live)}
@@ -317,7 +374,7 @@ class World:
         tree: tuple[Any, ...] = ()
         if isinstance(cache, PrefixCache):
             tree = read_tree(cache.tree, nodes, pages)
-        rows = []
+        rows, held = [], []
         for sequence in live:
             request, waits, lock, named = sequence.request, sequence.waiting_on, None, None
             if (table := cache.tables.get(request.id)) is not None:
@@ -328,12 +385,10 @@ class World:
             waits_on, until = (place.get(waits[0], GONE), waits[1]) if waits else (GONE, 0)
             if waits_on == GONE:
                 until = 0
+            held.append((self.kind_of[request], request.computed, len(request.output_tokens), named, lock))
             rows.append(
                 (
-                    self.kind_of[request],
-                    STATES.index(request.state),
-                    request.computed,
-                    len(request.output_tokens),
+                    STATES_AT[request.state],
                     sequence.num_tokens,
                     sequence.num_scheduled,
                     sequence.in_flight,
@@ -342,8 +397,6 @@ class World:
                     until,
                     self.passed.get(sequence, 0),
                     0 if sequence.blocked_by is None else 1 + sequence.blocked_by.done(),
-                    named,
-                    lock,
                 )
             )
         flying = tuple(
@@ -352,54 +405,66 @@ class World:
                 for step, _ in self.core._in_flight
             ]
         )
-        not_fit = running_set.did_not_fit
-        state = (
-            tuple(self.left),
-            tuple(rows),
-            tuple([place[each] for each in running_set.running]),
-            tuple([place[each] for each in running_set.leaving]),
-            self._read_turns(place),
-            None if not_fit is None else of.get(not_fit, GONE),
-            tuple(dict.fromkeys([place[each] for each in scheduler.admission.prefixes._sequences if each in place])),
-            tuple([of[request] for request in scheduler.chunker._skipped if request in of]),
-            flying,
-            tree,
-            self.lost,
+        not_fit, counts = running_set.did_not_fit, cache.allocator.counts
+        owners, free = tuple([counts[page] for page in pages]), tuple([counts[page] for page in cache.allocator.free])
+        turns, served = self._read_turns(place)
+        return (
+            (tuple(held), tree, owners, sum(counts), free, len(cache.tables)),
+            (
+                tuple(rows),
+                tuple([place[each] for each in running_set.running]),
+                tuple([place[each] for each in running_set.leaving]),
+                turns,
+                None if not_fit is None else of.get(not_fit, GONE),
+            ),
+            (
+                served,
+                tuple(self.left),
+                tuple(dict.fromkeys([place[one] for one in scheduler.admission.prefixes._sequences if one in place])),
+                tuple([of[request] for request in scheduler.chunker._skipped if request in of]),
+                flying,
+                self.lost,
+            ),
         )
-        return marshal.dumps(state, 2)
 
-    def _read_turns(self, place: dict[SequenceState, int]) -> tuple[Any, ...]:
+    def _read_turns(self, place: dict[SequenceState, int]) -> tuple[tuple[Any, ...], tuple[tuple[str, float], ...]]:
+        """The queues, and the tokens of each tenant beyond the virtual time. Once all requests have come, only the
+        differences between tenants that are here count."""
+
         def queues(one: OneQueue) -> tuple[tuple[int, ...], tuple[int, ...]]:
             return tuple([place[each] for each in one.waiting]), tuple([place[each] for each in one.preempted])
 
         turns = self.scheduler.turns
         if isinstance(turns, OneQueue):
-            return queues(turns)
+            return queues(turns), ()
         assert isinstance(turns, FairQueues)
-        share, begin = turns.share, turns.share.virtual_time
-        return (
-            tuple([(tenant, *queues(queue)) for tenant, queue in turns.by_tenant.items()]),
-            tuple(sorted((tenant, round(tokens - begin, 6)) for tenant, tokens in share.served.items())),
-            tuple(sorted(share._live.items())),
-            tuple([(self.kind_of[event.request], event.finish_reason is not None) for event in self.scheduler._events]),
-        )
+        share, served, begin = turns.share, turns.share.served, turns.share.virtual_time
+        if not any(self.left):
+            served = {tenant: tokens for tenant, tokens in served.items() if tenant in share._live}
+            begin = min(served.values(), default=0.0)
+        by_tenant = tuple([(tenant, *queues(queue)) for tenant, queue in turns.by_tenant.items()])
+        here, names = tuple(sorted(share._live.items())), (bool(share.served), *sorted(served))
+        news = [(self.kind_of[event.request], event.finish_reason is not None) for event in self.scheduler._events]
+        beyond = sorted([(tenant, round(tokens - begin, 6)) for tenant, tokens in served.items()])
+        return (by_tenant, here, tuple(news), turns._length, names), tuple(beyond)
 
     def decode(self, state: Any) -> None:
         """Put the world into a state, as `marshal` loads it."""
-        left, rows, running, leaving, turns, not_fit, prefixes, skipped, flying, tree, self.lost = state
+        (held, tree, *_), (rows, running, leaving, turns, not_fit), rest = state
+        served, left, prefixes, skipped, flying, self.lost = rest
         scheduler, cache, running_set = self.scheduler, self.cache, self.scheduler.running_set
         self.left = [*left]
         used = [0] * len(self.kinds)
         live: list[SequenceState] = []
-        for row in rows:
-            kind = row[0]
+        for kind, *_ in held:
             live.append(self.sequences[kind][used[kind]])
             used[kind] += 1
         counts = [0] * self.setting.pages
         cache.tables, cache.changed, self.passed = {}, {}, {}
         handles: dict[str, CacheHandle] = {}
-        for number, (sequence, row) in enumerate(zip(live, rows, strict=True)):
-            kind, where, computed, output, *counted, waits_on, until, passed, blocked, table, lock = row
+        for number, sequence in enumerate(live):
+            where, *counted, waits_on, until, passed, blocked = rows[number]
+            kind, computed, output, table, lock = held[number]
             request = sequence.request
             request.output_tokens = self.outputs[kind][:output]
             request.computed, request.state, request.more = computed, STATES[where], None
@@ -433,16 +498,16 @@ class World:
         running_set.did_not_fit = gone if not_fit is None or not_fit == GONE else live[not_fit].request
         scheduler.admission.prefixes._sequences = [live[number] for number in prefixes]
         scheduler.chunker._skipped = [live[number].request for number in skipped]
-        self._write_turns(turns, live)
+        self._write_turns(turns, served, live)
         self.core._in_flight.clear()
         for slices in flying:
             parts = [Slice(live[number].request, *part) for number, *part in slices]
             self.core._in_flight.append((Step(Batch(parts, [live[number] for number, *_ in slices])), self))
-        if self.guess is not None:
-            self.guess._chances.clear()
-            self.guess.proposals = {}
+        if self.drafts is not None:
+            self.drafts._chances.clear()
+            self.drafts.proposals = {}
 
-    def _write_turns(self, state: tuple[Any, ...], live: list[SequenceState]) -> None:
+    def _write_turns(self, state: Any, served: Any, live: list[SequenceState]) -> None:
         def fill(queue: OneQueue, waiting: tuple[int, ...], preempted: tuple[int, ...]) -> OneQueue:
             queue.waiting._entries = [live[number] for number in waiting]
             queue.preempted._entries = [live[number] for number in preempted]
@@ -453,7 +518,7 @@ class World:
             fill(turns, *state)
             return
         assert isinstance(turns, FairQueues)
-        queues, served, here, events = state
+        queues, here, events, *_ = state
         turns.by_tenant = {tenant: fill(OneQueue(), *queue) for tenant, *queue in queues}
         turns._length = sum(map(len, turns.by_tenant.values()))
         turns.share = FairShare(dict(served), 0.0, Counter(dict(here)))
