@@ -39,6 +39,7 @@ STATES = [*RequestState]
 STATES_AT = {state: number for number, state in enumerate(STATES)}
 KEY = attrgetter("key")
 PATIENCE = 5.0  # seconds of the processor for one event
+VIRTUAL_TIME = 1000.0  # of tenants that take turns, in each state: not 0, the count of one that was never here
 GONE = 1 << 20  # in place of the number of a request that has ended and left
 
 TOKEN, LAST, FAILED = 0, 1, 2  # outcomes of a slice: the next token, EOS, or an error
@@ -75,7 +76,7 @@ def rows_of(state: Any) -> list[Row]:
 
 def served_in(state: Any) -> dict[str, float]:
     """The tokens of each tenant in a state of a world in which they take turns."""
-    return dict(state[2][0])
+    return {tenant: VIRTUAL_TIME + beyond for tenant, beyond in state[2][0]}
 
 
 class Happening(NamedTuple):
@@ -521,7 +522,8 @@ class World:
         queues, here, events, *_ = state
         turns.by_tenant = {tenant: fill(OneQueue(), *queue) for tenant, *queue in queues}
         turns._length = sum(map(len, turns.by_tenant.values()))
-        turns.share = FairShare(dict(served), 0.0, Counter(dict(here)))
+        counts = {tenant: VIRTUAL_TIME + beyond for tenant, beyond in served}
+        turns.share = FairShare(counts, VIRTUAL_TIME, Counter(dict(here)))
         self.scheduler._events = [
             Event(self.sequences[kind][-1].request, None, FinishReason.ABORT if ends else None) for kind, ends in events
         ]

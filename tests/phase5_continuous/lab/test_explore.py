@@ -30,7 +30,7 @@ from phase5_continuous.lab.exploring.worlds import BUGS, WORLDS
 from phase5_continuous.scheduler import Scheduler
 from phase5_continuous.turns import OneQueue
 
-FAST = "smallest", "small", "outgrown", "failures", "watermark"
+FAST = "smallest", "small", "outgrown", "failures"
 SMALLEST = WORLDS["smallest"]
 KNOWN = json.loads((ROOT / "chapters/results/phase5_explore.json").read_text())["figures"]["bugs"]
 
