@@ -21,7 +21,7 @@ from phase5_continuous.lab.exploring.planting import bug
 from phase5_continuous.lab.exploring.search import Found, explore
 from phase5_continuous.lab.exploring.setting import ALSO, Setting, kinds
 from phase5_continuous.lab.exploring.story import tell
-from phase5_continuous.lab.exploring.worlds import BUGS, LARGE, WORLDS
+from phase5_continuous.lab.exploring.worlds import BUGS, WORLDS
 from phase5_continuous.policies import POLICIES
 
 NUMBERS = {
@@ -39,11 +39,9 @@ NUMBERS = {
 def main(arguments: list[str] | None = None) -> int:
     p = parser("phase5_continuous.lab explore", __doc__)
     p.add_argument("prompts", nargs="*", metavar="PROMPT", help="of the requests that may come")
-    p.add_argument("--world", choices=WORLDS | LARGE, default="small", help="without prompts (%(default)s)")
+    p.add_argument("--world", choices=WORLDS, default="small", help="without prompts (%(default)s)")
     p.add_argument("--bug", choices=BUGS, metavar="ID", help="plant a bug of the scheduler; it has a world of its own")
-    p.add_argument(
-        "--all", action="store_true", help="explore every named world but the large ones, and find every planted bug"
-    )
+    p.add_argument("--all", action="store_true", help="explore every named world, and find every planted bug")
     of = p.add_argument_group("the world of the prompts")
     for name in ("tenants", "salts"):
         of.add_argument(f"--{name}", nargs="+", default=[], metavar="NAME", help="one for each prompt")
@@ -85,7 +83,7 @@ def main(arguments: list[str] | None = None) -> int:
 def chosen(options: argparse.Namespace) -> Setting:
     """The world that the command line describes."""
     if not options.prompts:
-        return BUGS[options.bug] if options.bug else (WORLDS | LARGE)[options.world]
+        return BUGS[options.bug] if options.bug else WORLDS[options.world]
     lost = 0 if options.fair and options.lost is None else options.lost
     return Setting(
         kinds=kinds(options.prompts, options.tokens, options.tenants, options.priorities, options.salts),

@@ -1,4 +1,4 @@
-"""Worlds by name, some of them large, and for each planted bug one in which it shows."""
+"""Worlds by name, the largest last, and for each planted bug one in which it shows."""
 
 from phase5_continuous.lab.exploring.setting import Setting, kinds
 
@@ -22,9 +22,6 @@ WORLDS = {
     "tenants": Setting(kinds=kinds(SHARED, tenants=["x", "y", "y"]), fair=True, lost=0),
     "places": Setting(kinds=kinds(["aa", "ab", "zz"], 3, ["x", "x", "y"]), places=2, fair=True, lost=0),
     "four": Setting(kinds=kinds(FOUR, 2, TWO), pages=6, fair=True, lost=0),
-}
-LARGE = {
-    "queue": Setting(kinds=kinds(FOUR, 3), pages=6, ahead=1),
     "standard": Setting(kinds=kinds(FOUR, 3, TWO), pages=6, ahead=1, fair=True, lost=0),
 }
 BUGS = {
