@@ -9,7 +9,6 @@ import multiprocessing
 import os
 import re
 import signal
-import sys
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +16,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pytest
 from rich.console import Console
 
 from phase0_request.lab.report import at_least_one, finish, parser, section
@@ -80,11 +78,11 @@ class First:
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         signal.setitimer(signal.ITIMER_PROF, PATIENCE)
 
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+    def pytest_runtest_logreport(self, report: Any) -> None:
         if report.failed:
             self.note(report.nodeid)
 
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+    def pytest_collectreport(self, report: Any) -> None:
         if report.failed:
             self.note(report.nodeid)
 
@@ -104,6 +102,8 @@ def tested(mutant: Mutant) -> str:
 
 
 def _test(mutant: Mutant, note: Callable[[str], object]) -> None:
+    import pytest
+
     os.chdir(ROOT)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -116,19 +116,18 @@ def _test(mutant: Mutant, note: Callable[[str], object]) -> None:
 def main(arguments: list[str] | None = None) -> int:
     p = parser("phase5_continuous.lab mutants", __doc__)
     p.add_argument("--most", type=at_least_one, metavar="N", help="of the mutants: the first ones")
-    p.add_argument("--tested", type=Path, metavar="FILE", help="figures from before, with what the suite sees")
+    p.add_argument("--tested", type=Path, metavar="FILE", help="figures with what the suite sees: do not run it")
     options = p.parse_args(arguments)
     console, rows = Console(highlight=False), list[dict[str, Any]]()
     known = json.loads(options.tested.read_text("utf-8"))["figures"]["mutants"] if options.tested else []
     before = {(row["file"], row["becomes"]): row["tested"] for row in known}
     for mutant in mutants()[: options.most]:
         began = time.perf_counter()
-        by_explorer, by_suite = explored(mutant), before.get((mutant.file, mutant.becomes))
-        if by_suite is None:
-            by_suite = "" if mutant.same else tested(mutant)
+        by_explorer = explored(mutant)
+        by_suite = before.get((mutant.file, mutant.becomes)) if options.tested else tested(mutant)
         rows.append({**mutant._asdict(), "explored": by_explorer, "tested": by_suite})
-        seen = " and ".join([by_explorer or "-", by_suite or "-"])
-        console.print(f"{mutant.becomes}: {seen} ({time.perf_counter() - began:.0f} s)", soft_wrap=True)
+        seen = f"{by_explorer or '-'} | {by_suite if by_suite is None else by_suite or '-'}"
+        console.print(f"{mutant.becomes}: {seen} ({time.perf_counter() - began:.0f} s)", soft_wrap=True, markup=False)
     figures = counted(rows)
     section(console, "Mutants that are seen", {"": figures})
     finish(p, options, arguments, {**figures, "mutants": rows}, console=console)
@@ -137,15 +136,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 def counted(rows: Sequence[dict[str, Any]]) -> dict[str, int]:
     other = [row for row in rows if not row["same"]]
+    tried = [row for row in other if row["tested"] is not None]
     return {
         "all": len(rows),
         "same": len(rows) - len(other),
         "explorer": sum(bool(row["explored"]) for row in other),
-        "suite": sum(bool(row["tested"]) for row in other),
-        "both": sum(bool(row["explored"] and row["tested"]) for row in other),
-        "neither": sum(not (row["explored"] or row["tested"]) for row in other),
+        "tried_on_the_suite": len(tried),
+        "explorer_of_these": sum(bool(row["explored"]) for row in tried),
+        "suite_of_these": sum(bool(row["tested"]) for row in tried),
+        "neither_of_these": sum(not (row["explored"] or row["tested"]) for row in tried),
     }
-
-
-if __name__ == "__main__":
-    sys.exit(main())
