@@ -113,11 +113,6 @@ BENCHMARKS: dict[str, tuple[str, list[str], dict[str, object]]] = {
         ["--all", "--processes", "1"],
         {"WORLDS": dict.fromkeys(WORLDS, WORLDS["smallest"]), "BUGS": {"4a": BUGS["4a"]}},
     ),
-    "phase5_mutants.json": (
-        "phase5_continuous.lab.mutants",
-        ["--most", "1"],
-        {"EXPLORED": [BUGS["5a"]], "TESTS": ("tests/phase3_chunked_prefill/test_budget.py",)},
-    ),
     "phase5_fairness.json": (
         "phase5_continuous.lab.fairness",
         [],
