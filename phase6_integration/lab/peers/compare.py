@@ -286,6 +286,13 @@ def row(workload: Workload, seconds: Mapping[str, Sequence[float]]) -> dict[str,
     return figures
 
 
+def cells(peer: str, figures: Mapping[str, Any], against: bool) -> tuple[object, ...]:
+    """The line of a peer in a table; `against`: with what it is over itself as it was before."""
+    over = figures.get(f"over_{peer.replace('ours', 'before')}")
+    shown = "" if over is None else f"{over:.2f}x"
+    return peer, figures["median"], figures["least"], figures["most"], *([shown] if against else [])
+
+
 def is_measured(names: Iterable[str], figures: Mapping[str, Any]) -> bool:
     """Whether a row has these engines, each as of its commit."""
     return all(name in figures and figures[name].get("commit") == PEERS[name].commit for name in names)
@@ -346,9 +353,10 @@ def main(arguments: list[str] | None = None, prog: str = "python -m phase6_integ
     for isa, shape in product(options.held_to, options.shapes):
         rows = figures.setdefault(isa, {}).setdefault(shape, {})
         for name in compare(shape, isa, options, rows):
-            cells = [(peer, each["median"], each["least"], each["most"]) for peer, each in rows[name].items()]
             console.print(f"\n{shape}, {name}, {isa}: tokens a second")
-            console.print(table(("", "median", "least", "most"), cells))
+            names = ["", "median", "least", "most", *(["over before"] if options.against else [])]
+            lines = [cells(peer, each, bool(options.against)) for peer, each in rows[name].items()]
+            console.print(table(names, lines))
             finish(p, options, arguments, figures, console=Console(quiet=True))
     console.print(f"\nFigures: {options.json}. What the engines said: {options.json.with_suffix('.txt')}")
     return 0

@@ -62,7 +62,7 @@ def test_a_commit_to_compare_with_that_is_not_there_is_named(capsys: pytest.Capt
 
 
 def test_figures_before_name_their_commit_and_those_of_another_are_measured_again(
-    small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     head = (commit(ROOT) or pytest.skip("a checkout has commits")).removesuffix("-dirty")
     (tmp_path / f"at-{head}").mkdir()  # its source need not be written
@@ -86,6 +86,8 @@ def test_figures_before_name_their_commit_and_those_of_another_are_measured_agai
     for _ in range(2):  # what is there stays
         figures = against("HEAD")["before"]
         assert (figures["commit"], figures["median"]) == (head, 3.0)
+    assert "over before" in (shown := capsys.readouterr().out)
+    assert "1.00x" in shown, "what the change did is read from the table"
     result = json.loads(file.read_text())
     result["figures"]["native"]["17m"]["2x6+1"]["before"]["commit"] = "another"
     file.write_text(json.dumps(result))
