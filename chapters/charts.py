@@ -206,6 +206,17 @@ ROUTED = {"random": GREY, "least_loaded": GREEN, "approximate_tree": RED, "diges
 ROUTED_TRACES = {"conversations": "Conversations", "tenants": "Tenants", "shared_prompts": "Shared prompts"}
 
 
+def loops(figure: Any, result: dict[str, Any]) -> None:
+    """TTFT of a closed and of an open loop by their rate."""
+    rows = sorted(result["figures"].values(), key=lambda row: row["rate"])
+    for axes, q in zip(figure.subplots(1, 2, sharey=True), ("p50", "p99"), strict=True):
+        for loop, color in (("closed", BLUE), ("open", RED)):
+            points = [(row["rate"], row[loop][f"{q}_ttft_ms"]) for row in rows if loop in row]
+            axes.plot(*zip(*points, strict=True), "o-", color=color, label=f"{loop} loop")
+        axes.set(title=f"TTFT, {q}, ms", xlabel="requests a second", yscale="log")
+        axes.legend(frameon=False)
+
+
 def routing(figure: Any, result: dict[str, Any]) -> None:
     """Hit rate and p99 TTFT of routers by load, on traces that share prefixes."""
     rows = figure.subplots(2, len(ROUTED_TRACES), sharex="col", sharey="row")
@@ -339,6 +350,7 @@ CHARTS: dict[str, Chart] = {
     "ladder.svg": ("ladder.json", (6.8, 4.6), ladder),
     "peers.svg": ("peers.json", (8.8, 5.2), peers),
     "routing.svg": ("routing.json", (8.8, 4.8), routing),
+    "loops.svg": ("loops.json", (8.8, 3.2), loops),
     "overlap.svg": ("phase6_overlap.json", (8.8, 3.2), overlap),
 }
 

@@ -29,6 +29,7 @@ from phase6_integration.lab import bench
 from phase6_integration.lab.scale import apart, routers
 from tests.phase2_prefill_decode.ranks_in_threads import RanksInThreads
 from tests.phase2_prefill_decode.tiny import TINY
+from tests.phase6_integration.lab.test_loops import served
 
 CHAPTERS = Path(__file__).parent.parent / "chapters"
 CEILINGS = {
@@ -183,6 +184,11 @@ BENCHMARKS: dict[str, tuple[str, list[str], dict[str, object]]] = {
         "phase6_integration.lab.scale.apart",
         ["-n", "3"],
         {"PROMPTS": (16, 40), "ANSWER": 4, "CHUNKS": (16, apart.WHOLE)},
+    ),
+    "loops.json": (
+        "phase6_integration.lab.loops",
+        ["--requests", "4", "--clients", "1", "4"],
+        {"phase6_integration.lab.bench.Bench.served": served},
     ),
     "phase6_overlap.json": ("phase6_integration.lab.overlap", ["--batches", "256", "--steps", "6"], {"CONTEXT": 32}),
 }
