@@ -186,7 +186,7 @@ BENCHMARKS: dict[str, tuple[str, list[str], dict[str, object]]] = {
         {"PROMPTS": (16, 40), "ANSWER": 4, "CHUNKS": (16, apart.WHOLE)},
     ),
     "loops.json": (
-        "phase6_integration.lab.loops",
+        "phase6_integration.lab.scale.loops",
         ["--requests", "4", "--clients", "1", "4"],
         {"phase6_integration.lab.bench.Bench.served": served},
     ),

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from phase6_integration.lab import loops
 from phase6_integration.lab.bench import Bench
+from phase6_integration.lab.scale import loops
 from tests.phase6_integration.adversarial.raw import listening
 from tests.phase6_integration.fake_engine import FakeEngine
 

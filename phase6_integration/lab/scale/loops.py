@@ -55,7 +55,7 @@ def compare(bench: Bench, url: str, clients: int) -> Pair:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    p = parser("phase6_integration.lab loops", __doc__)
+    p = parser("phase6_integration.lab scale.loops", __doc__)
     p.add_argument("--model", default=str(BUNDLED), help="a model's directory (the bundled one)")
     p.add_argument("--requests", type=int, default=512, help="of each loop (512)")
     p.add_argument("--clients", type=int, nargs="+", default=[4, 16, 64], help="of the closed loop (4 16 64)")
