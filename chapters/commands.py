@@ -229,9 +229,9 @@ def run(course: Course, args: argparse.Namespace, out: Console) -> int:
 
 def mine(course: Course, args: argparse.Namespace, out: Console) -> int:
     """Serve, or measure the ladder, with the answers that passed; or generate through their kernels of Triton."""
-    yours = _say_what_is_yours(course, _started(course, None), out)
-    files = workspace.answered(course, yours)
     first, *rest = args.passed_on or ("",)
+    yours = _say_what_is_yours(course, _started(course, None), out, interpreted=first == "--interpret")
+    files = workspace.answered(course, yours)
     if first == "--interpret":
         spans = {
             file: [(b.first, b.last, each.id) for each in yours if each.file == file for b in each.bodies(text)]
@@ -252,9 +252,9 @@ def _with_answers(course: Course, its: Sequence[Exercise], command: Sequence[str
     return execute(course, "run", workspace.answered(course, written), ["-m", *command])
 
 
-def _say_what_is_yours(course: Course, its: Sequence[Exercise], out: Console) -> list[Exercise]:
+def _say_what_is_yours(course: Course, its: Sequence[Exercise], out: Console, interpreted: bool) -> list[Exercise]:
     """Print which answers a server runs here, which it cannot run here, and which have not passed as they are now: the
-    reference stands in for those. Returns those that passed."""
+    reference stands in for those. Returns those that passed. An interpreted run says itself which of them ran."""
 
     def say(what: str, its: Sequence[Exercise], then: str) -> None:
         if its:
@@ -271,8 +271,9 @@ def _say_what_is_yours(course: Course, its: Sequence[Exercise], out: Console) ->
     lines = sum(answer_lines(course.workspace, each) for each in running)
     if not yours:
         out.print("Yours: nothing yet.")
-    say("Yours and running", running, f" ({lines} lines of code).")
-    for runs, where in elsewhere.items():
+    if not interpreted:
+        say("Yours and running", running, f" ({lines} lines of code).")
+    for runs, where in () if interpreted else elsewhere.items():
         more = "; `python -m chapters mine --interpret` runs them slowly" * (runs == "gpu")
         say("Yours, but not run here", [each for each in yours if each.runs == runs], f" ({where}{more}).")
     say("Not passed, so the reference stands in", open_, "; `python -m chapters check` judges them.")

@@ -8,6 +8,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+# What NumPy warns of in Triton's interpreter, and why.
+WARNINGS = {
+    "overflow encountered in exp": "exp of a large number: subtract the maximum before",
+    "invalid value encountered in divide": "0 / 0: a row without keys, or one of which all scores are masked",
+    "invalid value encountered in subtract": "inf - inf: a maximum of no scores must be finite",
+}
 SHRINKING = 2  # seconds in which Hypothesis simplifies an example that fails: a reader waits for it
 
 
@@ -80,7 +86,11 @@ class Recorder:
     def pytest_runtest_makereport(self, item: Any, call: Any) -> None:
         """Before pytest writes its report."""
         if call.excinfo is not None and isinstance(call.excinfo.value, Exception):
-            call.excinfo = type(call.excinfo).from_exception(cut(call.excinfo.value, item.config.rootpath))
+            error = cut(call.excinfo.value, item.config.rootpath)
+            for warning, why in WARNINGS.items():
+                if isinstance(error, RuntimeWarning) and warning in str(error):
+                    error.add_note(why)
+            call.excinfo = type(call.excinfo).from_exception(error)
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         error = text = ""

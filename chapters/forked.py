@@ -77,6 +77,7 @@ def _run(
     stacks = open(os.dup(output), "w")  # noqa: SIM115
     os.dup2(output, 1)
     os.dup2(output, 2)
+    faulthandler.enable(stacks)
     faulthandler.dump_traceback_later(timeout, exit=True, file=stacks)
     engine.MAX_SHRINKING_SECONDS = SHRINKING
     os.chdir(copy)

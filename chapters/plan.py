@@ -42,8 +42,8 @@ PAGES = (
     Page(
         "02_prefill_decode", "2: a forward pass over pages", 2, 1.5, "what a step costs, and a model that reads pages"
     ),
-    Page("02_first_kernel", "2: a first kernel", 3, 1.5, "eight small kernels, from a copy to attention over pages"),
-    Page("02_kernels", "2: attention and its kernels", 3, 2, "the store kernel, and the decode kernel"),
+    Page("02_first_kernel", "2: a first kernel", 3, 2.5, "eight small kernels, from a copy to attention over pages"),
+    Page("02_kernels", "2: attention and its kernels", 3, 3, "the store kernel, and the decode kernel"),
     Page("02_sampling", "2: sampling", 4, 0.5, "the draw of a token"),
     Page("03_chunked_prefill", "3: chunked prefill", 4, 0.5, "where a prompt is cut"),
     Page("04_radix", "4: the radix prefix cache", 4, 1, "the walk down the tree, and the eviction queue"),

@@ -23,6 +23,7 @@ else:
 
 # The time limit is ours: pytest's own faulthandler would cancel it at the first failure.
 OPTIONS = "-q --color=no --tb=short --continue-on-collection-errors -p no:cacheprovider -p no:faulthandler"
+FAULT = "Fatal Python error: Segmentation fault"  # faulthandler's words
 NOT_COPIED = ("build", "dist", "workspace")
 
 
@@ -109,5 +110,7 @@ def run_tests(
     stopped = ""
     if not finished or current:
         why = f"did not end within {timeout:g} s" if "Timeout (" in output else "pytest ended early"
+        if FAULT in output:
+            why = "the code read or wrote memory that is not its own: is a mask missing in a kernel?"
         stopped = f"{current or ('the end of the run' if collected else 'the imports of the tests')}: {why}"
     return Run(tuple(results.values()), collected, stopped, time.monotonic() - began, output)

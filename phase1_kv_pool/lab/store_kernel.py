@@ -37,7 +37,7 @@ def store_kernel(
     """Each program writes one head of block_tokens tokens: K and V together, since they have the same slots."""
     token = tl.program_id(0).to(tl.int64) * block_tokens + tl.arange(0, block_tokens)
     head, dim = tl.program_id(1), tl.arange(0, block_half)
-    slot = tl.load(slots + token, mask=token < tokens, other=-1).to(tl.int64)  # a pool may have more than 2^31 elements
+    slot = tl.load(slots + token, mask=token < tokens, other=-1)
     row = slot_rows(slot, head, kv_heads, page_size)
     mask = (slot >= 0)[:, None] & (dim < half)[None, :]
     key = k + (token * k_token_stride + head * k_head_stride)[:, None] + dim[None, :]

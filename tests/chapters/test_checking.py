@@ -165,6 +165,26 @@ def test_a_process_that_dies_passes_nothing(check: Check, solve: Solve) -> None:
     assert "pytest ended early" in judged["0.1"].note
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="has no such signal")
+def test_a_segmentation_fault_is_named_and_located(course: Course, check: Check, solve: Solve) -> None:
+    """As of a kernel without a mask, in Triton's interpreter."""
+    solve("0.1", "import os, signal\n        os.kill(os.getpid(), signal.SIGSEGV)")
+    text = (course.workspace / "phase0_request/queue.py").read_text()
+    line = text[: text.index("os.kill")].count("\n") + 1
+    note = check()["0.1"].note
+    assert "is a mask missing in a kernel?" in note
+    assert note.endswith(f"at workspace/phase0_request/queue.py:{line}")
+    assert "Segmentation fault" in log(course, "0.1").read_text()
+
+
+def test_a_warning_of_numpy_says_what_it_means(check: Check, solve: Solve) -> None:
+    """Triton's interpreter computes with NumPy."""
+    solve("0.3", "import warnings\n    warnings.warn('overflow encountered in exp', RuntimeWarning)\n    return value")
+    failure = check()["0.3"].failure
+    assert failure is not None
+    assert "subtract the maximum" in failure.text
+
+
 @pytest.fixture
 def copy(course: Course) -> Path:
     return copy_checkout(course, course.private / "copy", {})

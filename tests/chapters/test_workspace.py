@@ -250,6 +250,9 @@ def test_mine_serves_what_passed_and_says_what_runs_here(
         "Yours, but not run here: 0.3 (a GPU only; `python -m chapters mine --interpret` runs them slowly).",
         "Not passed, so the reference stands in: 0.2; `python -m chapters check` judges them.",
     ]
+    assert tool("mine", "--interpret").out.splitlines() == [
+        "Not passed, so the reference stands in: 0.2; `python -m chapters check` judges them.",
+    ], "the run itself says which of them it runs"
     files = served[-1][2]
     assert "return self.items.pop(0)" in files["phase0_request/queue.py"], "0.2 failed"
     edit("workspace/phase0_request/queue.py", "self.items.pop()", "self.items.pop(0)")

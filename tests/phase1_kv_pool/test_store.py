@@ -56,6 +56,7 @@ def different(found: list[Tensor], wanted: list[Tensor]) -> list[str]:
     return [
         f"{name} of page {page}, head {head}, offset {offset}, number {at}: "
         f"expected {right[page, head, offset, at]:.4f}, got {got[page, head, offset, at]:.4f}"
+        + (" (was a token with slot -1 stored?)" if right[page, head, offset, at].isnan() else "")
         for name, got, right in zip(("keys", "values"), found, wanted, strict=True)
         for page, head, offset, at in (bits(got) != bits(right)).nonzero()[:1].tolist()
     ]

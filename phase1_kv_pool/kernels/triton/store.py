@@ -8,8 +8,8 @@ import triton.language as tl
 # region exercise 1.6
 @triton.jit
 def slot_rows(slot, head, kv_heads: tl.constexpr, page_size: tl.constexpr):
-    """The row of a head in the pool for each slot [tokens], in int64; -1 for padding, which has a slot of -1."""
-    return tl.where(slot < 0, -1, (slot // page_size * kv_heads + head) * page_size + slot % page_size)
+    """The row of a head in the pool for each slot [tokens], in int64 also for int32 slots; -1 for a slot of -1."""
+    return tl.where(slot < 0, -1, (slot.to(tl.int64) // page_size * kv_heads + head) * page_size + slot % page_size)
 
 
 @triton.jit

@@ -96,7 +96,7 @@ def rotate_store_kernel(
         c = tl.load(cos + position * half + dim, mask=mask, other=0.0)
         s = tl.load(sin + position * half + dim, mask=mask, other=0.0)
         first, second = (a * c - b * s).to(first.dtype), (b * c + a * s).to(second.dtype)
-    slot = tl.load(slots + token, mask=token < tokens, other=-1).to(tl.int64)
+    slot = tl.load(slots + token, mask=token < tokens, other=-1)
     row = slot_rows(slot, (head - heads) % kv_heads, kv_heads, page_size)
     if head < heads:
         out = (token * heads + head)[:, None] * 2 * half + dim

@@ -1,16 +1,55 @@
 """The puzzles of the Triton primer, against torch. A failure names the program, the place, the expected number and the
-one that was found. Every input and every result lies between margins of NaN."""
+one that was found. Every input and every result lies between margins of NaN, and an interpreted kernel
+loads only from its arguments."""
 
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from phase2_prefill_decode.lab.primer import puzzles
 from tests.phase1_kv_pool.support import device_of
 
 DEVICE = device_of("triton")
+
+
+def addresses(x: Tensor) -> NDArray[np.int64]:
+    """Of each number of x: what lies between the rows of a view is not its own."""
+    numbers = torch.arange(x.untyped_storage().nbytes() // x.element_size())
+    at = numbers.as_strided(x.shape, x.stride(), x.storage_offset())
+    return x.untyped_storage().data_ptr() + at.flatten().numpy() * x.element_size()
+
+
+@pytest.fixture(autouse=True)
+def loads_outside_of_the_arguments_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the interpreter: a GPU has no such check."""
+    if DEVICE.type == "cuda":
+        return
+    from triton.runtime.interpreter import GridExecutor, InterpreterBuilder
+
+    run, load = GridExecutor.__call__, InterpreterBuilder.create_masked_load
+    its: dict[str, Tensor] = {}
+
+    def watched_run(self: Any, *arguments: Any) -> None:
+        its.clear()
+        its.update((name, x) for name, x in zip(self.arg_names, arguments, strict=True) if isinstance(x, Tensor))
+        run(self, *arguments)
+
+    def watched_load(self: Any, pointers: Any, mask: Any, *rest: Any) -> Any:
+        asked = np.asarray(pointers.data)[np.asarray(mask.data)].astype(np.int64)
+        outside = asked[~np.isin(asked, np.concatenate([addresses(x) for x in its.values()]))]
+        if len(outside):
+            name, x = min(its.items(), key=lambda pair: abs(int(outside[0]) - pair[1].data_ptr()))
+            at = (int(outside[0]) - x.data_ptr()) // x.element_size()
+            raise AssertionError(f"a load at {name} + {at}, where no number of {name} is: is a mask missing?")
+        return load(self, pointers, mask, *rest)
+
+    monkeypatch.setattr(GridExecutor, "__call__", watched_run)
+    monkeypatch.setattr(InterpreterBuilder, "create_masked_load", watched_load)
 
 
 def given(*shape: int, scale: float = 1.0) -> Tensor:
@@ -54,10 +93,10 @@ def test_rows_of_any_number_width_and_stride_are_copied(rows: int, width: int, s
 
 @pytest.mark.parametrize(("length", "page_size"), [(8, 4), (10, 4), (3, 4), (21, 5), (8, 16), (9, 1)])
 def test_tokens_are_gathered_from_their_pages(length: int, page_size: int) -> None:
-    """Entries of the table after the sequence's last page are no pages."""
+    """The table ends with the sequence's last page, and garbage lies after it."""
     pages, used = given(12, page_size, 8), -(-length // page_size)
     order = [7, 2, 9, 0, 11, 4, 1, 8, 3][:used]
-    table = torch.tensor([*order, *[10**9] * 8], device=DEVICE)
+    table = torch.tensor([*order, *[10**9] * 8], device=DEVICE)[:used]
     said = problem(
         puzzles.gather(pages, table, length), pages[order].flatten(0, 1)[:length], lambda t: t // 8, "token", "column"
     )
@@ -99,8 +138,8 @@ def test_attention_to_contiguous_keys(length: int) -> None:
 
 
 def paged(length: int, page_size: int) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor, int, float], Tensor, list[int]]:
-    """The arguments for a sequence in pages, with NaN in its last page after its end and in all other pages; its
-    attention by definition, and its pages."""
+    """The arguments for a sequence in pages, with NaN in its last page after its end and in all other pages, and no
+    pages after the end of its table; its attention by definition, and its pages."""
     query, order = given(16, 32), [3, 8, 1, 6, 0, 9, 4, 2, 7, 5, 11, 10, 12][: -(-length // page_size)]
     keys, values = given(length, 32), given(length + 1, 32)[1:]
     pools = []
@@ -109,7 +148,7 @@ def paged(length: int, page_size: int) -> tuple[tuple[Tensor, Tensor, Tensor, Te
         for token in range(length):
             pool[order[token // page_size] * page_size + token % page_size] = side[token]
         pools.append(pool.view(13, page_size, 32))
-    table = torch.tensor([*order, *[10**9] * 16], device=DEVICE)
+    table = torch.tensor([*order, *[10**9] * 16], device=DEVICE)[: len(order)]
     wanted = (query @ keys.T * 0.3).softmax(1) @ values
     return (query, *pools, table, length, 0.3), wanted, order
 
@@ -127,3 +166,18 @@ def test_splits_are_joined_to_the_same_attention(length: int, chunk: int) -> Non
     arguments, wanted, _ = paged(length, 8)
     said = problem(puzzles.in_splits(*arguments, chunk), wanted, lambda row: row, "row", "column")
     assert not said, f"{length} keys in splits of {chunk}, joined: {said}"
+
+
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="a GPU compiles the kernel: nothing can be put in place of its walk")
+@pytest.mark.parametrize(("length", "chunk"), [(33, 32), (100, 32), (3, 64)])
+def test_each_key_is_walked_over_in_one_split(monkeypatch: pytest.MonkeyPatch, length: int, chunk: int) -> None:
+    walk, walked = puzzles.walk, list[tuple[int, int]]()
+
+    def watched(begin: Any, end: Any, *rest: Any) -> Any:
+        walked.append((int(begin), int(end)))
+        return walk(begin, end, *rest)
+
+    monkeypatch.setattr(puzzles, "walk", watched)
+    puzzles.in_splits(*paged(length, 8)[0], chunk)
+    splits = [(first, min(first + chunk, length)) for first in range(0, length, chunk)]
+    assert walked == splits, f"{length} keys in splits of {chunk}: from where to where each program walks"
