@@ -14,10 +14,12 @@ from chapters.bugs import OWN, Bug
 from chapters.course import Course
 from chapters.events import Result, shorten
 from chapters.exercises import Exercise, blanked
+from chapters.source import find_regions
 from chapters.testing import Run, at_once, copy_checkout, run_tests
 from chapters.workspace import State, answered, attempt, fingerprint, workspace_line
 
 PLACE = re.compile(r"(phase\d_\w+/[\w/]+\.py)(?::|\", line )(\d+)")  # in a traceback, or in the stack of a thread
+FRAME = re.compile(r"^(phase\d_\w+/[\w/]+\.py):(\d+)(: in .*\n)(?:    .*(?:\n|\Z))+", re.MULTILINE)  # with its source
 
 
 @dataclass(frozen=True)
@@ -76,19 +78,28 @@ def log(course: Course, name: str) -> Path:
 
 def _run(course: Course, exercises: Sequence[Exercise], timeout: float, name: str) -> Run:
     """Run the tests of these exercises with their answers, up to the first failure. Places in an answer become lines
-    of the workspace."""
+    of the workspace, and lines of the reference's answers to other exercises are not shown."""
     copy = copy_checkout(course, course.private / "check" / name, answered(course, exercises))
     tests = dict.fromkeys(test for exercise in exercises for test in exercise.tests)
     run = run_tests(copy, tests, timeout=timeout, stop_at="", log=log(course, name))
 
+    def hide(match: re.Match[str]) -> str:
+        file, line, function = match.groups()
+        for region, pieces in find_regions((copy / file).read_text(encoding="utf-8"), file).items():
+            inside = any(piece.first < int(line) - 1 < piece.last for piece in pieces)
+            if inside and region.startswith("exercise ") and all(region != each.region for each in exercises):
+                return f"{file}:{line}{function}    # the answer of {region}\n"
+        return match[0]
+
     def place(match: re.Match[str]) -> str:
         return workspace_line(course, copy, match[1], int(match[2])) or match[0]
 
+    log(course, name).write_text(FRAME.sub(hide, run.output), encoding="utf-8")
     if run.stopped:
         inside = (workspace_line(course, copy, file, int(line)) for file, line in PLACE.findall(run.output))
         where = next(filter(None, inside), "")
         return replace(run, stopped=f"{run.stopped}, at {where}" if where else run.stopped)
-    results = (replace(r, text=PLACE.sub(place, r.text)) for r in run.results)
+    results = (replace(r, text=PLACE.sub(place, FRAME.sub(hide, r.text))) for r in run.results)
     return replace(run, results=tuple(results))
 
 

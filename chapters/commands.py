@@ -48,6 +48,7 @@ def start(course: Course, args: argparse.Namespace, out: Console) -> int:
         out.print(f"{course.name(path)}: exercise {ids}", soft_wrap=True)
     if further := len(exercise_files.load(course, chapter)) - len(its):
         out.print(f"{further} more are beyond the core: `python -m chapters start {chapter} --all` adds them.")
+        out.print("Their answers are given: one that is in these files has `# given: exercise N.M` above it.")
     out.print(f"\nOpen a file, find `# region exercise {its[0].id}`, and answer its question there. Then:")
     out.print(f"  python -m chapters check {its[0].id}    judge the answer (watch {chapter}: after each save)")
     out.print(f"  python -m chapters hint {its[0].id}     when you are stuck")

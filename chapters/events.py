@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,11 @@ WARNINGS = {
     "invalid value encountered in subtract": "inf - inf: a maximum of no scores must be finite",
 }
 SHRINKING = 2  # seconds in which Hypothesis simplifies an example that fails: a reader waits for it
+# What it adds about lines of libraries, and, since those seconds are few, about its slowness.
+_NOISE = re.compile(
+    r"E?\s*(Explanation:$|These lines were always and only run|/\S+:\d+$|\(and \d+ more with settings\.verbosity"
+    r"|WARNING: Hypothesis has spent more than five minutes|PLEASE REPORT THIS)"
+)
 
 
 @dataclass(frozen=True)
@@ -98,6 +104,7 @@ class Recorder:
             crash = getattr(report.longrepr, "reprcrash", None)
             error = crash.message.split("\n")[0] if crash else report.longreprtext.strip().split("\n")[-1]
             text = "\n".join([report.longreprtext, *(content for _, content in report.sections)])
+            text = "\n".join(line for line in text.split("\n") if not _NOISE.match(line))
             if self._stop_at is not None and self._stop_at in text:
                 self._session.shouldstop = "caught"
         elif report.skipped:

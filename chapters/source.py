@@ -16,6 +16,7 @@ from pathlib import Path
 from chapters.course import CourseError
 
 _MARKER = re.compile(r"([ \t]*)# ?(region|endregion)\b[ \t]*(.*?)\s*")
+_GIVEN = re.compile(r"^[ \t]*# given: exercise \d+\.\d+\n", re.MULTILINE)
 _NAME = re.compile(r"[A-Za-z_][\w.-]*|exercise \d+\.\d+")
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -141,11 +142,17 @@ def replace_regions(text: str, where: str, bodies: Mapping[str, Sequence[Sequenc
     return replace_lines(text, pieces)
 
 
-def unmarked(text: str, kept: Callable[[str], bool] = lambda name: False) -> str:
-    """The text without the markers of exercises, other than those of the regions to be `kept`."""
-    regions = (each for name, its in find_regions(text, "").items() for each in its if name.startswith("exercise "))
-    lines = [line for each in regions if not kept(each.name) for line in (each.first, each.last)]
-    return replace_lines(text, ((line, line + 1, ()) for line in lines))
+def unmarked(text: str, kept: Callable[[str], bool] = lambda name: False, given: bool = False) -> str:
+    """The text without the markers of exercises, other than those of the regions to be `kept`. With `given`, a comment
+    in their place names the exercise."""
+    text = _GIVEN.sub("", text)
+    regions = [each for name, its in find_regions(text, "").items() for each in its if name.startswith("exercise ")]
+    pieces: list[tuple[int, int, list[str]]] = []
+    for each in regions:
+        if not kept(each.name):
+            note = [f"{each.indent}# given: {each.name}"] if given else []
+            pieces += [(each.first, each.first + 1, note), (each.last, each.last + 1, [])]
+    return replace_lines(text, pieces)
 
 
 def locate(root: Path, anchor: str) -> tuple[str, list[tuple[int, int]]]:

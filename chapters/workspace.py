@@ -120,9 +120,9 @@ def start(course: Course, chapter: int, fresh: bool = False, every_one: bool = F
 
 def _composed(course: Course, file: str, asked: Sequence[Exercise], kept: Sequence[Exercise]) -> str:
     """The reference's text of `file` with these exercises blank, apart from the `kept` ones, which are as the workspace
-    has them. The others have no marker."""
+    has them. A comment says where the answer to another exercise is given."""
     names = {each.region for each in asked}
-    text = unmarked(blanked(course, file, asked), names.__contains__)
+    text = unmarked(blanked(course, file, asked), names.__contains__, given=True)
     with suppress(OSError, CourseError):  # no file yet, or one with broken markers
         theirs = (course.workspace / file).read_text(encoding="utf-8")
         regions, lines = find_regions(theirs, file), theirs.split("\n")

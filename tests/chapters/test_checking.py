@@ -96,6 +96,39 @@ def test_a_failure_names_the_lines_of_the_workspace(course: Course, check: Check
         assert f"workspace/phase0_request/queue.py:{text.index(line) + 1}: in {name}" in failure.text
 
 
+def test_a_failure_hides_the_answers_of_other_exercises(course: Course, check: Check, edit: Edit, solve: Solve) -> None:
+    edit(QUEUE, "queue.items = [1, 2]", "queue.push([])\n    queue.items = None")
+    edit(QUEUE, "queue.push(3)", "queue.items = None\n    queue.pop()")
+    solve("0.1", "self.items.append(item)")
+    solve("0.2", "return self.items.first()")
+    judged = check()
+    for id, answer, shown in (("0.1", "self.items.pop(0)", False), ("0.2", "self.items.first()", True)):
+        failure = judged[id].failure
+        assert failure is not None
+        for text in (failure.text, log(course, id).read_text()):
+            assert (answer in text, "# the answer of exercise 0.2" in text) == (shown, not shown)
+
+
+def test_a_failure_lacks_what_hypothesis_says_of_libraries_and_of_its_slowness(
+    course: Course, check: Check, edit: Edit, solve: Solve
+) -> None:
+    note = "Falsifying example: clamp()\\nExplanation:\\n    These lines were always and only run by"
+    edit(
+        LIMITS,
+        "    assert",
+        "    print('WARNING: Hypothesis has spent more than five minutes\\n\\nPLEASE REPORT THIS if')\n"
+        f"    error = ValueError('wrong')\n    error.add_note('{note}\\n        /usr/torch/grad_mode.py:86')\n"
+        "    if clamp(5, 3) == 5:\n        raise error\n    assert",
+    )
+    solve("0.3", "return value")
+    failure = check()["0.3"].failure
+    assert failure is not None
+    assert "E   Falsifying example: clamp()" in failure.text
+    said = failure.text.split("Falsifying example")[1]
+    for noise in ("Explanation", "These lines", "grad_mode", "five minutes", "PLEASE"):
+        assert noise not in said
+
+
 def test_an_error_in_a_library_is_shown_at_the_line_of_the_workspace_without_what_wraps_it(
     course: Course, check: Check, solve: Solve
 ) -> None:

@@ -58,7 +58,8 @@ def test_start_puts_the_path_of_a_chapter_and_then_all_of_it(
     assert "2 more are beyond the core: `python -m chapters start 0 --all` adds them." in said.out
     assert [course.name(path) for path in course.workspace.rglob("*.py")] == ["workspace/phase0_request/queue.py"]
     text = (course.workspace / "phase0_request/queue.py").read_text()
-    assert ("exercise 0.2" in text, "return self.items.pop(0)" in text) == (False, True)
+    given = "        # given: exercise 0.2\n        return self.items.pop(0)\n"
+    assert (given in text, "region exercise 0.2" in text) == (True, False), "an answer beyond the core is given"
     solve("0.1", "self.items.append(item)")
     assert "0.2" not in tool("check").out
     assert "exercise 0.2 is not in the workspace: `python -m chapters start 0 --all`" in tool("check", "0.2").err

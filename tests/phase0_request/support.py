@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 def refused(error: type[Exception], words: str, call: Callable[..., object], *given: Any) -> None:
     """A call must raise this error, with these words in its message. A failure says which call and what it did."""
-    said = f"{getattr(call, '__name__', call)}({', '.join(map(str, given))})"
+    said = f"{getattr(call, '__name__', call)}({', '.join(str(getattr(each, 'id', each)) for each in given)})"
     try:
         call(*given)
     except error as raised:

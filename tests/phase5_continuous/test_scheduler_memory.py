@@ -4,6 +4,7 @@ import pytest
 
 from phase0_request import FinishReason, RequestState
 from phase1_kv_pool import PagedCache
+from phase1_kv_pool.allocator import PageError
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.policies import ByPriority
@@ -119,6 +120,21 @@ def test_a_published_page_that_the_waiting_request_cannot_share_does_not_open_ad
 
 
 # Preemption.
+
+
+def test_a_request_that_was_preempted_for_another_in_the_same_step_gets_no_page() -> None:
+    """`a` and `b` both need a third page, and none is free: `b` is preempted for `a` before its own turn comes."""
+    one = engine(pages=4)
+    one.submit(request("a", 7), request("b", 7))
+    one.step()
+    one.step()
+    running_set = one.scheduler.running_set
+    try:
+        found = [sequence.request.id for sequence in running_set.allocate_slots(list(running_set.running))]
+    except PageError as error:
+        pytest.fail(f"b has been preempted for a, and then it is asked for pages of its own: {error}")
+    assert found == ["a"], f"b was preempted for a, so a alone is computed in this step, not {found}"
+    one.run().check_the_end()
 
 
 def test_the_last_in_rank_is_preempted_and_resumes_before_waiting_requests() -> None:

@@ -6,10 +6,19 @@ from phase0_request import FinishReason, Request, SamplingParams, StepOutput, To
 from phase2_prefill_decode.extras.outcome import SliceOutcome
 from phase5_continuous.extras.fairness import FairQueues
 from phase5_continuous.extras.invariants import check
-from tests.phase5_continuous.moments import engine
-from tests.phase5_continuous.support import EOS, alone, request, share_of
+from tests.phase5_continuous.moments import engine, names
+from tests.phase5_continuous.support import EOS, Later, alone, request, share_of
 
 # The events of a step.
+
+
+def test_a_blocked_request_has_no_slice_and_the_others_go_on() -> None:
+    one = engine()
+    one.submit(request("a"), request("b"))
+    one.step()
+    next(iter(one.scheduler.running_set.running)).block(Later(one, one.steps + 3))
+    assert names(one.step()) == ["b"], "a waits for an extra (`blocked_by`): of a and b, b alone has a slice"
+    one.run().check_the_end()
 
 
 def test_a_failed_slice_ends_only_its_request() -> None:

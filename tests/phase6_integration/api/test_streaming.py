@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from phase6_integration.api.formatter import Formatter
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.api.streaming import PIECE, ResponseWriter
 from phase6_integration.connect import create_app
@@ -66,6 +67,20 @@ def test_silence_is_filled_with_comments() -> None:
             engine.flow.set()
         assert call.events[-1] == "[DONE]"
         assert b"".join(call.content.split(b": keep-alive\n\n")).startswith(b"data: "), "comments stand between events"
+
+    run(test)
+
+
+def test_tokens_of_which_nothing_is_sent_do_not_end_a_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Formatter, "to_chunk", lambda self, chunk: b"")
+    monkeypatch.setattr(ResponseWriter, "silence", 60.0)
+
+    async def test() -> None:
+        async with Call(create_app(FakeEngine(), ServerSettings()), PATHS[1], body(PATHS[1], stream=True)) as call:
+            pass
+        comments = call.content.count(b": keep-alive\n\n")
+        assert comments > 0, "tokens came, nothing has been sent for 60 s, and the client gets no comment"
+        assert call.events == ["[DONE]"]
 
     run(test)
 
