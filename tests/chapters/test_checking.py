@@ -146,6 +146,17 @@ def test_an_error_in_a_library_is_shown_at_the_line_of_the_workspace_without_wha
     assert "decoder.py" not in failure.text
 
 
+def test_tests_run_in_the_order_in_which_an_exercise_names_them(
+    course: Course, check: Check, edit: Edit, solve: Solve
+) -> None:
+    edit("chapters/00_exercises.toml", f'["{QUEUE}::test_pop"]', f'["{QUEUE}::test_pop", "{QUEUE}"]')
+    edit(QUEUE, "    queue.push(3)", "    queue.push(3)\n    queue.pop()")
+    solve("0.2", "return None")
+    failure = check()["0.2"].failure
+    assert failure is not None
+    assert failure.id == f"{QUEUE}::test_pop"
+
+
 def test_data_files_and_processes_see_the_answer(course: Course, check: Check, solve: Solve) -> None:
     (course.root / "phase0_request/top.txt").write_text("mine")
     (course.root / LIMITS).write_text(
