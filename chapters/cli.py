@@ -70,7 +70,7 @@ def _add_workspace(known: Known) -> None:
     )
     watch = _add(known, "watch", commands.watch, "check, and judge again what a save changes", 120)
     for command in (check, watch):
-        command.add_argument("target", metavar="N | N.M", nargs="?", help="default: every chapter in the workspace")
+        command.add_argument("targets", metavar="N | N.M", nargs="*", help="default: every chapter in the workspace")
     run = _add(known, "run", commands.run, "run a phase with your workspace in place of the reference")
     run.add_argument("phase", type=int)
     run.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARG", help="passed on to `python -m phaseN_...`")

@@ -56,7 +56,7 @@ def start(course: Course, args: argparse.Namespace, out: Console) -> int:
 
 
 def check(course: Course, args: argparse.Namespace, out: Console) -> int:
-    its = _chosen(course, args.target)
+    its = _chosen(course, args.targets)
     groups = itertools.groupby(its, key=lambda exercise: exercise.chapter)
     fine = [_check(course, list(group), args.timeout, out) for _, group in groups]
     return 0 if all(fine) else 1
@@ -64,7 +64,7 @@ def check(course: Course, args: argparse.Namespace, out: Console) -> int:
 
 def watch(course: Course, args: argparse.Namespace, out: Console) -> int:
     """Check, and after each save judge again the exercises that it changed."""
-    its = _chosen(course, args.target)
+    its = _chosen(course, args.targets)
     judged: dict[Exercise, str] = {}
     while True:
         saved = _saved(course)
@@ -85,17 +85,24 @@ def _saved(course: Course) -> list[tuple[str, int]]:
     return []
 
 
-def _chosen(course: Course, target: str | None) -> list[Exercise]:
-    """The exercises of the workspace that `N`, `N.M` or nothing names."""
-    if target and not re.fullmatch(r"\d+(\.\d+)?", target):
+def _chosen(course: Course, targets: Sequence[str]) -> list[Exercise]:
+    """The exercises of the workspace that each `N` or `N.M` names; without any, all of them."""
+    if not targets:
+        return _started(course, None)
+    chosen = dict.fromkeys(each for target in targets for each in _named(course, target))
+    return sorted(chosen, key=lambda each: each.chapter)
+
+
+def _named(course: Course, target: str) -> list[Exercise]:
+    if not re.fullmatch(r"\d+(\.\d+)?", target):
         raise CourseError(f"a chapter is a number, an exercise N.M, not '{target}'")
-    if target and "." in target:
+    if "." in target:
         exercise = exercise_files.find(course, target)
         if exercise not in _started(course, exercise.chapter):
             ask = f"`python -m chapters start {exercise.chapter} --all` puts it there"
             raise CourseError(f"exercise {target} is not in the workspace: {ask}")
         return [exercise]
-    return _started(course, int(target) if target else None)
+    return _started(course, int(target))
 
 
 def _started(course: Course, chapter: int | None) -> list[Exercise]:
@@ -119,8 +126,11 @@ def _check(course: Course, its: Sequence[Exercise], timeout: float, out: Console
         out.print(_row(judged.exercise, judged.status, judged.note), soft_wrap=True)
         results.append(judged)
     fine = all(judged.ok for judged in results)
-    if failed := next((judged for judged in results if judged.failure), None):
-        _explain(course, failed, out)
+    failed = [judged for judged in results if judged.failure]
+    for judged in failed[:1]:
+        _explain(course, judged, out)
+    for judged in failed[1:]:
+        out.print(f"{judged.exercise.id} failed, too: python -m chapters check {judged.exercise.id}", soft_wrap=True)
     passed = [judged.exercise for judged in results if judged.status == "passed"]
     if len(passed) > 1 and fine:
         problem = checking.together(course, passed, timeout)
@@ -250,6 +260,7 @@ def _with_answers(course: Course, its: Sequence[Exercise], command: Sequence[str
             out.print(_row(each, *stages[each]), soft_wrap=True)
         return 1
     written = [each for each, (stage, _) in stages.items() if stage == "attempted"]
+    out.print(f"Yours: {', '.join(each.id for each in written) or 'nothing yet'}.", soft_wrap=True)
     return execute(course, "run", workspace.answered(course, written), ["-m", *command])
 
 
@@ -267,7 +278,10 @@ def _say_what_is_yours(course: Course, its: Sequence[Exercise], out: Console, in
             known = state.of(each.id)
             passed = (known.result, known.answer) == ("passed", workspace.fingerprint(course, each))
             (yours if passed else open_).append(each)
-    elsewhere = {"tests": "labs and tests only", **({"cpu": "a CPU only"} if has_gpu() else {"gpu": "a GPU only"})}
+    elsewhere = {
+        "tests": "a server has other code for them; labs, tests and `run 2 --torch` run them",
+        **({"cpu": "a CPU only"} if has_gpu() else {"gpu": "a GPU only"}),
+    }
     running = [each for each in yours if each.runs not in elsewhere]
     lines = sum(answer_lines(course.workspace, each) for each in running)
     if not yours:
@@ -277,7 +291,7 @@ def _say_what_is_yours(course: Course, its: Sequence[Exercise], out: Console, in
     for runs, where in () if interpreted else elsewhere.items():
         more = "; `python -m chapters mine --interpret` runs them slowly" * (runs == "gpu")
         say("Yours, but not run here", [each for each in yours if each.runs == runs], f" ({where}{more}).")
-    say("Not passed, so the reference stands in", open_, "; `python -m chapters check` judges them.")
+    say("Not passed as they are now, so the reference stands in", open_, "; `python -m chapters check` judges them.")
     return yours
 
 

@@ -17,7 +17,7 @@ _UNREAD = re.compile(
 @dataclass(frozen=True)
 class Page:
     """A page: its file, its evening (0 beyond the core), and the hours to write the exercises that `start` puts, which
-    are estimates."""
+    are the estimates of a reader who did them all."""
 
     name: str
     title: str
@@ -38,17 +38,15 @@ class Page:
 
 PAGES = (
     Page("00_request", "0: the life of a request", 1, 1.5, "what a step computes, and text that streams"),
-    Page("01_kv_pool", "1: the paged KV pool", 2, 1, "the allocator, and reads through a page table"),
-    Page(
-        "02_prefill_decode", "2: a forward pass over pages", 2, 1.5, "what a step costs, and a model that reads pages"
-    ),
+    Page("01_kv_pool", "1: the paged KV pool", 2, 1.5, "the allocator, and reads through a page table"),
+    Page("02_prefill_decode", "2: a forward pass over pages", 2, 2, "what a step costs, and a model that reads pages"),
     Page("02_first_kernel", "2: a first kernel", 3, 2.5, "eight small kernels, from a copy to attention over pages"),
-    Page("02_kernels", "2: attention and its kernels", 3, 3, "the store kernel, and the decode kernel"),
-    Page("02_sampling", "2: sampling", 4, 0.5, "the draw of a token"),
-    Page("03_chunked_prefill", "3: chunked prefill", 4, 0.5, "where a prompt is cut"),
-    Page("04_radix", "4: the radix prefix cache", 4, 1, "the walk down the tree, and the eviction queue"),
-    Page("05_continuous", "5: continuous batching", 4, 1.5, "the plan of a step, how a request starts, and preemption"),
-    Page("06_integration", "6: integration", 5, 2, "the engine's process, and the streaming route"),
+    Page("02_kernels", "2: attention and its kernels", 4, 3, "the store kernel, and the decode kernel"),
+    Page("02_sampling", "2: sampling", 5, 1, "the draw of a token"),
+    Page("03_chunked_prefill", "3: chunked prefill", 5, 0.5, "where a prompt is cut"),
+    Page("04_radix", "4: the radix prefix cache", 5, 1, "the walk down the tree, and the eviction queue"),
+    Page("05_continuous", "5: continuous batching", 6, 2.5, "the plan of a step, how a request starts, and preemption"),
+    Page("06_integration", "6: integration", 7, 2, "the engine's process, and the streaming route"),
     Page("06_public_server", "6: a public server", 0, 2, "tokens with their text, which request failed, the watchdog"),
     Page("07_fast", "7: fast", 0, 2, "what makes one step ahead possible"),
     Page("08_constrained", "8: constrained decoding", 0, 2.5, "masks, and a grammar that follows an output"),

@@ -249,7 +249,7 @@ def test_mine_serves_what_passed_and_says_what_runs_here(
     assert tool("mine").out.splitlines() == [
         "Yours and running: 0.1 (1 lines of code).",
         "Yours, but not run here: 0.3 (a GPU only; `python -m chapters mine --interpret` runs them slowly).",
-        "Not passed, so the reference stands in: 0.2; `python -m chapters check` judges them.",
+        "Not passed as they are now, so the reference stands in: 0.2; `python -m chapters check` judges them.",
     ]
     assert tool("mine", "--interpret").out.splitlines() == [
         "Not passed, so the reference stands in: 0.2; `python -m chapters check` judges them.",
