@@ -222,7 +222,7 @@ def test_run_gives_the_phase_its_arguments_and_its_exit_code(standalone: Course,
     solve("0.1", "self.items.append(2 * item)")
     run = command("run", "0", "--item", "3")
     done = subprocess.run(run, cwd=standalone.root, capture_output=True, text=True, timeout=50)
-    assert (done.returncode, done.stdout, done.stderr) == (6, "[6]\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (6, "Yours: 0.1.\n[6]\n", "")
 
 
 def test_a_phase_with_a_broken_answer_is_not_run(standalone: Course, solve: Solve) -> None:
@@ -252,7 +252,7 @@ def test_mine_serves_what_passed_and_says_what_runs_here(
         "Not passed as they are now, so the reference stands in: 0.2; `python -m chapters check` judges them.",
     ]
     assert tool("mine", "--interpret").out.splitlines() == [
-        "Not passed, so the reference stands in: 0.2; `python -m chapters check` judges them.",
+        "Not passed as they are now, so the reference stands in: 0.2; `python -m chapters check` judges them.",
     ], "the run itself says which of them it runs"
     files = served[-1][2]
     assert "return self.items.pop(0)" in files["phase0_request/queue.py"], "0.2 failed"
