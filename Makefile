@@ -65,7 +65,7 @@ test-all: $(VENV)/.dev ## the suite with its slow tests, then the engines' tests
 speed: $(VENV)/.dev ## the engine beside itself as of the last commit (AGAINST=COMMIT: of another), in turns, on this processor
 	@rm -f build/peers/speed.json
 	@$(BIN)/nanoserve bench compare --against $(AGAINST) --peers ours before ours_int4 before_int4 --shapes 17m 596m \
-	  --rounds 2 --workloads 1x16+64 8x* 16x* 4x* --json build/peers/speed.json
+	  --rounds 2 --workloads 1x16+64 16x128+64 8x128+32 4x512+1 --json build/peers/speed.json
 
 clients: $(CLIENTS)/.done ## LangChain, LiteLLM, the AI SDK and others against a server (needs no more than `make serve`)
 	@$(if $(NPM),,echo "npm is not installed: the clients for Node are left out")

@@ -61,7 +61,8 @@ ENTRIES = (
         "with a shared prompt, the first token comes after {phase4.json#served.on.ttft_ms .0f} ms instead of "
         "{phase4.json#served.off.ttft_ms .0f} ms",
         "nothing without a common prefix ({phase4.json#common.tokens_0.ttft_ms .0f} ms and "
-        "{phase4.json#common.tokens_0.plain_ttft_ms .0f} ms); requests that arrive together each compute the prefix",
+        "{phase4.json#common.tokens_0.plain_ttft_ms .0f} ms); requests that arrive together each compute the prefix, "
+        "until chapter 5 lets the others wait",
         "a page that is evicted while a request reads it",
         (
             "phase4_radix/radix_tree.py",

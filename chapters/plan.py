@@ -17,7 +17,7 @@ _UNREAD = re.compile(
 @dataclass(frozen=True)
 class Page:
     """A page: its file, its evening (0 beyond the core), and the hours to write the exercises that `start` puts, which
-    are the estimates of a reader who did them all."""
+    are estimates, in part I of a reader who did them all."""
 
     name: str
     title: str

@@ -99,6 +99,7 @@ def test_the_plan_has_every_page_and_seven_evenings_of_at_most_four_hours() -> N
     hours = [sum(page.hours + page.minutes / 60 for page in there if page.evening == each) for each in range(1, 8)]
     assert max(hours) <= 4
     assert f"in seven evenings, about {round(sum(hours))} hours" in (CHAPTERS / "plan.md").read_text()
+    assert all("seven evenings" in text.read_text() for text in (ROOT / "README.md", CHAPTERS / "index.md"))
 
 
 @pytest.mark.parametrize("chapter", range(2, 7))

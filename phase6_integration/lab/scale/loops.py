@@ -2,7 +2,7 @@
 
 In a closed loop each of some clients sends its next request when it has an answer: a server that falls behind is asked
 less. In an open loop requests come at random, however long the earlier ones take. First they come at the mean rate that
-the closed loop has just reached, for each number of clients; then at a rate that no number of clients would ask for.
+the closed loop has just reached, for each number of clients; then at half as much again as the most clients reached.
 """
 
 from dataclasses import dataclass, replace

@@ -18,7 +18,7 @@ export function begin(place, number, places) {
   const form = h("form", { className: "guess-form" }, h("label", {}, "Your guess ", input), " ", h("button", {}, "Unfold"), " ", said);
   const show = () => {
     const value = kept[guess];
-    said.textContent = `It is ${shown}. You said ${value}: ${close(value, found) ? "close" : `${(value / found).toPrecision(2)} times as much`}.`;
+    said.textContent = `It is ${shown}. You said ${value}: ${close(value, found) ? "close" : `${(value / found).toLocaleString("en", { maximumSignificantDigits: 2 })} times as much`}.`;
     count(places);
   };
   form.onsubmit = (event) => {
