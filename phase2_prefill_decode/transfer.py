@@ -15,8 +15,8 @@ def pinned(numbers: Tensor, device: torch.device) -> Tensor:
 
 
 def to_host(numbers: Tensor) -> Tensor:
-    """Start a copy to the host, so that a GPU may write the original again. On a CPU, return the original."""
+    """Start a copy to the host. The original may be written again."""
     if not numbers.is_cuda:
-        return numbers
+        return numbers.clone()
     copy = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
     return copy.copy_(numbers, non_blocking=True)
