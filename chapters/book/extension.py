@@ -61,7 +61,7 @@ def prepare(app: Sphinx, docname: str, source: list[str]) -> None:
     folders, and the links to the pages before and after: each page has them at its end."""
     text = re.sub(r"(?<!`)<!-- /?measured\b(?:(?!-->).)*-->(?!`)", "", source[0])  # between ` it is shown
     text = re.sub(r"^\[[^|\n]*\| \[Map\]\(map\.md\)( \|.*)?$", "", text, flags=re.MULTILINE)
-    text = re.sub(r"\[([^]\n]+)\]\(([\w./-]*/[\w-]+)/?\)", lambda link: without_folder(app, docname, link), text)
+    text = re.sub(r"\[([^]]+)\]\(([\w./-]*/[\w-]+)/?\)", lambda link: without_folder(app, docname, link), text)
     chapter = re.match(r"chapters/0?(\d+)_\w+$", docname)
     if chapter and (here := CHAPTERS.get(int(chapter[1]))):
         which = f"{chapter[1]}.{here[0]} to {chapter[1]}.{here[-1]}"
