@@ -1,7 +1,12 @@
 """What must hold: in a state, of an event, and on the way from a state to the end of all its requests.
 
 The first are the engine's own invariants. These here are of an event: they compare the state before it with the one
-after. Each is a sentence of a chapter, and is written from that sentence, not from the code that keeps it.
+after. Each is a sentence of a chapter, and takes its limits from the setting and what was from the state before.
+
+Some facts it takes from the engine, so an error in these breaks another promise or none: which request waits for a
+prefix (`waits_for_prefix`), which one did not fit (`did_not_fit`), whether another gave way for pages or for a place
+(`preempted_for`), whether a prompt still fits into the step (`StepPlan.fit`), the pages that a request needs
+(`demand`), the order of each queue, and the tenants that are here.
 """
 
 import marshal
@@ -12,7 +17,7 @@ from typing import Any
 from phase0_request.batch import Event
 from phase0_request.core import Step
 from phase0_request.queue import SequenceState
-from phase0_request.request import FinishReason, RequestState
+from phase0_request.request import FinishReason, Request, RequestState
 from phase3_chunked_prefill.budget import StepPlan
 from phase5_continuous.admission import waits_for_prefix
 from phase5_continuous.extras.fairness import FairQueues
@@ -24,11 +29,13 @@ from phase5_continuous.lab.exploring.world import (
     GONE,
     LATE,
     STATES,
+    VIRTUAL_TIME,
     Happening,
     Row,
     World,
     rows_of,
     served_in,
+    tenants_in,
 )
 from phase5_continuous.turns import OneQueue
 
@@ -169,7 +176,7 @@ def _reserve(world: World, admitted: list[SequenceState]) -> None:
     """The watermark stays free when a request is admitted beside others."""
     running_set, usage = world.scheduler.running_set, world.cache.usage
     holders = len(running_set.running) + len(running_set.leaving)
-    reserved, free = int(world.setting.watermark * world.setting.pages), usage.free + usage.cached
+    reserved, free = world.setting.reserved, usage.free + usage.cached
     if admitted and holders > 1:
         _hold("the watermark stays free", free >= reserved, f"{free} pages are, and {reserved} are to be")
 
@@ -192,22 +199,44 @@ def _order(world: World, rows: list[Row], admitted: list[SequenceState]) -> None
 
 
 def _victims(world: World, rows: list[Row]) -> None:
-    """The last in rank is preempted; of the tenant that runs the most, if tenants take turns."""
-    ran = [each for row, each in zip(rows, world.live, strict=True) if row.state == RUNS and row.capacity]
-    blocked = {each for row, each in zip(rows, world.live, strict=True) if row.blocked}  # these go first
-    for each in ran:
-        if each.capacity or each.request.finished or each in blocked:
-            continue
-        later = [other for other in ran if other.key > each.key and other.capacity]
-        if world.setting.fair:
-            later = [other for other in later if other.request.tenant == each.request.tenant]
+    """The last in rank is preempted: of the blocked requests if there are any, and of the tenant that runs the most if
+    tenants take turns."""
+    ran = [(row, each) for row, each in zip(rows, world.live, strict=True) if row.state == RUNS and row.capacity]
+    blocked = {each for row, each in ran if _is_blocked(row)}
+    victims = [each for row, each in ran if not (each.capacity or each.request.finished) or _resumed_at_once(row, each)]
+    for each in victims:
+        fair, tenant = world.setting.fair, each.request.tenant
+        kept = [other for _, other in ran if other.capacity and other not in victims]
+        rest = [other for other in kept if not fair or other.request.tenant == tenant]
+        if each not in blocked:
+            how = f"{each.request.id} is preempted, and another is blocked"
+            _hold("blocked requests are preempted first", blocked.isdisjoint(rest), how)
+        later = [other for other in rest if other.key > each.key and (other in blocked or each not in blocked)]
         _hold("the last in rank is preempted", not later, f"{each.request.id} is preempted, and is not the last")
+    places, going = (Counter(each.request.tenant for each in of) for of in ([each for _, each in ran], victims))
+    while world.setting.fair and going:
+        tenant = max(going, key=lambda tenant: places[tenant])  # the one that had to go next
+        how = f"a request of {tenant} is preempted, and {dict(places)} run"
+        _hold("the tenant with the most is preempted", places[tenant] == max(places.values()), how)
+        places[tenant] -= 1
+        going -= Counter([tenant])
+
+
+def _is_blocked(row: Row) -> bool:
+    """Whether a request is blocked in the next plan, too."""
+    return row.blocked == 1 or bool(row.blocked and row.in_flight)
+
+
+def _resumed_at_once(row: Row, sequence: SequenceState) -> bool:
+    """Whether a plan has preempted a blocked request, and resumed it: nothing else ends its wait."""
+    return _is_blocked(row) and sequence.blocked_by is None and bool(sequence.capacity)
 
 
 def _next_tenant(
     rows: list[Row], live: list[SequenceState], served: dict[str, float], admitted: list[SequenceState]
 ) -> None:
-    """The tenant with the fewest tokens is next, counting its requests before that wait for a prefix."""
+    """The first request that starts in a step is of the tenant with the fewest tokens, counting its requests before
+    that wait for a prefix."""
     preempted = {each.request.tenant for each in live if each.request.state is RequestState.PREEMPTED}
     preempted |= {each.request.tenant for row, each in zip(rows, live, strict=True) if row.state == PREEMPTED}
     tokens, before = {**served}, dict[SequenceState, float]()
@@ -216,10 +245,12 @@ def _next_tenant(
         if row.state == PREEMPTED or (row.state == WAITS and tenant not in preempted):
             before[each] = tokens[tenant]
             tokens[tenant] += row.num_tokens
-    for first in admitted[:1]:
-        for each, count in before.items():
-            if not waits_for_prefix(each) and count < before[first]:
-                counts = f"{first.request.id} starts at {before[first]:g} tokens, and {each.request.id} at {count:g}"
+    for first in [each for each in admitted if each in before][:1]:
+        ready = {each: count for each, count in before.items() if each is first or not waits_for_prefix(each)}
+        own = min(count for each, count in ready.items() if each.request.tenant == first.request.tenant)
+        for each, count in ready.items():
+            if count < own:
+                counts = f"{first.request.id} starts at {own:g} tokens, and {each.request.id} at {count:g}"
                 raise BrokenError("the tenant with the fewest tokens is next", counts)
 
 
@@ -254,8 +285,10 @@ def _waited(rows: list[Row], row: Row) -> bool:
 
 
 def _charges(world: World, before: Any, event: Happening, step: Step | None) -> None:
-    """A tenant pays for the tokens that its requests prefill and get. One that comes has saved up none."""
-    turns, were = world.scheduler.turns, served_in(before)
+    """A tenant pays for the tokens that its requests prefill and get. One that comes has saved up none: it begins at
+    the virtual time, which is at least the fewest tokens of a tenant that waits when a request is admitted, and
+    advances with each prompt."""
+    turns, were, rows = world.scheduler.turns, served_in(before), rows_of(before)
     assert isinstance(turns, FairQueues)
     share, due = turns.share, dict[str, int]()
     if event.what == "submit":
@@ -264,9 +297,21 @@ def _charges(world: World, before: Any, event: Happening, step: Step | None) -> 
         _hold("no tenant saves up tokens", not saved, f"{tenant} comes with fewer tokens than those that wait have had")
         return
     if event.what == "plan":
-        for row, each in zip(rows_of(before), world.live, strict=True):
-            if row.state != RUNS and each.request.state is RequestState.RUNNING:
+        for row, each in zip(rows, world.live, strict=True):
+            starts = row.state != RUNS and each.request.state is RequestState.RUNNING
+            if starts or _resumed_at_once(row, each):
                 due[each.request.tenant] = due.get(each.request.tenant, 0) + each.request.total - each.request.computed
+        if due:
+            paused, both = RequestState.PREEMPTED, zip(rows, world.live, strict=True)
+            queued = [
+                each
+                for row, each in both
+                if row.state in (WAITS, PREEMPTED) or each.request.state is paused or _resumed_at_once(row, each)
+            ]
+            waited = {each.request.tenant for each in queued}
+            least = max(VIRTUAL_TIME, min(were[tenant] for tenant in waited)) + sum(due.values()) / tenants_in(before)
+            late = f"the virtual time is {share.virtual_time:g}, and must be at least {least:g}"
+            _hold("no tenant saves up tokens", share.virtual_time > least - 0.001, late)
     elif step is not None:
         for news in step.events:
             if news.token is not None:
@@ -299,7 +344,10 @@ def _once(world: World, admitted: list[SequenceState]) -> None:
 def _room(world: World, step: Step | None) -> None:
     """No request waits beside room that fits."""
     running_set = world.scheduler.running_set
-    if len(running_set.running) >= world.setting.places or running_set.did_not_fit is not None:
+    if running_set.did_not_fit is not None:  # the others wait for it
+        _lacks(world, running_set.did_not_fit)
+        return
+    if len(running_set.running) >= world.setting.places:
         return
     plan = step.batch if step is not None else None
     for queue, _ in _queues(world):
@@ -311,11 +359,15 @@ def _room(world: World, step: Step | None) -> None:
                 waits = f"{sequence.request.id} waits for {until} tokens of {other.request.id}"
                 _hold("none waits in vain", until == _common(world, sequence, other), waits)
                 continue
-            needed, available = demand(world.cache, sequence.request)
-            room = f"{sequence.request.id} waits; it needs {needed} pages, and {available} are available"
-            holds = running_set.running or running_set.leaving
-            beside = running_set.watermark // world.cache.page_size if holds else 0
-            _hold("none waits beside room that fits", needed + beside > available, room)
+            _lacks(world, sequence.request)
+
+
+def _lacks(world: World, request: Request) -> None:
+    """A request that waits for pages lacks some: beside others, the watermark stays free."""
+    running_set, (needed, available) = world.scheduler.running_set, demand(world.cache, request)
+    needed += world.setting.reserved if running_set.running or running_set.leaving else 0
+    room = f"{request.id} waits for pages: needed {needed}, available {available}"
+    _hold("none waits beside room that fits", needed > available, room)
 
 
 def _common(world: World, one: SequenceState, other: SequenceState) -> int:

@@ -68,6 +68,11 @@ class Setting:
     lost: int | None = None  # steps that may be lost; None: any number
 
     @property
+    def reserved(self) -> int:
+        """The pages of the watermark."""
+        return int(self.watermark * self.pages)
+
+    @property
     def bound(self) -> int:
         """The steps in which all requests end, if nothing new arrives: of those that run, the first in rank keeps its
         pages, and computes a token whenever it is its turn among the decodes."""

@@ -5,11 +5,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from phase0_request.batch import Event, Slice
 from phase0_request.core import Step
+from phase5_continuous.extras.invariants import check
 from phase5_continuous.extras.record.record_file import recording
-from phase5_continuous.lab.exploring.promises import BrokenError, judge
+from phase5_continuous.lab.exploring.promises import BrokenError, follow
 from phase5_continuous.lab.exploring.setting import Setting
 from phase5_continuous.lab.exploring.world import EOS, Happening, World, clock
 
@@ -36,7 +38,7 @@ def tell(setting: Setting, events: Sequence[Happening], file: Path | None = None
     with recording(world.core, file, text, "a small world") if file is not None else nullcontext():
         for event in events:
             world.now += TICK
-            before = marshal.loads(world.encode())
+            before, names = marshal.loads(world.encode()), [each.request.id for each in world.ordered()]
             wrong = None
             with clock():
                 try:
@@ -49,9 +51,25 @@ def tell(setting: Setting, events: Sequence[Happening], file: Path | None = None
                 return
             yield _words(world, event) + _came_of(world, event, step)
     try:
-        judge(world, before, event, step, set())
+        with clock():  # canonical: only so are pages and counts of tenants the ones that are compared
+            follow(_named(setting, before, names, world.arrived), before, event, set())
+        check(world.scheduler)  # in one piece: what no canonical state has
     except BrokenError as broken:
         yield broken.how
+    except Exception as error:
+        yield str(error)
+
+
+def _named(setting: Setting, state: Any, names: Sequence[str], arrives: str) -> World:
+    """A world in this state, whose requests have the names of a story, in the order of rank."""
+    world = World(setting)
+    world.decode(state)
+    for request in world.kind_of:
+        request.id = arrives
+    for sequence, name in zip(world.ordered(), names, strict=True):
+        sequence.request.id = name
+    world.decode(state)
+    return world
 
 
 def text(token: int) -> str:

@@ -79,6 +79,12 @@ def served_in(state: Any) -> dict[str, float]:
     return {tenant: VIRTUAL_TIME + beyond for tenant, beyond in state[2][0]}
 
 
+def tenants_in(state: Any) -> int:
+    """How many tenants are here in such a state."""
+    _, (*_, (_, here, *_), _), _ = state
+    return len(here)
+
+
 class Happening(NamedTuple):
     """What may happen: an arrival, a step that is planned, committed or lost, or an end from outside."""
 
@@ -425,6 +431,7 @@ class World:
                 tuple([of[request] for request in scheduler.chunker._skipped if request in of]),
                 flying,
                 self.lost,
+                tuple([place[each] for each in scheduler._live.values()]),  # in the order of submission
             ),
         )
 
@@ -452,7 +459,7 @@ class World:
     def decode(self, state: Any) -> None:
         """Put the world into a state, as `marshal` loads it."""
         (held, tree, *_), (rows, running, leaving, turns, not_fit), rest = state
-        served, left, prefixes, skipped, flying, self.lost = rest
+        served, left, prefixes, skipped, flying, self.lost, submitted = rest
         scheduler, cache, running_set = self.scheduler, self.cache, self.scheduler.running_set
         self.left = [*left]
         used = [0] * len(self.kinds)
@@ -490,7 +497,7 @@ class World:
         cache._rows, cache._free_rows = {name: number for number, name in enumerate(cache.tables)}, []
         cache.allocator.counts = counts
         cache.allocator.free = [page for page in range(len(counts) - 1, -1, -1) if not counts[page]]
-        scheduler._live = {sequence.request.id: sequence for sequence in live}
+        scheduler._live = {live[number].request.id: live[number] for number in submitted}
         scheduler._submitted, scheduler._events = len(live), []
         running_set.running._entries = [live[number] for number in running]
         running_set.leaving = [live[number] for number in leaving]

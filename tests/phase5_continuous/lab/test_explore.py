@@ -4,6 +4,7 @@ import json
 import signal
 import time
 from bisect import insort
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
@@ -14,10 +15,12 @@ from typing import Any
 import pytest
 
 from phase0_request.batch import Batch, Event, StepOutput
-from phase0_request.queue import RequestQueue
+from phase0_request.queue import RequestQueue, SequenceState
+from phase1_kv_pool.cache import PagedCache
+from phase3_chunked_prefill.budget import StepPlan, TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.admission import Admission
-from phase5_continuous.extras.fairness import FairQueues, FairShare
+from phase5_continuous.extras.fairness import FairQueues, FairShare, places_of
 from phase5_continuous.extras.record.record_file import read
 from phase5_continuous.extras.record.replay import Replay
 from phase5_continuous.lab import explore as command
@@ -25,10 +28,11 @@ from phase5_continuous.lab.exploring.planting import ROOT, bug, bugs, planted
 from phase5_continuous.lab.exploring.search import Ways, explore
 from phase5_continuous.lab.exploring.setting import Setting, kinds
 from phase5_continuous.lab.exploring.story import tell
-from phase5_continuous.lab.exploring.world import KEY, World
+from phase5_continuous.lab.exploring.world import KEY, Happening, World
 from phase5_continuous.lab.exploring.worlds import BUGS, WORLDS
+from phase5_continuous.running import RunningSet
 from phase5_continuous.scheduler import Scheduler
-from phase5_continuous.turns import OneQueue
+from phase5_continuous.turns import OneQueue, Turns
 
 FAST = "smallest", "small", "outgrown", "failures"
 SMALLEST = WORLDS["smallest"]
@@ -45,7 +49,48 @@ def enter_with_none(share: FairShare, tenant: str) -> None:
     share.served.setdefault(tenant, 0.0)
 
 
-COMMIT = Scheduler.commit
+def charge_without_virtual_time(share: FairShare, tenant: str, tokens: int) -> None:
+    share.served[tenant] += tokens
+
+
+def charge_nothing(share: FairShare, tenant: str, tokens: int) -> None:
+    share.virtual_time += tokens / len(share._live)
+
+
+def in_turn_backwards(share: FairShare, queues: Mapping[str, Iterable[SequenceState]]) -> Iterator[SequenceState]:
+    share.virtual_time = max(share.virtual_time, min(share.served[tenant] for tenant in queues))
+    return chain(*reversed(queues.values()))  # type: ignore[call-overload]
+
+
+def in_turn_without_virtual_time(
+    share: FairShare, queues: Mapping[str, Iterable[SequenceState]]
+) -> Iterator[SequenceState]:
+    before, order = share.virtual_time, [*IN_TURN(share, queues)]
+    share.virtual_time = before
+    return iter(order)
+
+
+def of_twice_the_budget(
+    owner: type[StepPlan], limits: TokenBudget, page_size: int, num_decodes: int, pending: Sequence[int]
+) -> StepPlan:
+    return OF_STEP(replace(limits, max_batched_tokens=2 * limits.max_batched_tokens), page_size, num_decodes, pending)
+
+
+def fit_all(step: StepPlan, start: int, pending: int) -> int:
+    return min(pending, step.left)
+
+
+def victim_of_the_fewest(queues: FairQueues, running: Iterable[SequenceState]) -> SequenceState:
+    places = places_of(running)
+    return max(running, key=lambda each: (-places[each.request.tenant], each.key))
+
+
+def twice_the_watermark(running_set: RunningSet, cache: PagedCache, turns: Turns, watermark: int) -> None:
+    RUNNING_SET(running_set, cache, turns, 2 * watermark)
+
+
+COMMIT, IN_TURN, OF_STEP, RUNNING_SET = Scheduler.commit, FairShare.in_turn, StepPlan.of_step, RunningSet.__init__
+FULL = Setting(kinds=kinds(["aa", "bb", "z"], 3, ["x", "x", "y"]), fair=True, lost=0, ends=())
 TENANTS = Setting(kinds=kinds(["a", "b", "z"], 2, ["x", "x", "y"]), places=2, fair=True, lost=0, ends=())
 
 
@@ -54,55 +99,88 @@ def keeps(setting: Setting) -> bool:
     return explore(setting, processes=1).broken is None
 
 
-MUTANTS: dict[str, tuple[type, str, Any, Setting]] = {  # of promises that no planted bug breaks
-    "the order is kept": (
+MUTANTS: list[tuple[str, type, str, Any, Setting]] = [  # of promises that no planted bug breaks
+    (
+        "the order is kept",
         OneQueue,
         "reorder",
         lambda queue, candidates, place: candidates[::-1],
         replace(SMALLEST, places=1),
     ),
-    "none waits beside room that fits": (
+    (
+        "none waits beside room that fits",
         Admission,
         "is_open",
         property(lambda admission: bool(admission.turns) and not admission.running_set.running),
         SMALLEST,
     ),
-    "the last in rank is preempted": (
+    (
+        "the last in rank is preempted",
         OneQueue,
         "victim",
         lambda queue, running: min(running, key=lambda each: each.key),
         SMALLEST,
     ),
-    "tokens come once and in order": (Scheduler, "commit", doubled, SMALLEST),
-    "every page comes back": (PrefixCache, "reset", lambda cache: 0, SMALLEST),
-    "a full queue refuses requests": (
+    ("tokens come once and in order", Scheduler, "commit", doubled, SMALLEST),
+    ("every page comes back", PrefixCache, "reset", lambda cache: 0, SMALLEST),
+    (
+        "a full queue refuses requests",
         RequestQueue,
         "add",
         lambda queue, entry, again=False: insort(queue._entries, entry, key=KEY),
         replace(SMALLEST, limit=1),
     ),
-    "running requests keep their pages": (
+    (
+        "running requests keep their pages",
         Scheduler,
         "plan_again",
         Scheduler.discard_in_flight,
         replace(SMALLEST, also=("again",)),
     ),
-    "the tenant with the fewest tokens is next": (
+    (
+        "the tenant with the fewest tokens is next",
         FairShare,
         "in_turn",
-        lambda share, queues: chain(*reversed(queues.values())),
+        in_turn_backwards,
         replace(TENANTS, places=1),
     ),
-    "a tenant with few requests takes a place": (FairQueues, "gives_way", lambda queues, running: None, TENANTS),
-    "a place is taken from the tenant with the most": (
+    ("a tenant with few requests takes a place", FairQueues, "gives_way", lambda queues, running: None, TENANTS),
+    (
+        "a place is taken from the tenant with the most",
         FairQueues,
         "gives_way",
         lambda queues, running: queues.victim(running),
         TENANTS,
     ),
-    "a tenant pays for its tokens": (FairShare, "charge", lambda share, tenant, tokens: None, TENANTS),
-    "no tenant saves up tokens": (FairShare, "enter", enter_with_none, TENANTS),
-}
+    ("a tenant pays for its tokens", FairShare, "charge", charge_nothing, TENANTS),
+    ("no tenant saves up tokens", FairShare, "enter", enter_with_none, TENANTS),
+    ("no tenant saves up tokens", FairShare, "charge", charge_without_virtual_time, TENANTS),
+    ("no tenant saves up tokens", FairShare, "in_turn", in_turn_without_virtual_time, TENANTS),
+    (
+        "none waits beside room that fits",
+        RunningSet,
+        "__init__",
+        twice_the_watermark,
+        replace(WORLDS["watermark"], kinds=kinds(["aa", "zz"])),
+    ),
+    ("the tenant with the most is preempted", FairQueues, "victim", victim_of_the_fewest, FULL),
+    (
+        "blocked requests are preempted first",
+        OneQueue,
+        "victim",
+        lambda queue, running: max(running, key=KEY),
+        replace(WORLDS["late"], kinds=kinds(["aab", "zz"], 3), ends=(), lost=0),
+    ),
+    (
+        "a step keeps its budget",
+        StepPlan,
+        "of_step",
+        classmethod(of_twice_the_budget),
+        replace(SMALLEST, budget=2, chunk=2),
+    ),
+    ("a chunk keeps its size", StepPlan, "fit", fit_all, replace(SMALLEST, chunk=1)),
+    ("what has ended leaves", Scheduler, "finish", lambda *_: True, SMALLEST),
+]
 
 
 @pytest.mark.parametrize("name", FAST)
@@ -120,6 +198,24 @@ def test_every_way_in_one_piece_leads_to_the_state_that_was_found_and_its_record
         found = explore(setting, processes=1, again=True)
         assert found.broken is None
         assert found.states > 40
+
+
+def test_lost_steps_free_pages_in_the_order_of_submission_and_not_of_priority() -> None:
+    found = explore(WORLDS["priorities"], processes=1, again=True)
+    assert found.broken is None
+    assert found.whole
+
+
+@pytest.mark.parametrize(("more", "last"), [({"fair": True}, "plan"), ({"also": ("again",)}, "again")])
+def test_a_story_in_which_all_is_well_ends_with_its_last_event(more: dict[str, Any], last: str) -> None:
+    begin = [Happening("submit", 0), Happening("submit", 1), Happening("plan"), Happening("end", 0, "abort")]
+    story = [
+        *begin,
+        Happening("commit", how=(0, 0)),
+        *(Happening("plan") for _ in range(last == "again")),
+        Happening(last),
+    ]
+    assert len([*tell(replace(SMALLEST, **more), story)]) == len(story)
 
 
 def test_requests_whose_masks_are_late_end_once_these_are_there() -> None:
@@ -157,9 +253,11 @@ def test_a_planted_bug_breaks_its_promise_and_its_story_can_be_replayed(name: st
     }
 
 
-@pytest.mark.parametrize("promise", MUTANTS)
-def test_an_engine_that_does_otherwise_breaks_its_promise(promise: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    owner, name, other, setting = MUTANTS[promise]
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant[0]}-{mutant[2]}")
+def test_an_engine_that_does_otherwise_breaks_its_promise(
+    mutant: tuple[str, type, str, Any, Setting], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    promise, owner, name, other, setting = mutant
     assert promise not in {each["broken"] for each in KNOWN.values()}
     assert keeps(setting)
     monkeypatch.setattr(owner, name, other)
