@@ -50,7 +50,8 @@ def execute(path: Path, root: Path | None = None, timeout: float = 600) -> Any:
     try:
         with tempfile.TemporaryDirectory(prefix="course-") as settings:
             found = os.pathsep.join(filter(None, [str(root or Course.here().root), os.environ.get("PYTHONPATH")]))
-            client.execute(env=os.environ | {"IPYTHONDIR": settings, "PYTHONPATH": found}, cleanup_kc=True)
+            own = {"IPYTHONDIR": settings, "PYTHONPATH": found, "PYTHONSAFEPATH": ""}  # ipykernel takes `root` out else
+            client.execute(env=os.environ | own, cleanup_kc=True)
     except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
         why = f"{error.ename}: {error.evalue}" if isinstance(error, CellExecutionError) else f"{error}".split("\n")[0]
         raise NotebookError(f"{path.name}, cell {started[-1] + 1}: {why}") from error
