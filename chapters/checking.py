@@ -128,7 +128,7 @@ def planted(course: Course, bug: Bug, tells: bool = False) -> Change:
 
 
 def unreadable(files: Mapping[str, str]) -> str:
-    """The first of the planted bug's files that Python cannot parse, with the line; nothing if there is none."""
+    """The first of the planted bug's files that Python cannot parse, with the line; nothing if it can parse all."""
     for name, text in files.items():
         try:
             compile(text, name, "exec", dont_inherit=True)

@@ -106,7 +106,7 @@ def _named(course: Course, target: str) -> list[Exercise]:
 
 
 def _started(course: Course, chapter: int | None) -> list[Exercise]:
-    """The exercises in the workspace: those of the given chapter, or all."""
+    """The exercises in the workspace, of the given chapter or all."""
     its = workspace.begun(course)
     if chapter is None:
         if not its:

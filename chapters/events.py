@@ -83,7 +83,7 @@ class Recorder:
             self._send(("collect", Result(report.nodeid, "broken", error, report.longreprtext)))
 
     def pytest_collection_modifyitems(self, config: Any, items: list[Any]) -> None:
-        """Run the tests in the order in which they are named, even those of files that are named as a whole, too."""
+        """Run the tests in the order in which they are named, even if their files are named as a whole, too."""
         places = {item: [at for at, name in enumerate(config.args) if item.nodeid.startswith(name)] for item in items}
         items.sort(key=lambda item: min(places[item], default=len(config.args)))
 

@@ -83,7 +83,7 @@ def blanked(course: Course, file: str, exercises: Iterable[Exercise]) -> str:
 
 
 def answer_lines(root: Path, exercise: Exercise) -> int:
-    """The number of lines of code in the answer: the reference's, or that of another root."""
+    """The number of lines of code in the answer: the reference's, or another root's."""
     return sum(map(len, exercise.code((root / exercise.file).read_text(encoding="utf-8"))))
 
 

@@ -143,7 +143,7 @@ def replace_regions(text: str, where: str, bodies: Mapping[str, Sequence[Sequenc
 
 
 def unmarked(text: str, kept: Callable[[str], bool] = lambda name: False, given: bool = False) -> str:
-    """The text without the markers of exercises, other than those of the regions to be `kept`. With `given`, a comment
+    """The text without the markers of exercises, except around the regions to be `kept`. With `given`, a comment
     in their place names the exercise."""
     text = _GIVEN.sub("", text)
     regions = [each for name, its in find_regions(text, "").items() for each in its if name.startswith("exercise ")]

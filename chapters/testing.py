@@ -29,7 +29,7 @@ NOT_COPIED = ("build", "dist", "workspace")
 
 def copy_checkout(course: Course, into: Path, files: Mapping[str, str]) -> Path:
     """A new folder `into` with links to the files of the checkout, and with `files`, from their names to their texts,
-    in place of those of the same name."""
+    in place of files of the same name."""
     shutil.rmtree(into, ignore_errors=True)
     into.mkdir(parents=True)
     # The rewritten tests that pytest keeps hold the paths of the checkout.

@@ -162,7 +162,7 @@ def attempt(course: Course, exercise: Exercise) -> tuple[str, str]:
 
 
 def _answered(course: Course, file: str, answers: Iterable[Exercise]) -> str:
-    """The workspace's text of `file` with the reference in all regions but those of `answers`."""
+    """The workspace's text of `file` with the reference in all regions except `answers`."""
     name, kept = f"workspace/{file}", {exercise.region for exercise in answers}
     text, reference = ((folder / file).read_text(encoding="utf-8") for folder in (course.workspace, course.root))
     present, lines = find_regions(text, name), reference.split("\n")

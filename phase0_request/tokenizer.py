@@ -167,9 +167,9 @@ class Tokenizer:
         ValueError if the model has none or if the template rejects the messages, TooLongError if the rendered text is
         longer than `max_chars`.
 
-        Its control tokens are those that the template wrote, in their order: `<|im_end|>` in a message, in the result
-        of a tool or in its description is ten characters of text. In all other conversations the result is that of
-        transformers.
+        Its control tokens are the ones that the template wrote, in order: `<|im_end|>` in a message, in the result
+        of a tool or in its description is ten characters of text. For all other conversations transformers gives the
+        same result.
         """
         parts = self.render(messages, add_generation_prompt, variables)
         text, written = "".join(parts), self._written(parts)

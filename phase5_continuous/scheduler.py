@@ -44,7 +44,7 @@ class Scheduler(BaseScheduler):
     - `watermark` of the pool, 1 % by default and rounded down, stays free when a request is admitted, so that running
       requests can grow before one of them must be preempted.
 
-    An `extender` may lengthen slices by tokens beyond those of the requests.
+    An `extender` may lengthen slices by tokens that the requests do not have yet.
 
     With `ahead=1`, as the server runs on a GPU, a step may be planned while another is in flight, so that the device
     need not wait for the host. Only the device knows the tokens of that other step. If one of them ends its request,

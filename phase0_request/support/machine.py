@@ -28,7 +28,7 @@ def cores() -> int:
 class Machine:
     """The hardware and software that a measurement depends on, without host or user names.
 
-    `cpu` has family and model where Linux reports them: the name may be that of several generations. `cores` counts the
+    `cpu` has family and model where Linux reports them: several generations may share a name. `cores` counts the
     cores that this process may use. `vectors` are the widest vector instructions and whether they
     multiply bfloat16: processors of one name differ in them, and bfloat16 is many times slower without. A field is None
     if the system does not report it. `versions` lists installed packages only."""

@@ -79,8 +79,8 @@ class Compiled:
 
 
 def launched(about: str, launch: Callable[[], object]) -> list[Variant]:
-    """The variants that a launch needs, without a GPU: `use_no_device` comes first. `about` follows the kernel's name
-    in those of the variants."""
+    """The variants that a launch needs, without a GPU: `use_no_device` comes first. The names of
+    the variants are the kernel's and `about`."""
     from triton.runtime.jit import JITFunction
 
     found: list[Variant] = []

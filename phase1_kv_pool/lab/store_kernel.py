@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-"""A kernel that only stores, with what phase 2's kernel stores with. Its tests and its speed are those of the store."""
+"""A kernel that only stores, with the functions of phase 2's kernel: for tests and for the speed of the store alone."""
 
 import torch
 import triton

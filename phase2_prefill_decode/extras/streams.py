@@ -44,7 +44,7 @@ class Encoded(Protocol):
         """Some rows as plain numbers, as of an embedding."""
 
     def joins(self, other: Any) -> bool:
-        """Whether the rows of the two can be those of one matrix."""
+        """Whether one matrix can have the rows of both."""
 
 
 Rows = Tensor | Encoded
@@ -163,5 +163,5 @@ class _Loader:
 
 
 def joins(first: Rows, second: Rows) -> bool:
-    """Whether the rows of the two can be those of one matrix."""
+    """Whether one matrix can have the rows of both."""
     return isinstance(second, Tensor) if isinstance(first, Tensor) else first.joins(second)

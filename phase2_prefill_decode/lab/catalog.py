@@ -75,7 +75,7 @@ def attend(
     architectures: Architectures = ARCHITECTURES,
     tuning: Tuning | None = None,
 ) -> list[Variant]:
-    """A long sequence with so many new tokens, and a prompt beside it: more tokens than the decode kernel takes. A few
+    """A long sequence with `new` new tokens, and a prompt beside it: more tokens than the decode kernel takes. A few
     new tokens are alone, as in the verification of drafts."""
     sizes = ((new, 2 * WINDOW), *(() if 1 < new <= FEW else ((200, 200),)))
     starts = torch.tensor([0, *accumulate(count for count, _ in sizes)], dtype=torch.int32)

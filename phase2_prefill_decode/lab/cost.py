@@ -197,7 +197,7 @@ class CostModel:
         """Each query head multiplies with the keys that it sees, and then weighs their values.
 
         A key and its value are read once for all query heads that share them and all queries of a slice. Queries and
-        results count as `activations`. `load` has sums over slices and layers, except `tokens`: those of the step.
+        results count as `activations`. `load` has sums over slices and layers, except `tokens`, the step's.
         """
         products = 2 * load.pairs * self._q  # a query with a key, and a weight with a value
         read = 2 * load.keys * self._kv  # a key and a value

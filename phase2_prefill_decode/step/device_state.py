@@ -20,7 +20,7 @@ from phase2_prefill_decode.step.packed import PackedStep
 class DeviceState:
     """Page tables and newest tokens, in rows. One row more is scratch, for padding.
 
-    The rows are those of the PagedCache. Both dimensions grow as needed, unless `rows` and `pages` were given: then the
+    The PagedCache assigns the rows. Both dimensions grow as needed, unless `rows` and `pages` were given: then the
     tensors stay where they are, as a recorded step needs.
     """
 

@@ -65,7 +65,7 @@ class PackedStep(NamedTuple):
         return [*of_64_bits, keys, positions, *of_32_bits, *filters]
 
     def to(self, device: torch.device) -> list[Tensor]:
-        """The arrays as tensors, by one copy to the device. On a CPU there is none."""
+        """The arrays as tensors, by one copy to the device. On a CPU nothing is copied."""
         arrays = self.arrays
         return [*map(torch.from_numpy, arrays)] if device.type == "cpu" else split(moved(join(arrays), device), arrays)
 

@@ -44,7 +44,7 @@ class Matching:
 
 @dataclass(frozen=True, slots=True)
 class Evicting:
-    """Microseconds per page, evicted one at a time from a tree of so many leaves under a tenth as many nodes."""
+    """Microseconds per page, evicted one at a time from a tree with this many leaves under a tenth as many nodes."""
 
     leaves: int
     pages_each: int

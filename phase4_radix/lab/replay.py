@@ -83,7 +83,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The totals of a replay through a cache of so many pages."""
+    """The totals of a replay through a cache of this many pages."""
 
     pages: int
     hit_rate: float

@@ -48,7 +48,7 @@ class Steady:
 
 
 def decoding(cache_type: type[PagedCache], running: int, steps: int) -> EngineCore[Scheduler, StepOutput]:
-    """Return a loop with requests that have all computed their prompts, and will not end within so many steps."""
+    """Return a loop with requests that have all computed their prompts, and will not end within this many steps."""
     pages = running * (-(-(PROMPT + steps + 64) // PAGE_SIZE) + 1)
     cache = cache_type(pages + pages // 50, PAGE_SIZE)
     scheduler = Scheduler(cache, [EOS], TokenBudget(512, 8192), turns=turns(), max_running=running)

@@ -127,7 +127,7 @@ def mask_us(name: str, size: int, repeats: int = 5) -> list[float]:
 
 
 def compile_ms(properties: int, repeats: int = 5) -> float:
-    """Milliseconds to compile an object of so many strings, the best of several times."""
+    """Milliseconds to compile an object with this many strings, the best of several times."""
     names = [f"property_{number}" for number in range(properties)]
     schema = {"type": "object", "properties": {name: {"type": "string"} for name in names}, "required": names}
     times = []

@@ -54,7 +54,7 @@ def floods() -> list[Arrival]:
 
 
 def serve(come: Sequence[Arrival], fair: bool, seconds: float = float("inf")) -> tuple[Service, Counter[str]]:
-    """Serve the arrivals, to the end or for so many seconds. Returns also the tokens computed for each tenant."""
+    """Serve the arrivals, to the end or for this many seconds. Returns also the tokens computed for each tenant."""
     simulation = Simulation(come if fair else [arrival._replace(tenant="") for arrival in come], Setting())
     tenants = {f"r{number}": arrival.tenant for number, arrival in enumerate(come)}
     tokens, ttft, ended = Counter[str](), list[float](), dict.fromkeys(tenants.values(), 0.0)

@@ -77,7 +77,7 @@ class Stage:
 
 
 class Grown(Simulation):
-    """The simulation with one of these schedulers in place of that of its setting."""
+    """The simulation with one of these schedulers in place of its setting's."""
 
     def __init__(self, make: Callable[[PagedCache], StaticScheduler | Scheduler]) -> None:
         super().__init__(TRACE.arrivals(), Setting(pages=PAGES, max_tokens=MOST))

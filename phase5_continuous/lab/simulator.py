@@ -117,7 +117,7 @@ class Simulation:
 
     # region step
     def step(self) -> Step | None:
-        """Submit the requests that have arrived, and run a step. None if there is none: skip to the next arrival."""
+        """Submit the requests that have arrived, and run a step. None if no step is ready: skip to the next arrival."""
         while self._next is not None and self._next.time <= self.clock.now:
             self.submit(self._next)
             self._next = next(self._arrivals, None)

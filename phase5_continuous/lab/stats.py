@@ -142,7 +142,7 @@ class Stats:
             self._squares += rate * rate
 
     def outcome(self, seconds: float, preemptions: int) -> Outcome:
-        """Summarise a run of so many seconds. If all requests were there at the start, goodput is of the whole run."""
+        """Summarise a run of `seconds`. If all requests were there at the start, goodput is of the whole run."""
         arriving = self.arrived or seconds
         n, asked = max(self.ended, 1), self.ended + self.refused
         return Outcome(

@@ -92,7 +92,7 @@ def beside(model: Model, count: int, runs: int) -> dict[str, Any]:
 
 
 def many(requests: int) -> dict[str, float]:
-    """Simulate so many requests in a process of their own, and measure its time and peak memory.
+    """Simulate this many requests in a process of their own, and measure its time and peak memory.
 
     A child's peak counts the memory of its parent at the fork. So the simulation is not started from this process,
     which holds torch and a model, but from one that holds next to nothing.

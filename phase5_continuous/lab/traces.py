@@ -91,7 +91,7 @@ def poisson(trace: Trace) -> Iterator[Arrival]:
 
 
 def bursty(trace: Trace) -> Iterator[Arrival]:
-    """Calms and bursts in turns, ten seconds each on average; the rate of a burst is nine times that of a calm."""
+    """Calms and bursts in turns, ten seconds each on average; the rate of a burst is nine times the rate of a calm."""
     rng, now, number = random.Random(trace.seed), 0.0, 0
     burst, turn = False, rng.expovariate(0.1)
     while number < trace.requests:
@@ -124,11 +124,11 @@ _MOST_RATE = 1e9  # a second: limits the number of users
 
 
 def chat(trace: Trace) -> Iterator[Arrival]:
-    """Conversations of so many users that each asks a question every PAUSE seconds on average, answered or not.
+    """Conversations of this many users, each of whom asks a question every PAUSE seconds on average, answered or not.
 
     A conversation begins with one of a few instructions, and each turn repeats all questions and answers before it. It
     ends after some turns, or when the next prompt would be too long, and then its user begins another. So the rate is
-    the same from the first second on; the first questions are those of new conversations.
+    the same from the first second on; the first questions begin new conversations.
     """
     rng, now, begun = random.Random(trace.seed), 0.0, 0
     users = math.ceil(min(trace.rate, _MOST_RATE) * PAUSE)

@@ -37,7 +37,7 @@ class Addition:
         return {}
 
     def warnings(self, reasons: Sequence[str]) -> Iterable[str]:
-        """Warnings for the headers. The finish reasons are those known so far."""
+        """Warnings for the headers. The finish reasons are the ones known so far."""
         return ()
 
     def failure(self, error: str, so_far: str) -> RequestError | None:

@@ -138,7 +138,7 @@ class RemoteModel:
 
 
 def usage_of(chunk: dict[str, Any]) -> tuple[int, int, int] | None:
-    """The tokens of a prompt, those of them that were cached, and the tokens of an answer, where a server says them."""
+    """The tokens of a prompt, how many of them were cached, and the tokens of an answer, where a server says them."""
     if not (usage := chunk.get("usage")):
         return None
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0

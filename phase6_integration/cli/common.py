@@ -51,7 +51,7 @@ def add_server(group: argparse._ActionsContainer, default: str | None = None) ->
 
 
 def server_url(url: str) -> str:
-    """A server's URL as people write it, with or without http:// and /v1. ValueError if it is none."""
+    """A server's URL as people write it, with or without http:// and /v1. ValueError if it is not an address."""
     given, url = url, url if "://" in url else f"http://{url}"
     parts = urlsplit(url)
     try:
@@ -90,7 +90,7 @@ def http_error(error: "httpx2.RequestError", url: str) -> str:
 
 
 def lines_of(response: "httpx2.Response", most: int = MAX_BODY) -> Iterator[str]:
-    """The lines of a stream, as they come. ValueError if one is longer than so many bytes."""
+    """The lines of a stream, as they come. ValueError if one is longer than this many bytes."""
     rest = bytearray()
     for part in response.iter_bytes():
         rest += part
@@ -104,7 +104,7 @@ def lines_of(response: "httpx2.Response", most: int = MAX_BODY) -> Iterator[str]
 
 
 def body_of(response: "httpx2.Response", most: int = MAX_BODY) -> bytes:
-    """The body of an answer that is streamed. ValueError if it is longer than so many bytes."""
+    """The body of an answer that is streamed. ValueError if it is longer than this many bytes."""
     body = bytearray()
     for part in response.iter_bytes():
         body += part

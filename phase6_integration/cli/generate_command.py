@@ -76,7 +76,7 @@ def run(given: argparse.Namespace, parser: Parser) -> int:
 
 
 def read_prompts(prompts: list[str], file: str | None) -> list[str]:
-    """The prompts given as arguments, or the lines of the file or the pipe. ValueError if there is none."""
+    """The prompts given as arguments, or the lines of the file or the pipe. ValueError without any."""
     if prompts and file is not None:
         raise ValueError("give prompts or --file, not both")
     if not prompts:

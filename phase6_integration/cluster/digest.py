@@ -68,7 +68,7 @@ class DigestView:
         self.version = 0
 
     def apply(self, report: ReplicaReport) -> bool:
-        """Whether the view is now that of the report. If not, too many were missed, and it stays as it was."""
+        """Whether the view now equals the report's. If not, too many were missed, and it stays as it was."""
         missed = report.version - self.version
         if missed <= 0:
             return missed == 0

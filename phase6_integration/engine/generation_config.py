@@ -17,7 +17,7 @@ NAMES |= {"max_new_tokens": "max_tokens"}
 
 def sampling_defaults(source: str, directory: Path, override: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Fields of SamplingParams. `source` is `auto` for the file in the model's directory, if there is one; `vllm` for
-    none; or another directory. Values of `override` replace those of the file. ConfigError if one is not allowed."""
+    none; or another directory. Values of `override` replace the file's. ConfigError if one is not allowed."""
     given: Mapping[str, Any] = {}
     if source != "vllm":
         file = (directory if source == "auto" else Path(source)) / FILE

@@ -57,7 +57,7 @@ def events(cache: PrefixCache, wanted: bool) -> Iterator[tuple[KVEventPublisher 
 
 def cost(prompts: int, length: int, steps: int) -> Cost:
     """The best of the rounds, of each the median step: requests compute their prompts, then decode for some steps.
-    Without decodes, the step is that of the prompts."""
+    Without decodes, a step has the prompts only."""
     best, size = {False: float("inf"), True: float("inf")}, 0.0
     for _ in range(ROUNDS):
         for wanted in best:

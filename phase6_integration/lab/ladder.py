@@ -61,7 +61,7 @@ class Trace:
 
     @classmethod
     def of(cls, requests: int, rate: float, pages: int | None = None) -> "Trace":
-        """A trace of so many requests. The long prompts among them, and the pool, are in proportion."""
+        """A trace of this many requests. The long prompts among them, and the pool, are in proportion."""
         whole, share = cls(), requests / REQUESTS
         long = max(round(whole.num_long * share), 1)
         return cls(requests=requests, rate=rate, num_long=long, pages=pages or max(round(whole.pages * share), 192))
@@ -141,7 +141,7 @@ def in_the_workspace(arguments: Sequence[str], console: Console) -> dict[str, Se
 
 
 def different(served: dict[str, Served]) -> list[str]:
-    """The rungs with answers that differ from those of the first rung."""
+    """The rungs with answers that differ from the first rung's."""
     first = next(iter(served.values()))["answers"]
     return [name for name, row in served.items() if row["answers"] != first]
 

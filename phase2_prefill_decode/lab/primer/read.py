@@ -34,7 +34,7 @@ def launches(puzzles: Any) -> dict[str, Callable[[], object]]:
 
 
 def load(file: Path | None) -> Any:
-    """The module of the kernels; or that of another file, such as the workspace's."""
+    """The module of the kernels, or another file as a module, such as the workspace's."""
     if file is None:
         from phase2_prefill_decode.lab.primer import puzzles
 

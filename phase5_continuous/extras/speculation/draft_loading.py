@@ -54,7 +54,7 @@ def drafter_for(extender: Extender, engine: Engine[Scheduler]) -> None:
 
 
 def connect(drafter: DraftModel, runner: ModelRunner, other: ModelRunner) -> None:
-    """Let a draft model run on its runner, once it is known what its steps cost beside those of the other model's."""
+    """Let a draft model run on its runner, once it is known what its steps cost beside the other model's."""
     cost, context = step_seconds(runner) / step_seconds(other), runner.decoder.config.max_position_embeddings
     drafter.connect(runner, runner.cache, cost, context)
 

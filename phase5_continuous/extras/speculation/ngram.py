@@ -75,7 +75,7 @@ class NgramProposer:
         self._indexes: WeakKeyDictionary[Request, NgramIndex] = WeakKeyDictionary()
 
     def propose(self, request: Request, most: int) -> Sequence[int]:
-        """Up to `most` tokens that may follow those of the request."""
+        """Up to `most` tokens that may follow the request's."""
         prediction, done = request.params.prediction, len(request.output_tokens)
         if done < self.longest and [*prediction[:done]] == request.output_tokens:  # too short to be found
             return prediction[done : done + most]

@@ -2,7 +2,7 @@
 
 A state is expanded by the process that has it in its batch. The states themselves are forgotten: of each, its hash, the
 state that it was found from and the number of the event are kept, so that the shortest way to any of them can be run
-again. A story that breaks a promise is the shortest there is, since those of fewer events have been tried.
+again. A story that breaks a promise is the shortest there is, since all with fewer events have been tried.
 """
 
 import marshal
@@ -166,7 +166,7 @@ def run_again(setting: Setting, ways: Ways, found: Found) -> None:
 
 
 def compare(replay: Replay, world: World) -> None:
-    """SchedulerError unless the state of a record is that of the engine."""
+    """SchedulerError unless a record has the state of the engine."""
     cache, live = world.cache, [sequence.request for sequence in world.ordered()]
     tables = {replay.requests[number].id: pages for number, pages in replay.tables.items()}
     latest = {each.id: each for each in replay.requests.values()}

@@ -94,7 +94,7 @@ class Watchers(Observer):
         engine.observers.append(self)
 
     async def watch(self, text: bool, silence: float) -> AsyncGenerator[list[Line]]:
-        """The engine's record from now on, some lines at a time, until the engine ends; an empty list after so many
+        """The engine's record from now on, some lines at a time, until the engine ends; an empty list after this many
         seconds without a line. With `text` it has the tokens of requests, for all readers or for none."""
         watcher = Watcher(self._header, self._engine.tokenizer if text else None)
         self._watchers.append(watcher)

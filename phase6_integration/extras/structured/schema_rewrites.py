@@ -165,7 +165,7 @@ class Rewrite:
 
 
 def _pattern_of(names: Mapping[str, Any]) -> str | None:
-    """A pattern of the texts that meet a schema; None if there is none."""
+    """A pattern of the texts that meet a schema; None if it cannot be written as one."""
     listed = [names["const"]] if "const" in names else names.get("enum")
     if isinstance(listed, list):
         return f"^(?:{'|'.join(re.escape(name) for name in listed if isinstance(name, str))})$"

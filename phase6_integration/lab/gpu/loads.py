@@ -127,7 +127,7 @@ class GPULoad:
         self.run()
 
     def settle(self, decodes: int, context: int, steps: int, chunks: bool) -> int:
-        """Bring the engine to where requests decode, and will for so many steps; with `chunks`, beside prompts that
+        """Bring the engine to where requests decode, and will for this many steps; with `chunks`, beside prompts that
         fill the token budget. Returns the number of requests that decode: fewer if the pool is too small for them."""
         self.clear()
         budget = self.engine.parts.scheduler.budget.max_batched_tokens

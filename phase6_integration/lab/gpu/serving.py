@@ -91,7 +91,7 @@ def transformers(day: Day, model: str, batch: int, context: int, answer: int) ->
 
 
 def answered(manager: Any, missing: int) -> int:
-    """Wait until a running manager has answered so many requests, and count the tokens of the answers."""
+    """Wait until a running manager has answered this many requests, and count the tokens of the answers."""
     tokens = 0
     while missing:
         result = manager.get_result(timeout=1)

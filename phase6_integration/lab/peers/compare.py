@@ -7,7 +7,7 @@ without one is left out. The figures are saved after every row, and beside them 
 there with all engines is not measured again: a comparison can be cut off and continued.
 
 `--against COMMIT` adds this engine as it was then: what a change did to the speed of this processor. Its figures name
-the commit, and a row that has those of another is measured again.
+the commit, and a row with figures of another commit is measured again.
 """
 
 import argparse

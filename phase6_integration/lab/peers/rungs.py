@@ -75,7 +75,7 @@ class TransformersRung:
         return bool(self._waiting)
 
     def step(self) -> None:
-        """Serve a whole batch: the steps are those of `generate`."""
+        """Serve a whole batch, with the steps of `generate`."""
         from transformers import GenerationConfig
 
         batch = self._form_batch()

@@ -19,7 +19,7 @@ LAYER = {
 
 
 def gguf_name(name: str) -> str | None:
-    """The name of a tensor in GGUF. None for the output matrix, which is that of the embedding."""
+    """The name of a tensor in GGUF. None for the output matrix, which is the embedding's."""
     if name == "lm_head.weight":
         return None
     if name in TOP:

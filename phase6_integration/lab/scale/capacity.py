@@ -2,7 +2,7 @@
 
 The step takes the time that the cost model predicts from the device's datasheet, which is the least: measure how much
 of that your server reaches, and give it as --reached. All requests have one length of prompt and of answer, and as many
-run as fit. The TTFT is that of a request that finds a place free.
+run as fit. The TTFT is for a request that finds a place free.
 """
 
 from dataclasses import asdict, dataclass

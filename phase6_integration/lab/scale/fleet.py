@@ -115,7 +115,7 @@ def release(f, r, e, now):
 
 @compiled()
 def evict(f, r, count):
-    """Free pages until so many are free: the least recently used entry first, from its end."""
+    """Free pages until this many are free: the least recently used entry first, from its end."""
     replica = f.replicas[r]
     while replica.free < count:
         oldest = 0

@@ -79,7 +79,7 @@ def run(
     kind: Kind, router: str, replicas: int, requests: int, rate: float,
     pages: int = PAGES, *, routers: int = 1, period: float = PERIOD, skipped: float = 0.25,
 ) -> Point:  # fmt: skip
-    """Simulate a fleet. `rate` is that of each replica."""
+    """Simulate a fleet. `rate` is per replica."""
     rows, warm = kind.rows(requests, rate * replicas), int(requests * skipped)
     state = fleet.fleet(rows, replicas, pages, kind.shared, kind.prefixes, parts(Setting()))
     generated = fleet.serve(state, ROUTERS.index(router), routers, period, 0, warm)

@@ -171,7 +171,7 @@ class Clients:
             self.outcomes.append(outcome)
 
     async def answered(self, more: int) -> None:
-        """Wait for so many more answers."""
+        """Wait for this many more answers."""
         end = len(self.outcomes) + more
         async with asyncio.timeout(PATIENCE):
             while len(self.outcomes) < end:
