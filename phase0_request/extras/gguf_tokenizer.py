@@ -1,10 +1,10 @@
 """The tokenizer of a GGUF file: its metadata hold the vocabulary, the merges and the kinds of tokens. How a text is cut
-before that they only name, by a word of llama.cpp's; `SPLITS` has what the words mean.
+before that they only name, by a word of llama.cpp's; `PRE_TOKENIZERS` has what the words mean.
 """
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as HFTokenizer
@@ -19,26 +19,46 @@ NAMED = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_to
 SPACE = "\u2581"
 MAX_CHARACTERS = 512  # of a token: more than any has, and few enough to look for all its merges
 
-_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
-_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_CONTRACTION, _START = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)", r"[^\r\n\p{L}\p{N}]?"
+_SPACES = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+_REST = rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*{_SPACES}"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_QWEN, _LLAMA = rf"{_WORDS}\p{{N}}{_REST}", rf"{_WORDS}\p{{N}}{{1,3}}{_REST}"
-_TEKKEN = (
-    rf"[^\r\n\p{{L}}\p{{N}}]?(?:{_UPPER}*{_LOWER}+|{_UPPER}+{_LOWER}*)"
-    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
 _GPT2 = r"'(?:s|t|re|ve|m|ll|d)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-SPLITS = {  # the name of a pre-tokenizer, and the patterns that cut a text, one after the other
-    "gpt-2": (_GPT2,), "qwen2": (_QWEN,), "deepseek-r1-qwen": (_QWEN,),
-    "llama-bpe": (_LLAMA,), "llama3": (_LLAMA,), "llama-v3": (_LLAMA,), "tekken": (_TEKKEN,),
-    "smollm": (r"\p{N}", _GPT2),
+_QWEN = rf"{_CONTRACTION}|{_START}\p{{L}}+|\p{{N}}{_REST}"
+_LLAMA = rf"{_CONTRACTION}|{_START}\p{{L}}+|\p{{N}}{{1,3}}{_REST}"
+_MARKS = rf"{_CONTRACTION}|{_START}[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*{_SPACES}"
+_SEED = rf"{_CONTRACTION}|{_START}\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+{_SPACES}"
+_ASIAN = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
+
+
+def _by_case(contraction: str, number: str) -> str:
+    """A capital after a small letter begins a word."""
+    words = "|".join(f"{_START}{word}{contraction}" for word in (f"{_UPPER}*{_LOWER}+", f"{_UPPER}+{_LOWER}*"))
+    return rf"{words}|{number}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*{_SPACES}"
+
+
+class PreTokenizer(NamedTuple):
+    """How a text is cut before its pieces are merged."""
+
+    patterns: tuple[str, ...]  # which cut it, one after the other
+    whole: bool = False  # a word of the vocabulary needs no merges, and a BOS precedes
+    composed: bool = False  # characters and their accents are one first
+
+
+_NAMES = {  # by llama.cpp's names, as far as they belong to families that load or will
+    "gpt-2 mellum trillion": PreTokenizer((_GPT2,)),
+    "olmo": PreTokenizer((_GPT2,), composed=True),
+    "smollm starcoder refact minerva-7b": PreTokenizer((r"\p{N}", _GPT2)),
+    "qwen2 deepseek-r1-qwen kormo f2llmv2 megrez": PreTokenizer((_QWEN,), composed=True),
+    "qwen35": PreTokenizer((_MARKS,), composed=True),
+    "llama-bpe llama3 llama-v3 falcon3 pixtral midm-2.0 lfm2": PreTokenizer((_LLAMA,), whole=True),
+    "dbrx smaug-bpe": PreTokenizer((_LLAMA,)),
+    "tekken": PreTokenizer((_by_case("", r"\p{N}"),), whole=True),
+    "gpt-4o llama4": PreTokenizer((_by_case(f"{_CONTRACTION}?", r"\p{N}{1,3}"),)),
+    "deepseek-coder": PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _ASIAN, r"\p{N}")),
+    "seed-coder": PreTokenizer((_SEED,)),
 }  # fmt: skip
-WHOLE_WORDS = (
-    "llama-bpe",
-    "llama3",
-    "llama-v3",
-    "tekken",
-)  # a word of the vocabulary needs no merges, and a BOS precedes
+PRE_TOKENIZERS = {name: kind for names, kind in _NAMES.items() for name in names.split()}
 
 
 def has_tokenizer(file: Path) -> bool:
@@ -98,21 +118,22 @@ def backend_of(header: GGUFHeader) -> HFTokenizer:
 
 def _byte_level(header: GGUFHeader, vocabulary: Mapping[str, int]) -> tuple[HFTokenizer, bool]:
     """GPT-2's kind of BPE. Its bytes are characters of an alphabet."""
-    split = header.get("tokenizer.ggml.pre", str)
-    if split not in SPLITS:
+    name = header.get("tokenizer.ggml.pre", str)
+    if name not in PRE_TOKENIZERS:
         raise ConfigError(
-            f"{header.file}: its pre-tokenizer is {split!r}; known are {', '.join(SPLITS)}; --tokenizer names another"
+            f"{header.file}: its pre-tokenizer is {name!r}; known are {', '.join(PRE_TOKENIZERS)}; --tokenizer names "
+            "another"
         )
+    kind = PRE_TOKENIZERS[name]
     merges = [tuple(merge.split(" ")) for merge in header.get("tokenizer.ggml.merges", list)]
-    whole = split in WHOLE_WORDS
-    backend = HFTokenizer(BPE(vocab=dict(vocabulary), merges=merges, ignore_merges=whole))
-    steps: list[Any] = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in SPLITS[split]]
+    backend = HFTokenizer(BPE(vocab=dict(vocabulary), merges=merges, ignore_merges=kind.whole))
+    steps: list[Any] = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in kind.patterns]
     steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
     backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
     backend.decoder = decoders.ByteLevel()
-    if _QWEN in SPLITS[split]:
+    if kind.composed:
         backend.normalizer = normalizers.NFC()
-    return backend, whole
+    return backend, kind.whole
 
 
 def _sentencepiece(header: GGUFHeader, vocabulary: Mapping[str, int]) -> tuple[HFTokenizer, bool]:

@@ -1,5 +1,6 @@
 """GGUF files: metadata and tensors where llama.cpp's package has written them, and transformers' tokens of a text."""
 
+import random
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -9,10 +10,12 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer as HFTokenizer
 from tokenizers import decoders, models, pre_tokenizers, trainers
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, GPT2Tokenizer, GPTNeoXTokenizer, Qwen2Tokenizer
+from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+from transformers.models.qwen3_5.tokenization_qwen3_5 import Qwen3_5Tokenizer
 
 from phase0_request.extras.gguf_file import read_header
-from phase0_request.extras.gguf_tokenizer import backend_of
+from phase0_request.extras.gguf_tokenizer import PRE_TOKENIZERS, backend_of
 from phase0_request.support.checks import ConfigError
 from phase0_request.tokenizer import Tokenizer
 from tests import gguf_files
@@ -61,20 +64,78 @@ def test_the_header_is_what_the_package_wrote(tmp_path: Path) -> None:
     assert np.array_equal(np.frombuffer(content, np.float32).reshape(4, 6), numbers)
 
 
+LETTERS = ["a", "Bc", "DE", "The", " the", "é", "e\u0301", "\u0301", "\u01c5", "ʰ", "字", "符", "ひ", "한", "कं"]
+OTHERS = [
+    "1",
+    "234",
+    "½",
+    "Ⅷ",
+    " ",
+    "  ",
+    "\n",
+    "\r\n",
+    "\t",
+    "\u3000",
+    "\u00a0",
+    "'s",
+    "'RE",
+    "'",
+    ".",
+    "!/",
+    "_",
+    "$",
+    "😁",
+]
+
+
+def mixed(count: int = 300) -> list[str]:
+    """Texts in which each rule of a pre-tokenizer has much to do."""
+    draw = random.Random(0)
+    return ["".join(draw.choices(LETTERS + OTHERS, k=draw.randint(1, 24))) for _ in range(count)]
+
+
+def with_pre(file: Path, pre: str) -> Path:
+    return written(file, lambda out: gguf_files.add_tokenizer(out, pre))
+
+
+def digits_alone() -> pre_tokenizers.PreTokenizer:
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    return pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+
+
+THEIRS = {  # by transformers or tokenizers, where transformers' reader of GGUF files has not the name
+    **dict.fromkeys(["gpt-2", "mellum", "trillion"], lambda: GPT2Tokenizer().backend_tokenizer.pre_tokenizer),
+    "olmo": lambda: GPTNeoXTokenizer().backend_tokenizer.pre_tokenizer,
+    **dict.fromkeys(["smollm", "starcoder", "refact", "minerva-7b"], digits_alone),
+}
+LLAMA_CPP_ONLY = {"deepseek-coder", "seed-coder"}  # `make test-models` asks llama.cpp
+
+
+@pytest.mark.parametrize("pre", [name for name in PRE_TOKENIZERS if name not in LLAMA_CPP_ONLY])
+def test_a_pre_tokenizer_has_the_pieces_of_transformers(pre: str, tmp_path: Path) -> None:
+    header = read_header(with_pre(tmp_path / "x.gguf", pre))
+    if pre in THEIRS:
+        theirs = THEIRS[pre]()
+    else:
+        theirs = AutoTokenizer.from_pretrained(tmp_path, gguf_file="x.gguf").backend_tokenizer.pre_tokenizer
+        assert pre in GGUF_PRE_TOKENIZER_SPLITS
+    ours = backend_of(header).pre_tokenizer
+    for text in TEXTS + mixed():
+        assert ours.pre_tokenize_str(text) == theirs.pre_tokenize_str(text), text
+
+
 @pytest.mark.parametrize("pre", ["qwen2", "gpt-2", "llama-bpe", "tekken"])
 def test_a_byte_level_vocabulary_has_the_tokens_of_transformers(pre: str, tmp_path: Path) -> None:
-    written(tmp_path / "x.gguf", lambda out: gguf_files.add_tokenizer(out, pre))
-    assert_same_tokens(tmp_path / "x.gguf")
+    assert_same_tokens(with_pre(tmp_path / "x.gguf", pre))
 
 
-def test_smollm_has_the_pieces_of_its_tokenizer_json(tmp_path: Path) -> None:
-    """transformers does not read the name of a pre-tokenizer: it cuts as GPT-2's does."""
-    file = written(tmp_path / "x.gguf", lambda out: gguf_files.add_tokenizer(out, "smollm"))
-    ours = backend_of(read_header(file)).pre_tokenizer
-    digits, bytes_of = pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)
-    theirs = pre_tokenizers.Sequence([digits, bytes_of])
-    for text in TEXTS:
-        assert ours.pre_tokenize_str(text) == theirs.pre_tokenize_str(text)
+@pytest.mark.parametrize(
+    ("pre", "theirs"),
+    [("qwen2", Qwen2Tokenizer), ("qwen35", Qwen3_5Tokenizer), ("olmo", GPTNeoXTokenizer), ("llama-bpe", GPT2Tokenizer)],
+)
+def test_accents_are_composed_where_transformers_composes_them(pre: str, theirs: type, tmp_path: Path) -> None:
+    ours = backend_of(read_header(with_pre(tmp_path / "x.gguf", pre))).normalizer
+    assert (ours is None) == (theirs().backend_tokenizer.normalizer is None)
 
 
 def test_qwen_composes_accents_as_its_tokenizer_json_does(tmp_path: Path) -> None:
@@ -157,7 +218,7 @@ def test_a_token_that_is_there_twice_is_refused(tmp_path: Path) -> None:
     ("model", "pre", "message"),
     [
         ("bert", "qwen2", r"its tokenizer is 'bert'; known are gpt2, llama; --tokenizer names another"),
-        ("gpt2", "dbrx", r"its pre-tokenizer is 'dbrx'; known are gpt-2, qwen2, .*; --tokenizer names another"),
+        ("gpt2", "jais", r"its pre-tokenizer is 'jais'; known are gpt-2, mellum, .*; --tokenizer names another"),
     ],
 )
 def test_a_tokenizer_that_is_not_known_is_named(model: str, pre: str, message: str, tmp_path: Path) -> None:
