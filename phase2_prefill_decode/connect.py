@@ -10,6 +10,7 @@ from phase0_request.connect import is_single_file
 from phase0_request.support.checks import check_choice, check_extras, has_extras
 from phase0_request.support.model_files import naming, read_object
 from phase2_prefill_decode.loading.config import ModelConfig
+from phase2_prefill_decode.loading.families import FAMILIES
 
 if TYPE_CHECKING:  # a server reads the config without torch
     import torch
@@ -31,6 +32,11 @@ if TYPE_CHECKING:  # a server reads the config without torch
 
 PACKAGE = "phase2_prefill_decode"
 
+if has_extras(PACKAGE):
+    from phase2_prefill_decode.extras.families import OTHERS
+
+    FAMILIES.update(OTHERS)
+
 
 def config_of(model: str | Path, dtype: str | None = None) -> ModelConfig:
     """The configuration of a model, a directory in Hugging Face layout or one file (GGUF). ConfigError if it is not
@@ -48,7 +54,7 @@ def config_of(model: str | Path, dtype: str | None = None) -> ModelConfig:
     return config_of_directory
 
 
-def source_of(model: str | Path) -> "Source":
+def source_of(model: str | Path, config: ModelConfig) -> "Source":
     """The source of a model's weights."""
     file = Path(model)
     if is_single_file(file):
@@ -58,12 +64,16 @@ def source_of(model: str | Path) -> "Source":
         return open_file(file)
     from phase2_prefill_decode.loading.checkpoint import Checkpoint
 
-    format = _format_of(file)
-    if format is None:
-        return Checkpoint(file)
-    from phase2_prefill_decode.extras.quantized.checkpoint import QuantizedCheckpoint
+    source: Source = Checkpoint(file)
+    if (format := _format_of(file)) is not None:
+        from phase2_prefill_decode.extras.quantized.checkpoint import QuantizedCheckpoint
 
-    return QuantizedCheckpoint(Checkpoint(file), format)
+        source = QuantizedCheckpoint(Checkpoint(file), format)
+    if not has_extras(PACKAGE):
+        return source
+    from phase2_prefill_decode.extras.families.sources import translated
+
+    return translated(source, config)
 
 
 def _format_of(directory: Path) -> "Format | None":

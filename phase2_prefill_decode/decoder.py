@@ -5,7 +5,7 @@ they are given, and each token attends to the tokens of its own sequence in the 
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -15,8 +15,8 @@ from phase1_kv_pool.layer import KVLayer
 from phase2_prefill_decode.backend import Backend, Processes
 from phase2_prefill_decode.kernels.attention import AttentionMetadata
 from phase2_prefill_decode.kernels.draw import SamplingInputs
-from phase2_prefill_decode.linear import Table
-from phase2_prefill_decode.loading.config import ModelConfig
+from phase2_prefill_decode.linear import Linear, Table
+from phase2_prefill_decode.loading.config import LayerConfig, ModelConfig
 from phase2_prefill_decode.loading.weights import LayerWeights, Weights
 from phase2_prefill_decode.rope import tables
 
@@ -58,13 +58,13 @@ class RMSNorm:
 class Attention:
     """Stores the keys and values of its tokens, then attends to everything stored for their sequences."""
 
-    def __init__(self, config: ModelConfig, weights: LayerWeights, window: int | None, backend: Backend) -> None:
-        self.qkv_proj = backend.linear(weights.qkv_proj, weights.qkv_proj_bias)
-        self.o_proj = backend.linear(weights.o_proj, weights.o_proj_bias)
-        self.qk_norm = None if weights.q_norm is None or weights.k_norm is None else (weights.q_norm, weights.k_norm)
+    def __init__(self, config: ModelConfig, layer: LayerConfig, weights: LayerWeights, backend: Backend) -> None:
+        self.qkv_proj = backend.linear(weights["qkv_proj"], weights.get("qkv_proj_bias"))
+        self.o_proj = backend.linear(weights["o_proj"], weights.get("o_proj_bias"))
+        self.qk_norm = (weights["q_norm"], weights["k_norm"]) if config.qk_norm else None
         self.eps = config.rms_norm_eps
         self.scale = config.head_dim**-0.5
-        self.window = window
+        self.window = layer.window
         self.rotate_store = backend.rotate_store
         self.attend = backend.attend
 
@@ -85,8 +85,8 @@ class MLP:
     """The gated MLP: down(silu(gate(x)) * up(x))."""
 
     def __init__(self, weights: LayerWeights, backend: Backend) -> None:
-        self.gate_up_proj = backend.linear(weights.gate_up_proj, weights.gate_up_proj_bias)
-        self.down_proj = backend.linear(weights.down_proj, weights.down_proj_bias)
+        self.gate_up_proj = backend.linear(weights["gate_up_proj"], weights.get("gate_up_proj_bias"))
+        self.down_proj = backend.linear(weights["down_proj"], weights.get("down_proj_bias"))
         self._swiglu = backend.swiglu
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -96,11 +96,16 @@ class MLP:
 class DecoderLayer:
     """Attention and MLP, each after a norm and with a residual."""
 
-    def __init__(self, config: ModelConfig, weights: LayerWeights, window: int | None, backend: Backend) -> None:
-        self.input_layernorm = RMSNorm(weights.input_layernorm, config.rms_norm_eps, backend)
-        self.self_attn = Attention(config, weights, window, backend)
-        self.post_attention_layernorm = RMSNorm(weights.post_attention_layernorm, config.rms_norm_eps, backend)
+    def __init__(self, config: ModelConfig, layer: LayerConfig, weights: LayerWeights, backend: Backend) -> None:
+        self.input_layernorm = RMSNorm(weights["input_layernorm"], config.rms_norm_eps, backend)
+        self.self_attn = Attention(config, layer, weights, backend)
+        self.post_attention_layernorm = RMSNorm(weights["post_attention_layernorm"], config.rms_norm_eps, backend)
         self.mlp = MLP(weights, backend)
+
+    @property
+    def linears(self) -> list[Linear]:
+        """Its products, in the order in which they are computed."""
+        return [self.self_attn.qkv_proj, self.self_attn.o_proj, self.mlp.gate_up_proj, self.mlp.down_proj]
 
     # region exercise 2.6
     def __call__(
@@ -122,6 +127,13 @@ class DecoderLayer:
     # endregion
 
 
+@runtime_checkable
+class OwnLayer(Protocol):
+    """The description of a layer that has a module of its own in place of DecoderLayer."""
+
+    def build(self, config: ModelConfig, weights: LayerWeights, backend: Backend, /) -> DecoderLayer: ...
+
+
 class Decoder:
     """A model on one device, in one dtype. A call computes one step; all state is in the pages."""
 
@@ -137,20 +149,25 @@ class Decoder:
         assert isinstance(table, Tensor | Table)
         self.embed_tokens: Tensor | Table = table
         self.layers = [
-            DecoderLayer(config, layer, window, backend)
-            for layer, window in zip(weights.layers, config.sliding_windows, strict=True)
+            layer.build(config, tensors, backend)
+            if isinstance(layer, OwnLayer)
+            else DecoderLayer(config, layer, tensors, backend)
+            for layer, tensors in zip(config.layers, weights.layers, strict=True)
         ]
         self.norm = RMSNorm(weights.norm, config.rms_norm_eps, backend)
-        self._rope = tables(config.rope_parameters, config.head_dim, 0, self.device)
+        self._positions = -1
+        self._rope = self.rope(0)
         self.whole_step = backend.whole_step(self)
 
-    def rope(self, positions: int) -> tuple[Tensor, Tensor]:
-        """cos and sin for at least the first `positions` positions. The tables grow with the longest sequence served,
-        because a config.json may allow any length."""
-        built = self._rope[0].shape[0]
-        if positions > built:
-            rows = max(positions, min(2 * built, self.config.max_position_embeddings))
-            self._rope = tables(self.config.rope_parameters, self.config.head_dim, rows, self.device)
+    def rope(self, positions: int) -> list[tuple[Tensor, Tensor]]:
+        """cos and sin of each layer, for at least the first `positions` positions. The tables grow with the longest
+        sequence served, because a config.json may allow any length."""
+        if positions > self._positions:
+            c = self.config
+            self._positions = max(positions, min(2 * self._positions, c.max_position_embeddings))
+            ropes = [layer.rope or c.rope_parameters for layer in c.layers]
+            made = {rope: tables(rope, c.head_dim, self._positions, self.device) for rope in dict.fromkeys(ropes)}
+            self._rope = [made[rope] for rope in ropes]
         return self._rope
 
     def __call__(self, step: StepTensors, pool: Sequence[KVLayer], out: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -160,7 +177,7 @@ class Decoder:
         only_draws = step.last is None or step.last.shape[0] == draws
         if self.whole_step is not None and out is None and only_draws and self.whole_step.takes(step):
             x, rope = self.inputs(step)
-            return self.whole_step(x, rope, step, pool), x
+            return self.whole_step(x, rope[0], step, pool), x
         hidden = self.hidden(step, pool)
         return self.lm_head(hidden[:draws], out), hidden
 
@@ -169,16 +186,16 @@ class Decoder:
     def hidden(self, step: StepTensors, pool: Sequence[KVLayer]) -> Tensor:
         """Compute a step up to `lm_head`: the final hidden states [rows, hidden_size]."""
         (x, rope), residual = self.inputs(step), None
-        for layer, kv in zip(self.layers, pool, strict=False):  # sizing runs one layer over the whole pool
+        for layer, angles, kv in zip(self.layers, rope, pool, strict=False):  # sizing: one layer over a whole pool
             rows = step.last if layer is self.layers[-1] else None  # other rows end with the last attention
-            x, residual = layer(x, residual, rope, step, kv, rows)
+            x, residual = layer(x, residual, angles, step, kv, rows)
         x, _ = self.norm(x, residual)
         return x
 
     # endregion
 
-    def inputs(self, step: StepTensors) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """The embeddings of a step's tokens, and tables of cos and sin that reach to its last position."""
+    def inputs(self, step: StepTensors) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+        """The embeddings of a step's tokens, and each layer's cos and sin up to its last position."""
         table = self.embed_tokens
         x = embedding(step.tokens, table) if isinstance(table, Tensor) else table.rows(step.tokens, self.dtype)
         return x, self.rope(step.metadata.max_seqlen_k)

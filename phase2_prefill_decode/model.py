@@ -46,7 +46,7 @@ class Model:
         of the device. `progress` shows bars."""
         place = usable(device)
         config, tokenizer = read(directory, dtype)
-        source = connect.source_of(directory)
+        source = connect.source_of(directory, config)
         if transform is not None:
             check_tensors(source, config)  # as they are stored
             source = transform(source, config, place)

@@ -4,6 +4,7 @@ Each pair rotates at its own frequency, the first one fastest. To extend a train
 that no angle exceeds those seen in training. The types of RopeParameters differ in the pairs that are slowed:
 
     default   none
+    none      all, to a standstill: the layer has no rotary embedding
     linear    all
     llama3    pairs with few turns over the trained context; those between few and many, in part
     yarn      the same with other bounds, and queries and keys are scaled up a little, which sharpens attention
@@ -34,6 +35,8 @@ def frequencies(rope: RopeParameters, head_dim: int) -> Tensor:
     powers = rope.rope_theta ** (torch.arange(0, head_dim, 2).float() / head_dim)
     # endregion
     unscaled = 1 / powers
+    if rope.rope_type == "none":
+        return torch.zeros_like(powers)
     if rope.rope_type == "default":
         return unscaled
     if rope.rope_type == "linear":

@@ -216,7 +216,7 @@ timing.SECONDS, ceilings.SIZES, ceilings.OUT_OF_CACHE = 0.01, {"cpu": (256,)}, {
 SHALLOW = """
 from dataclasses import replace
 from phase2_prefill_decode.lab.shapes import SHAPES
-SHAPES["17m"] = replace(SHAPES["17m"], num_hidden_layers=1, sliding_windows=(None,))
+SHAPES["17m"] = replace(SHAPES["17m"], num_hidden_layers=1, layers=())
 """
 FEWER = {
     "00_request": (

@@ -98,14 +98,14 @@ def rounded(scheme: Callable[[Tensor], Rounded] | None = None) -> tuple[Model, f
     layers = []
     for layer in weights.layers:
         changed: dict[str, Any] = {}
-        for field, (_, inputs, _) in model.config.layer.items():
+        for field, (_, inputs, _) in model.config.layers[0].tensors(model.config).items():
             if inputs:
-                weight = getattr(layer, field)
+                weight = layer[field]
                 found = scheme(weight)
                 changed[field] = found.weight
                 bits, count = bits + found.bits * weight.numel(), count + weight.numel()
                 lost, total = lost + float((found.plain - weight).square().sum()), total + float(weight.square().sum())
-        layers.append(replace(layer, **changed))
+        layers.append(layer | changed)
     decoder = Decoder(model.config, replace(weights, layers=tuple(layers)), model.decoder.backend)
     return replace(model, decoder=decoder), bits / count, (lost / total) ** 0.5
 

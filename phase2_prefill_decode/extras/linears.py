@@ -42,11 +42,8 @@ class Joined:
 
 
 def linears_of(decoder: Decoder) -> list[list[Linear]]:
-    """qkv_proj, o_proj, gate_up_proj and down_proj of each layer."""
-    return [
-        [layer.self_attn.qkv_proj, layer.self_attn.o_proj, layer.mlp.gate_up_proj, layer.mlp.down_proj]
-        for layer in decoder.layers
-    ]
+    """The linear layers of each layer: qkv_proj, o_proj, gate_up_proj and down_proj, if it is the core's."""
+    return [layer.linears for layer in decoder.layers]
 
 
 def products_of(linear: Linear) -> list[Linear]:

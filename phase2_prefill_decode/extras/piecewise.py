@@ -61,7 +61,7 @@ class PiecewiseGraphs:
         attention = layers[number].self_attn
         q = attention.rotate_store(
             attention.qkv_proj(x),
-            *rope,
+            *rope[number],
             step.positions,
             step.slots,
             self.pool[number],

@@ -123,13 +123,13 @@ class _Loader:
 
     def layer(self, number: int) -> LayerWeights:
         tensors: dict[str, Any] = {}
-        for field, (modules, inputs, bias) in self.config.layer.items():
+        for field, (modules, inputs, bias) in self.config.layers[number].tensors(self.config).items():
             names = [f"model.layers.{number}.{module}" for module in modules]
             read = self.matrix if inputs else self.vector
             tensors[field] = read(*(f"{name}.weight" for name in names))
             if bias:
                 tensors[f"{field}_bias"] = self.vector(*(f"{name}.bias" for name in names))
-        return LayerWeights(**tensors)
+        return tensors
 
     def vector(self, *names: str) -> Tensor:
         """Several vectors in one."""

@@ -129,7 +129,7 @@ class CostModel:
         self._bytes, self._kv_bytes = (
             DTYPE_BYTES[check_choice("dtype", d, DTYPE_BYTES)] for d in (self.dtype, self.kv_dtype)
         )
-        self._windows = tuple(Counter(config.sliding_windows).items())  # (window, layers that have it)
+        self._windows = tuple(Counter(config.windows).items())  # (window, layers that have it)
         self._q = config.num_attention_heads * config.head_dim
         self._kv = config.num_key_value_heads * config.head_dim
 

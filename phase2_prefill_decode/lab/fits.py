@@ -34,7 +34,7 @@ CONTEXT = 8192  # tokens of a request
 
 def weight_bytes(config: ModelConfig, scheme: str) -> int:
     """Of all weights, with the matrices of the layers in a format."""
-    layer = sum(sum(part.modules.values()) * part.inputs for part in config.layer.values())
+    layer = sum(sum(part.modules.values()) * part.inputs for part in config.layers[0].tensors(config).values())
     matrices = config.num_hidden_layers * layer
     return int(matrices * FORMATS[scheme]) + 2 * (config.parameters - matrices)
 

@@ -1,4 +1,4 @@
-"""ModelConfig: the shape of a model, with the field names of a Hugging Face config.json.
+"""ModelConfig: the shape of a model, with the field names of a Hugging Face config.json, and a LayerConfig per layer.
 
 Llama, Mistral, Qwen2 and Qwen3 are one architecture. They differ in biases, in norms of q and k, and in sliding
 windows: these are fields here, and no other module asks for the model type.
@@ -6,6 +6,7 @@ windows: these are fields here, and no other module asks for the model type.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ HEAD_DIMS = range(8, 257, 8)  # the kernels' head sizes
 _YARN = "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate"
 ROPE_TYPES: dict[str, tuple[str, ...]] = {  # the parameters that each type has
     "default": (),
+    "none": (),
     "linear": ("factor",),
     "llama3": ("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
     "yarn": ("factor", "original_max_position_embeddings", *_YARN),
@@ -92,6 +94,34 @@ class LayerTensor(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LayerConfig:
+    """A layer: attention and a gated MLP. A family with other layers describes them in a subclass."""
+
+    window: int | None = None  # tokens that a query sees, with its own; None: all
+    rope: RopeParameters | None = None  # None: the model's
+
+    def __post_init__(self) -> None:
+        if self.window is not None:
+            check_int("sliding_window", self.window, 1, MAX_LENGTH)
+
+    def tensors(self, config: "ModelConfig") -> dict[str, LayerTensor]:
+        """The tensors of this layer, by their names in LayerWeights."""
+        q, kv = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
+        hidden, inner = config.hidden_size, config.intermediate_size
+        qkv = {"self_attn.q_proj": q, "self_attn.k_proj": kv, "self_attn.v_proj": kv}
+        norms = {name: LayerTensor({f"self_attn.{name}": config.head_dim}) for name in ("q_norm", "k_norm")}
+        return {
+            "input_layernorm": LayerTensor({"input_layernorm": hidden}),
+            "qkv_proj": LayerTensor(qkv, hidden, config.qkv_bias),
+            **(norms if config.qk_norm else {}),
+            "o_proj": LayerTensor({"self_attn.o_proj": hidden}, q, config.out_bias),
+            "post_attention_layernorm": LayerTensor({"post_attention_layernorm": hidden}),
+            "gate_up_proj": LayerTensor({"mlp.gate_proj": inner, "mlp.up_proj": inner}, hidden, config.mlp_bias),
+            "down_proj": LayerTensor({"mlp.down_proj": hidden}, inner, config.mlp_bias),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """The shape of a model. The first four sizes are required; a size of 0 is replaced by the usual one. A wrong value
     raises a ValueError that names the field."""
@@ -111,10 +141,11 @@ class ModelConfig:
     mlp_bias: bool = False
     qk_norm: bool = False
     tie_word_embeddings: bool = False  # lm_head is embed_tokens
-    sliding_windows: tuple[int | None, ...] = ()  # tokens that a query of each layer sees, with its own; None: all
+    layers: tuple[LayerConfig, ...] = ()  # (): all alike, without windows
     eos_token_id: tuple[int, ...] = ()
     dtype: str = "bfloat16"  # weights' and activations'
     model_type: str = "llama"
+    logits_multiplier: float = 1.0  # that the final norm has in it
 
     def __post_init__(self) -> None:
         check_int("vocab_size", self.vocab_size, 1, MAX_VOCABULARY)
@@ -128,10 +159,8 @@ class ModelConfig:
             check_bool(name, getattr(self, name))
         check_choice("dtype", self.dtype, DTYPE_BYTES)
         check_choice("model_type", self.model_type, FAMILIES)
+        check_number("logits_multiplier", self.logits_multiplier, 0, above=True)
         self._fill_in()
-        for window in self.sliding_windows:
-            if window is not None:
-                check_int("sliding_window", window, 1, MAX_LENGTH)
         for token in self.eos_token_id:
             check_int("eos_token_id", token, 0, self.vocab_size - 1)
         self._check_shapes()
@@ -145,7 +174,7 @@ class ModelConfig:
             "num_key_value_heads": self.num_key_value_heads or heads,
             "head_dim": self.head_dim or size // heads,
             "intermediate_size": self.intermediate_size or -(-8 * self.hidden_size // (3 * 64)) * 64,
-            "sliding_windows": tuple(self.sliding_windows) or (None,) * self.num_hidden_layers,
+            "layers": tuple(self.layers) or (LayerConfig(),) * self.num_hidden_layers,
             "eos_token_id": tuple(self.eos_token_id),
         }
         for name, value in values.items():
@@ -157,8 +186,8 @@ class ModelConfig:
             raise ConfigError(f"num_attention_heads must be a multiple of num_key_value_heads, got {given}")
         if self.head_dim not in HEAD_DIMS:
             raise ConfigError(f"head_dim must be a multiple of 8 from 8 to 256, got {self.head_dim}")
-        if (windows := len(self.sliding_windows)) != (layers := self.num_hidden_layers):
-            raise ConfigError(f"sliding_windows must be one for each of {layers} layers, got {windows}")
+        if (described := len(self.layers)) != (layers := self.num_hidden_layers):
+            raise ConfigError(f"layers must describe each of {layers} layers, got {described}")
 
     @classmethod
     def from_pretrained(cls, directory: str | Path, dtype: str | None = None) -> "ModelConfig":
@@ -174,6 +203,8 @@ class ModelConfig:
         """Read the content of a config.json. Absent keys have transformers' defaults."""
         known = read(config)
         rope = RopeParameters.from_dict(known["rope_parameters"], known["max_position_embeddings"])
+        windows = known.pop("sliding_windows")
+        known["layers"] = known.get("layers") or tuple(LayerConfig(window=window) for window in windows)
         return cls(**known | {"rope_parameters": rope, "dtype": dtype or known["dtype"]})
 
     def kv_layout(self, page_size: int = 16, dtype: str | None = None) -> KVLayout:
@@ -181,28 +212,17 @@ class ModelConfig:
         return KVLayout(self.num_hidden_layers, self.num_key_value_heads, self.head_dim, page_size, dtype or self.dtype)
 
     @property
-    def layer(self) -> dict[str, LayerTensor]:
-        """The tensors of each layer, by their names in LayerWeights."""
-        q, kv = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
-        hidden, inner = self.hidden_size, self.intermediate_size
-        qkv = {"self_attn.q_proj": q, "self_attn.k_proj": kv, "self_attn.v_proj": kv}
-        norms = {name: LayerTensor({f"self_attn.{name}": self.head_dim}) for name in ("q_norm", "k_norm")}
-        return {
-            "input_layernorm": LayerTensor({"input_layernorm": hidden}),
-            "qkv_proj": LayerTensor(qkv, hidden, self.qkv_bias),
-            **(norms if self.qk_norm else {}),
-            "o_proj": LayerTensor({"self_attn.o_proj": hidden}, q, self.out_bias),
-            "post_attention_layernorm": LayerTensor({"post_attention_layernorm": hidden}),
-            "gate_up_proj": LayerTensor({"mlp.gate_proj": inner, "mlp.up_proj": inner}, hidden, self.mlp_bias),
-            "down_proj": LayerTensor({"mlp.down_proj": hidden}, inner, self.mlp_bias),
-        }
+    def windows(self) -> tuple[int | None, ...]:
+        """The window of each layer."""
+        return tuple(layer.window for layer in self.layers)
 
     @property
     def parameters(self) -> int:
         """The number of parameters; a tied lm_head counts once."""
-        layer = sum(sum(part.modules.values()) * (max(part.inputs, 1) + part.bias) for part in self.layer.values())
+        parts = chain.from_iterable(layer.tensors(self).values() for layer in self.layers)
+        layers = sum(sum(part.modules.values()) * (max(part.inputs, 1) + part.bias) for part in parts)
         ends = (1 if self.tie_word_embeddings else 2) * self.vocab_size + 1
-        return self.num_hidden_layers * layer + ends * self.hidden_size
+        return layers + ends * self.hidden_size
 
     @property
     def bytes(self) -> int:

@@ -3,8 +3,8 @@
 A config that would be computed wrongly is refused.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from phase0_request.support.checks import ConfigError, check_bool, check_choice, check_int
@@ -21,10 +21,12 @@ class Family:
     ignored: Mapping[str, Any]  # values of keys that count for nothing here, whatever the file says
     qkv_bias: bool = False  # biases of q, k and v also without attention_bias
     qk_norm: bool = False
+    only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # supported values, if they are not the usual
+    read: "Callable[[Family, Mapping[str, Any]], dict[str, Any]] | None" = None  # None: `fields_of`
 
 
 _QWEN = {"num_key_value_heads": 32, "max_position_embeddings": 32_768, "max_window_layers": 28, "sliding_window": 4096}
-FAMILIES = {
+FAMILIES: dict[str, Family] = {
     "llama": Family(
         absent={"num_key_value_heads": None, "max_position_embeddings": 2048, "eos_token_id": 2},
         ignored={"use_sliding_window": False, "max_window_layers": 0, "layer_types": None},
@@ -67,43 +69,47 @@ def read(config: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a ModelConfig, from the content of a config.json. `rope_parameters` is a dict."""
     if not isinstance(config, Mapping):
         raise ConfigError(f"a model's configuration must be a JSON object, got {type(config).__name__}")
-    model_type = check_choice("model_type", config.get("model_type"), FAMILIES)
-    family = FAMILIES[model_type]
+    family = FAMILIES[str(check_choice("model_type", config.get("model_type"), FAMILIES))]
+    return (family.read or fields_of)(family, config)
+
+
+def fields_of(family: Family, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that most families have."""
     if missing := [name for name in _REQUIRED if config.get(name) is None]:
         raise ConfigError(f"the model's configuration lacks {', '.join(missing)}")
-    _refuse_unsupported(config)
+    _refuse_unsupported(config, {**_ONLY, **family.only})
     config = {**_ABSENT_IN_ALL, **family.absent, **config, **family.ignored}
     check_int("max_position_embeddings", config["max_position_embeddings"], 1, MAX_LENGTH)
     attention_bias = check_bool("attention_bias", config["attention_bias"])
     return {
-        "model_type": model_type,
+        "model_type": config["model_type"],
         **{name: config[name] for name in (*_REQUIRED, "max_position_embeddings", "rms_norm_eps", "mlp_bias")},
         "tie_word_embeddings": config["tie_word_embeddings"],
         "num_key_value_heads": config["num_key_value_heads"] or 0,
         "head_dim": config.get("head_dim") or 0,
-        "rope_parameters": _rope(config),
+        "rope_parameters": rope_of(config),
         "qkv_bias": attention_bias or family.qkv_bias,
         "out_bias": attention_bias,
         "qk_norm": family.qk_norm,
-        "sliding_windows": _windows(config),
+        "sliding_windows": windows_of(config),
         "eos_token_id": tuple(dict.fromkeys(eos_ids_in(config))),
         "dtype": str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch."),
     }
 
 
-def _refuse_unsupported(config: Mapping[str, Any]) -> None:
-    for name, allowed in _ONLY.items():
+def _refuse_unsupported(config: Mapping[str, Any], only: Mapping[str, tuple[Any, ...]]) -> None:
+    for name, allowed in only.items():
         if config.get(name) not in allowed:
             supported = " or ".join(repr(value) for value in allowed if value is not None) or "none"
-            raise ConfigError(f"{name} is {config[name]!r}; supported is {supported}")
+            raise ConfigError(f"{name} is {config.get(name)!r}; supported is {supported}")
 
 
-def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
+def rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """`rope_parameters`, or the earlier form: `rope_scaling` with `rope_theta` beside it."""
     written = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(written, Mapping) or any(isinstance(value, Mapping) for value in written.values()):
         raise ConfigError(f"rope must be one set of parameters for all layers, got {written!r}")
-    _refuse_unsupported({"partial_rotary_factor": written.get("partial_rotary_factor")})
+    _refuse_unsupported(written, {"partial_rotary_factor": (None, 1)})
     written = {"rope_theta": config.get("rope_theta"), **written}
     original = config.get("original_max_position_embeddings")
     if original is not None:  # at the top level it takes precedence, as in transformers
@@ -111,7 +117,7 @@ def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
     return written
 
 
-def _windows(config: Mapping[str, Any]) -> tuple[int | None, ...]:
+def windows_of(config: Mapping[str, Any]) -> tuple[int | None, ...]:
     """The sliding window of each layer. Without layer_types, layers from max_window_layers on have it."""
     layers = check_int("num_hidden_layers", config["num_hidden_layers"], 1, 1 << 16)
     first = check_int("max_window_layers", config["max_window_layers"], 0, MAX_LENGTH)

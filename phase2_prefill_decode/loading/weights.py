@@ -17,7 +17,7 @@ from tqdm import tqdm
 from phase0_request.support.checks import ConfigError
 from phase0_request.support.memory import free_bytes
 from phase2_prefill_decode.loading.checkpoint import ENCODED, Source
-from phase2_prefill_decode.loading.config import ModelConfig
+from phase2_prefill_decode.loading.config import LayerConfig, ModelConfig
 
 READABLE = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")  # plain numbers; other formats need a scale
 HARMLESS = ("rotary_emb.inv_freq",)  # saved by earlier versions of transformers, and not needed
@@ -26,22 +26,9 @@ EMBED_TOKENS, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm
 Matrix = Any  # a tensor, or another form for which a backend has a linear layer
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerWeights:
-    """The tensors of one layer. A bias or a norm that the model lacks is None."""
-
-    input_layernorm: Tensor  # [hidden_size]
-    qkv_proj: Matrix
-    qkv_proj_bias: Tensor | None = None
-    q_norm: Tensor | None = None  # [head_dim]
-    k_norm: Tensor | None = None
-    o_proj: Matrix  # [hidden_size, num_attention_heads * head_dim]
-    o_proj_bias: Tensor | None = None
-    post_attention_layernorm: Tensor  # [hidden_size]
-    gate_up_proj: Matrix
-    gate_up_proj_bias: Tensor | None = None
-    down_proj: Matrix  # [hidden_size, intermediate_size]
-    down_proj_bias: Tensor | None = None
+# The tensors of one layer, by the names that its LayerConfig gives them; a bias as `qkv_proj_bias`. A bias or a norm
+# that the layer lacks is not in it.
+LayerWeights = dict[str, Matrix]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,18 +78,18 @@ def empty_weights(config: ModelConfig, device: str | torch.device) -> Weights:
     def empty(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
 
-    def layer() -> LayerWeights:
+    def layer(described: LayerConfig) -> LayerWeights:
         tensors = {}
-        for name, (modules, inputs, bias) in config.layer.items():
+        for name, (modules, inputs, bias) in described.tensors(config).items():
             rows = sum(modules.values())
             tensors[name] = empty(rows, inputs) if inputs else empty(rows)
             if bias:
                 tensors[f"{name}_bias"] = empty(rows)
-        return LayerWeights(**tensors)
+        return tensors
 
     embed_tokens = empty(config.vocab_size, config.hidden_size)
     lm_head = embed_tokens if config.tie_word_embeddings else empty(config.vocab_size, config.hidden_size)
-    layers = tuple(layer() for _ in range(config.num_hidden_layers))
+    layers = tuple(map(layer, config.layers))
     return Weights(embed_tokens, layers, empty(config.hidden_size), lm_head)
 
 
@@ -110,9 +97,9 @@ def places(weights: Weights, config: ModelConfig) -> dict[str, Tensor]:
     """The tensors of a checkpoint, by their names there, in weights that are plain numbers: a tensor, or rows of a
     fused one."""
     tensors: dict[str, Any] = {EMBED_TOKENS: weights.embed_tokens}
-    for number, layer in enumerate(weights.layers):
-        for field, (modules, _, _) in config.layer.items():
-            for kind, tensor in (("weight", getattr(layer, field)), ("bias", getattr(layer, f"{field}_bias", None))):
+    for number, (described, layer) in enumerate(zip(config.layers, weights.layers, strict=True)):
+        for field, (modules, _, _) in described.tensors(config).items():
+            for kind, tensor in (("weight", layer[field]), ("bias", layer.get(f"{field}_bias"))):
                 if tensor is not None:
                     names = [f"model.layers.{number}.{module}.{kind}" for module in modules]
                     tensors |= zip(names, tensor.split(list(modules.values())), strict=True)

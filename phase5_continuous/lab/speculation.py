@@ -143,10 +143,8 @@ def deeper() -> Model:
     weights = load_weights(Checkpoint(BUNDLED), config)
     layers = [*weights.layers]
     last, layers_in_all = layers[-1], DEEPER * len(layers)
-    assert isinstance(last.o_proj, torch.Tensor)
-    assert isinstance(last.down_proj, torch.Tensor)
-    nothing = replace(last, o_proj=torch.zeros_like(last.o_proj), down_proj=torch.zeros_like(last.down_proj))
-    config = replace(config, num_hidden_layers=layers_in_all, sliding_windows=(None,) * layers_in_all)
+    nothing = last | {name: torch.zeros_like(last[name]) for name in ("o_proj", "down_proj")}
+    config = replace(config, num_hidden_layers=layers_in_all, layers=())
     more = [nothing] * (layers_in_all - len(layers))
     backend = backend_for(torch.device("cpu"))
     decoder = Decoder(config, replace(weights, layers=[*layers, *more]), backend)

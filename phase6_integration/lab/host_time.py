@@ -92,7 +92,7 @@ def cases_of(name: str, layers: int | None) -> Iterator[tuple[str, Case]]:
     """The steps of a model, ready to launch. `layers` replaces its number of layers."""
     shape = replace(MODELS[name], **TINY)
     if layers is not None:
-        shape = replace(shape, num_hidden_layers=layers, sliding_windows=())
+        shape = replace(shape, num_hidden_layers=layers, layers=())
     times = StepTimes(CostModel(MODELS[name]), named(GPU))
     model = Model.random(shape, device="cpu", backend=replace(triton_backend(), linear=NoProduct))
     pool = KVPool(shape.kv_layout(PAGE_SIZE), 4, "cpu", torch.bfloat16)  # never read

@@ -38,6 +38,7 @@ from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.extras import invariants
 from phase5_continuous.scheduler import Scheduler
 from tests.gpu.captured import NotCapturedError, Recorder
+from tests.phase2_prefill_decode.tiny import windowed
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled where there is a GPU")
 
@@ -45,7 +46,7 @@ VOCABULARY, CONTEXT, PAGES, PAGE_SIZE, RUNNING = 48, 64, 10, 4, 6  # pages for o
 SIZES = (1, 2, 4)
 CONFIG = ModelConfig(
     vocab_size=VOCABULARY, num_hidden_layers=2, hidden_size=32, intermediate_size=32, num_attention_heads=2,
-    num_key_value_heads=1, head_dim=16, qk_norm=True, max_position_embeddings=CONTEXT, sliding_windows=(None, 9),
+    num_key_value_heads=1, head_dim=16, qk_norm=True, max_position_embeddings=CONTEXT, layers=windowed(None, 9),
     dtype="float32",
 )  # fmt: skip
 KINDS: tuple[dict[str, Any], ...] = (

@@ -31,7 +31,7 @@ from dataclasses import replace
 import torch
 from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.connect import backend_for
-from phase2_prefill_decode.loading.config import ModelConfig
+from phase2_prefill_decode.loading.config import LayerConfig, ModelConfig
 from phase2_prefill_decode.model import Model
 from phase2_prefill_decode.model import sampler_for
 from phase2_prefill_decode.step.runner import ModelRunner
@@ -66,7 +66,7 @@ for heads, kv_heads, head_dim, page_size in json.loads(sys.argv[1]):
     config = ModelConfig(
         vocab_size=64, num_hidden_layers=3, hidden_size=32, intermediate_size=32, num_attention_heads=heads,
         num_key_value_heads=kv_heads, head_dim=head_dim, qk_norm=True, max_position_embeddings=8192,
-        sliding_windows=(None, 700, 20), dtype="bfloat16",
+        layers=tuple(LayerConfig(window=window) for window in (None, 700, 20)), dtype="bfloat16",
     )
     packed = backend_for(torch.device("cpu")).linear
     model = Model.random(config, device="cpu", backend=replace(triton_backend(), linear=packed))

@@ -22,6 +22,7 @@ SIZES: dict[str, Any] = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 256,
     "eos_token_id": None,
+    "pad_token_id": None,
 }
 OWN: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": None},
@@ -72,7 +73,9 @@ def tiny_model(family: str, *, seed: int = 0, dtype: torch.dtype = torch.float32
     Its biases are not zero and its norms not one, as they would be if transformers made them, so that no test passes
     without them. Its layers are loud beside its embedding, so that what it writes varies and does not end in a loop.
     """
-    chosen = deepcopy(SIZES | OWN.get(family, {}) | options)  # a configuration writes into what it is given
+    chosen = deepcopy(
+        {"pad_token_id": None} | SIZES | OWN.get(family, {}) | options
+    )  # a configuration writes into what it is given
     config = AutoConfig.for_model(family, **chosen, attn_implementation="eager")
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     draw = torch.Generator().manual_seed(seed)

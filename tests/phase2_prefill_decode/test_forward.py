@@ -26,6 +26,7 @@ from tests.phase2_prefill_decode.attention_cases import same_bits
 from tests.phase2_prefill_decode.backends import CPU
 from tests.phase2_prefill_decode.models import VARIANTS, saved, tiny_model
 from tests.phase2_prefill_decode.test_identity import logits, prompts
+from tests.phase2_prefill_decode.tiny import windowed
 
 SMALL = ModelConfig(
     model_type="qwen3", vocab_size=320, num_hidden_layers=3, hidden_size=64, intermediate_size=128,
@@ -107,14 +108,13 @@ def in_many_formats(config: ModelConfig) -> Weights:
     *layers, last = plain.layers
     heads = [config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads]
     for number, layer in enumerate(layers):
-        q, k, v = torch.split(layer.qkv_proj, [count * config.head_dim for count in heads])
-        layers[number] = replace(
-            layer,
-            qkv_proj=(quantize(q, "int4"), quantize(k, "int8"), v),
-            o_proj=quantize(layer.o_proj, "int4"),
-            gate_up_proj=quantize(layer.gate_up_proj, "fp8"),
-            down_proj=quantize(layer.down_proj, "int8"),
-        )
+        q, k, v = torch.split(layer["qkv_proj"], [count * config.head_dim for count in heads])
+        layers[number] = layer | {
+            "qkv_proj": (quantize(q, "int4"), quantize(k, "int8"), v),
+            "o_proj": quantize(layer["o_proj"], "int4"),
+            "gate_up_proj": quantize(layer["gate_up_proj"], "fp8"),
+            "down_proj": quantize(layer["down_proj"], "int8"),
+        }
     head = quantize(plain.lm_head, "int8")
     return replace(plain, layers=(*layers, last), embed_tokens=head, lm_head=head)
 
@@ -162,7 +162,7 @@ def test_a_row_does_not_depend_on_the_others() -> None:
 
 @pytest.mark.parametrize("window", [None, 7, 40])
 def test_tokens_that_are_verified_have_the_bits_of_decodes(window: int | None) -> None:
-    config = replace(SMALL, sliding_windows=(window,) * 3) if window else SMALL
+    config = replace(SMALL, layers=windowed(*[window] * 3)) if window else SMALL
     decoder, pool = Decoder(config, random_weights(config), CPU), pool_of(config)
     together = decoder(packed((70, 620), 5), pool.layers)[0].unflatten(0, (2, 5))
     for place in range(5):

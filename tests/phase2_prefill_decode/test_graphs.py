@@ -61,8 +61,8 @@ def test_rotary_tables_live_as_long_as_the_graphs_that_were_recorded_with_them()
     model = Model.random(CONFIG, device="cpu")
     model.decoder.rope(64)
     runner, _, _ = recorded(model)
-    tables = [weakref.ref(table) for table in model.decoder._rope]
-    assert len(model.decoder.rope(512)[0]) == 512
+    tables = [weakref.ref(table) for table in model.decoder._rope[0]]
+    assert len(model.decoder.rope(512)[0][0]) == 512
     gc.collect()
     assert all(table() is not None for table in tables), "the graphs read memory that is free"
     del runner
@@ -83,7 +83,7 @@ def test_a_recorded_step_writes_its_logits_where_all_graphs_have_theirs_and_copi
 
 def test_pieces_compute_and_store_what_a_step_kernel_by_kernel_does() -> None:
     """A step, and one of fewer tokens over what it has left: padding stores nothing."""
-    model = Model.random(replace(CONFIG, num_hidden_layers=3, sliding_windows=(None,) * 3), device="cpu", backend=TORCH)
+    model = Model.random(replace(CONFIG, num_hidden_layers=3, layers=()), device="cpu", backend=TORCH)
     plain, recorded = (KVPool(model.config.kv_layout(4), 16, "cpu", torch.float32) for _ in range(2))
     pieces = PiecewiseGraphs(model.decoder, recorded.layers, 64, 16)
     pieces.record([8, 16], lambda run: run)

@@ -101,7 +101,7 @@ def test_what_needs_extras_names_them_where_there_are_none(directory: Path, monk
     """A dense model in safetensors needs none."""
     monkeypatch.setattr("phase0_request.support.checks.find_spec", lambda name: None)
     config = connect.config_of(directory)
-    assert load_weights(connect.source_of(directory), config).norm.shape == (config.hidden_size,)
+    assert load_weights(connect.source_of(directory, config), config).norm.shape == (config.hidden_size,)
     connect.check_split(config, 1)
     rewrite(directory, quantization_config={"quant_method": "awq"})
     refused: dict[str, Callable[[], object]] = {

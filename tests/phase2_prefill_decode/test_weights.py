@@ -64,8 +64,8 @@ def test_every_parameter_is_loaded_into_its_place(name: str, shards: str, tmp_pa
     layer, theirs = weights.layers[1], model.model.layers[1]
     attention = theirs.self_attn
     together = torch.cat([part.weight for part in (attention.q_proj, attention.k_proj, attention.v_proj)])
-    assert torch.equal(layer.qkv_proj, together)
-    assert torch.equal(layer.gate_up_proj, torch.cat((theirs.mlp.gate_proj.weight, theirs.mlp.up_proj.weight)))
+    assert torch.equal(layer["qkv_proj"], together)
+    assert torch.equal(layer["gate_up_proj"], torch.cat((theirs.mlp.gate_proj.weight, theirs.mlp.up_proj.weight)))
 
 
 DTYPES = torch.float64, torch.float32, torch.bfloat16, torch.float16

@@ -1,6 +1,6 @@
 """A model so small that a benchmark with it takes a moment."""
 
-from phase2_prefill_decode.loading.config import ModelConfig
+from phase2_prefill_decode.loading.config import LayerConfig, ModelConfig
 
 TINY = ModelConfig(
     vocab_size=64,
@@ -12,3 +12,8 @@ TINY = ModelConfig(
     qk_norm=True,
     dtype="float32",
 )
+
+
+def windowed(*windows: int | None) -> tuple[LayerConfig, ...]:
+    """Layers with these windows."""
+    return tuple(LayerConfig(window=window) for window in windows)

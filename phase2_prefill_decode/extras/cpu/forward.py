@@ -20,7 +20,7 @@ from numba.np.unsafe.ndarray import to_fixed_tuple
 from torch import Tensor
 
 from phase1_kv_pool.layer import KVLayer
-from phase2_prefill_decode.decoder import Decoder, StepTensors
+from phase2_prefill_decode.decoder import Decoder, DecoderLayer, StepTensors
 from phase2_prefill_decode.extras.cpu.attention import write
 from phase2_prefill_decode.extras.cpu.intrinsics import KV_TAGS, NO_TENSOR, TAGS, address, array, compiled, kernel
 from phase2_prefill_decode.extras.cpu.microkernel import BLOCK
@@ -45,6 +45,8 @@ Packed = Sequence[PackedWeight]  # several, if a matrix has several formats
 
 def whole_step(decoder: Decoder) -> "Forward | None":
     """A decoder's layers and lm_head in one call, if they can be."""
+    if not all(type(layer) is DecoderLayer for layer in decoder.layers):
+        return None
     layers, lm_head = [[*map(packed, linears)] for linears in linears_of(decoder)], packed(decoder.lm_head)
     if not Forward.serves(decoder.config, layers, lm_head):
         return None
@@ -86,7 +88,7 @@ class Forward:
         self._table = np.array(
             [
                 [*chain(*places[4 * layer : 4 * layer + 4]), *map(address, others), window or 1 << 40, 0, 0, 0, 0]
-                for layer, (others, window) in enumerate(zip(norms, config.sliding_windows, strict=True))
+                for layer, (others, window) in enumerate(zip(norms, config.windows, strict=True))
             ],
             np.int64,
         )

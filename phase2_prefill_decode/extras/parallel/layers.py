@@ -56,7 +56,7 @@ def row_parallel(linear: Linear, group: Group) -> Linear:
 
 def without_biases(layer: LayerWeights) -> LayerWeights:
     """A layer without the biases of its sums. Only rank 0 has them, so that each counts once."""
-    return replace(layer, o_proj_bias=None, down_proj_bias=None)
+    return {name: tensor for name, tensor in layer.items() if name not in ("o_proj_bias", "down_proj_bias")}
 
 
 # endregion

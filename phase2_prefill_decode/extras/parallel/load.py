@@ -41,7 +41,7 @@ def load_split(
         raise ConfigError(
             f"tensor_parallel_size must be at most the number of GPUs, {torch.cuda.device_count()}; got {size}"
         )
-    source = connect.source_of(directory)
+    source = connect.source_of(directory, config)
     whole = (source if transform is None else transform(source, config, place)).nbytes(config)
     share = whole and (whole if place.type == "cpu" else whole // size)  # ranks on a CPU share its memory
     check_memory(share, place, connect.sizes_in_fewer_bits(config))

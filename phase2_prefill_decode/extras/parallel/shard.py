@@ -102,7 +102,7 @@ def load_part(
     progress: bool = False,
 ) -> Weights:
     """Load the weights of a rank."""
-    source = connect.source_of(directory)
+    source = connect.source_of(directory, shard.config)
     check_tensors(source, shard.config)
     own: Source = ShardedCheckpoint(source, shard)
     if transform is not None:

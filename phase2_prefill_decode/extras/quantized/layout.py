@@ -74,6 +74,7 @@ def groups(inputs: int, group: int) -> int:
 
 def bytes_in(config: ModelConfig, scheme: str) -> int:
     """The size of a model if the matrices of its layers are quantized in one of SCHEMES."""
-    matrices = sum(sum(part.modules.values()) * part.inputs for part in config.layer.values())
+    parts = (part for layer in config.layers for part in layer.tensors(config).values())
+    matrices = sum(sum(part.modules.values()) * part.inputs for part in parts)
     saved = DTYPE_BYTES[config.dtype] - SCHEMES[scheme]
-    return config.bytes - int(config.num_hidden_layers * matrices * saved)
+    return config.bytes - int(matrices * saved)

@@ -157,11 +157,10 @@ def weights_of(config: ModelConfig, device: torch.device, scheme: str | None) ->
     weights = random_weights(config, device)
     if scheme is None:
         return weights
-    matrices = [name for name, part in config.layer.items() if part.inputs]
+    matrices = [name for name, part in config.layers[0].tensors(config).items() if part.inputs]
 
     def quantized(layer: LayerWeights) -> LayerWeights:
-        made: dict[str, Any] = {name: quantize(getattr(layer, name), scheme) for name in matrices}
-        return replace(layer, **made)
+        return layer | {name: quantize(layer[name], scheme) for name in matrices}
 
     return replace(weights, layers=[quantized(layer) for layer in weights.layers])
 

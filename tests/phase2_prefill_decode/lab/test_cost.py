@@ -22,19 +22,18 @@ from phase2_prefill_decode.lab.cost import CostModel, Part, seen
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.weights import random_weights
 from tests.phase2_prefill_decode.steps import loaded
+from tests.phase2_prefill_decode.tiny import windowed
 
 SMALL = ModelConfig(
     vocab_size=300, num_hidden_layers=3, num_attention_heads=6, hidden_size=48, num_key_value_heads=2, head_dim=16,
     intermediate_size=80,
 )  # fmt: skip
-WINDOWED = replace(SMALL, sliding_windows=(None, 7, 20))
+WINDOWED = replace(SMALL, layers=windowed(None, 7, 20))
 QWEN3_8B = ModelConfig(
     vocab_size=151936, num_hidden_layers=36, num_attention_heads=32, hidden_size=4096, num_key_value_heads=8,
     head_dim=128, intermediate_size=12288, qk_norm=True,
 )  # fmt: skip
-LLAMA_8B = replace(
-    QWEN3_8B, vocab_size=128256, num_hidden_layers=32, intermediate_size=14336, qk_norm=False, sliding_windows=()
-)
+LLAMA_8B = replace(QWEN3_8B, vocab_size=128256, num_hidden_layers=32, intermediate_size=14336, qk_norm=False, layers=())
 
 starts, lengths = st.integers(0, 60), st.integers(1, 60)
 windows = st.none() | st.integers(1, 130)
@@ -63,7 +62,7 @@ def test_a_load_is_summed_over_layers_and_slices(
     pieces: Sequence[tuple[int, int]], one: int | None, two: int | None
 ) -> None:
     config = ModelConfig(
-        vocab_size=9, num_hidden_layers=3, num_attention_heads=2, hidden_size=16, sliding_windows=(one, two, one)
+        vocab_size=9, num_hidden_layers=3, num_attention_heads=2, hidden_size=16, layers=windowed(one, two, one)
     )
     each = [every_pair(start, length, window) for start, length in pieces for window in (one, two, one)]
     load = CostModel(config).load(pieces, 1)
@@ -79,7 +78,7 @@ def test_attention_is_counted_number_by_number() -> None:
     model = CostModel(WINDOWED, dtype="float32", kv_dtype="bfloat16")
     pieces = [(0, 9), (30, 1), (4, 11)]
     operations = read = written = moved = 0
-    for window in WINDOWED.sliding_windows:
+    for window in WINDOWED.windows:
         for start, length in pieces:
             pairs = every_pair(start, length, window)
             for _head in range(6):

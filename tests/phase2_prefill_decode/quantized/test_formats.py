@@ -62,10 +62,10 @@ def matrices(directory: Path) -> dict[str, Tensor]:
     """The matrices of a checkpoint as they are read, dequantized, by their names in it."""
     config = ModelConfig.from_pretrained(directory, "float32")
     read = {}
-    for number, layer in enumerate(weights_for_gpu(source_of(directory), config, CPU).layers):
-        for field, (modules, inputs, _) in config.layer.items():
+    for number, layer in enumerate(weights_for_gpu(source_of(directory, config), config, CPU).layers):
+        for field, (modules, inputs, _) in config.layers[number].tensors(config).items():
             if inputs:
-                weight = getattr(layer, field)
+                weight = layer[field]
                 parts = weight if isinstance(weight, tuple) else (weight,)
                 assert all(isinstance(part, QuantizedWeight) for part in parts)
                 rows = torch.cat([part.dequantize() for part in parts]).split(list(modules.values()))
@@ -164,9 +164,9 @@ def test_parts_of_a_fused_matrix_with_another_order_each_stay_apart(tmp_path: Pa
     order_of = dict(zip(names, orders, strict=True))
     made.with_rows_in_8_bits(oracle, lambda name: made.GROUP * made.is_quantized(name), lambda name, _: order_of[name])
     model = Model.load(tmp_path, dtype="float32", device="cpu")
-    layer = next(iter(weights_for_gpu(source_of(tmp_path), config_of(tmp_path), CPU).layers))
-    assert isinstance(layer.qkv_proj, tuple)
-    assert [len(part) for part in layer.qkv_proj] == [64, 32, 32]
+    layer = next(iter(weights_for_gpu(source_of(tmp_path, config_of(tmp_path)), config_of(tmp_path), CPU).layers))
+    assert isinstance(layer["qkv_proj"], tuple)
+    assert [len(part) for part in layer["qkv_proj"]] == [64, 32, 32]
     (prompt,) = prompts(307, (9,))
     (answer,) = static(model).generate([prompt], SamplingParams(max_tokens=8, temperature=0, ignore_eos=True))
     assert follows(oracle, prompt, answer.output_tokens)
@@ -179,9 +179,9 @@ def test_a_matrix_that_was_left_in_16_bits_stays_so_beside_quantized_ones(tmp_pa
         return ({"weight": weight.detach().clone()}, weight) if weight.shape[0] == 80 else make(weight)
 
     made.quantized(tmp_path, some, made.compressed_config("int8"))
-    layer = next(iter(weights_for_gpu(source_of(tmp_path), config_of(tmp_path), CPU).layers))
-    assert isinstance(layer.gate_up_proj, Tensor)
-    assert isinstance(layer.down_proj, QuantizedWeight)
+    layer = next(iter(weights_for_gpu(source_of(tmp_path, config_of(tmp_path)), config_of(tmp_path), CPU).layers))
+    assert isinstance(layer["gate_up_proj"], Tensor)
+    assert isinstance(layer["down_proj"], QuantizedWeight)
 
 
 # What is not supported, and what is damaged.
@@ -276,4 +276,4 @@ def test_tensors_that_do_not_fit_are_named(
     tensors: dict[str, Any] = load_file(tmp_path / "model.safetensors") | change
     save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, tmp_path / "model.safetensors")
     with pytest.raises(ConfigError, match=message):
-        [*weights_for_gpu(source_of(tmp_path), config_of(tmp_path), CPU).layers]
+        [*weights_for_gpu(source_of(tmp_path, config_of(tmp_path)), config_of(tmp_path), CPU).layers]

@@ -81,8 +81,8 @@ def test_matrices_of_layers_are_quantized_and_nothing_else(tmp_path: Path) -> No
     for name in ("embed_tokens", "norm", "lm_head"):
         assert torch.equal(getattr(weights, name), getattr(plain, name))
     for layer, before in zip(weights.layers, plain.layers, strict=True):
-        for field, (_, inputs, _) in config.layer.items():
-            found, wanted = getattr(layer, field), getattr(before, field)
+        for field, (_, inputs, _) in config.layers[0].tensors(config).items():
+            found, wanted = layer[field], before[field]
             assert isinstance(found, QuantizedWeight) == bool(inputs)
             assert torch.equal(found.values, quantize(wanted, "int8").values) if inputs else torch.equal(found, wanted)
 
@@ -96,7 +96,7 @@ def test_a_model_that_does_not_fit_says_how_large_it_is_in_each_scheme(
     config = ModelConfig.from_pretrained(tmp_path)
     device = torch.device("cpu")
     layers = weights_for_gpu(Quantization(scheme)(Checkpoint(tmp_path), config, device), config, device).layers
-    size = sum(getattr(layer, field).nbytes for layer in layers for field in config.layer) + 2 * (2 * 307 + 1) * 512
+    size = sum(matrix.nbytes for layer in layers for matrix in layer.values()) + 2 * (2 * 307 + 1) * 512
     assert size * 0.99 < bytes_in(config, scheme) <= size
     monkeypatch.setattr("phase2_prefill_decode.loading.weights.free_bytes", lambda device: bytes_in(config, scheme) - 1)
     with pytest.raises(ConfigError, match=r"the model does not fit: .* 0.0 in int8, 0.0 in int4, 0.0 in fp8"):

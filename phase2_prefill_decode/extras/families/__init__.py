@@ -1,0 +1,21 @@
+"""Families beyond Llama, Mistral, Qwen2 and Qwen3: each reads its config.json into a description of its layers.
+
+layer     a description of a layer that is not the core's, as data
+layers    the modules that such a description stands for
+*         a module for each group of families
+"""
+
+from collections.abc import Mapping
+
+from phase2_prefill_decode.extras.families.gemma import GEMMA3
+from phase2_prefill_decode.extras.families.granite import GRANITE
+from phase2_prefill_decode.extras.families.olmo import OLMO2
+from phase2_prefill_decode.extras.families.smollm import SMOLLM3
+from phase2_prefill_decode.loading.families import Family
+
+OTHERS: Mapping[str, Family] = {
+    "gemma3_text": GEMMA3,
+    "granite": GRANITE,
+    "olmo2": OLMO2,
+    "smollm3": SMOLLM3,
+}

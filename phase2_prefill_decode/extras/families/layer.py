@@ -1,0 +1,69 @@
+"""FamilyLayer: a layer that differs from the core's, as data. It is read from a config.json, and needs no torch."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from phase0_request.support.checks import check_choice, check_number
+from phase2_prefill_decode.loading.config import LayerConfig, LayerTensor, ModelConfig
+
+if TYPE_CHECKING:  # a server reads the config without torch
+    from phase2_prefill_decode.backend import Backend
+    from phase2_prefill_decode.decoder import DecoderLayer
+    from phase2_prefill_decode.loading.weights import LayerWeights
+
+
+class Norms(NamedTuple):
+    """The checkpoint's names of the norms around attention and around the MLP; None: there is none in this place."""
+
+    before_attention: str | None
+    after_attention: str | None
+    before_mlp: str | None
+    after_mlp: str | None
+
+
+NORMS = {
+    "before": Norms("input_layernorm", None, "post_attention_layernorm", None),
+    "after": Norms(None, "post_attention_layernorm", None, "post_feedforward_layernorm"),
+    "around": Norms(
+        "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
+    ),
+}
+ACTIVATIONS = "silu", "gelu_pytorch_tanh"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FamilyLayer(LayerConfig):
+    """Each field is one difference from the layer of Llama."""
+
+    norms: str = "before"  # of NORMS: where a norm is
+    norms_rows: bool = False  # q and k are normed over all heads, not head by head
+    activation: str = "silu"
+    scale: float | None = None  # of attention scores; None: 1 / sqrt(head_dim)
+    input_multiplier: float = 1.0  # of the embeddings, in the first layer
+    residual_multiplier: float = 1.0  # of what attention and MLP add to the residual
+
+    def __post_init__(self) -> None:
+        LayerConfig.__post_init__(self)
+        check_choice("norms", self.norms, NORMS)
+        check_choice("activation", self.activation, ACTIVATIONS)
+        for name in ("input_multiplier", "residual_multiplier"):
+            check_number(name, getattr(self, name), 0, above=True)
+        if self.scale is not None:
+            check_number("scale", self.scale, 0, above=True)
+
+    def build(self, config: ModelConfig, weights: "LayerWeights", backend: "Backend") -> "DecoderLayer":
+        """The module of this layer."""
+        from phase2_prefill_decode.extras.families.layers import FamilyDecoderLayer
+
+        return FamilyDecoderLayer(config, self, weights, backend)
+
+    def tensors(self, config: ModelConfig) -> dict[str, LayerTensor]:
+        tensors = LayerConfig.tensors(self, config)
+        del tensors["input_layernorm"], tensors["post_attention_layernorm"]
+        for place, module in NORMS[self.norms]._asdict().items():
+            if module is not None:
+                tensors[place] = LayerTensor({module: config.hidden_size})
+        if self.norms_rows:
+            for name, heads in (("q_norm", config.num_attention_heads), ("k_norm", config.num_key_value_heads)):
+                tensors[name] = LayerTensor({f"self_attn.{name}": heads * config.head_dim})
+        return tensors

@@ -1,0 +1,92 @@
+"""The modules of layers that differ from the core's."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import gelu
+
+from phase1_kv_pool.layer import KVLayer
+from phase2_prefill_decode.backend import Backend
+from phase2_prefill_decode.decoder import MLP, Attention, DecoderLayer, RMSNorm, StepTensors
+from phase2_prefill_decode.extras.families.layer import FamilyLayer
+from phase2_prefill_decode.extras.linears import Product, Wrapped
+from phase2_prefill_decode.kernels.pointwise import rms_norm
+from phase2_prefill_decode.loading.config import LayerConfig, ModelConfig
+from phase2_prefill_decode.loading.weights import LayerWeights
+
+
+class FamilyDecoderLayer(DecoderLayer):
+    """Attention and MLP with norms before them, after them, or both."""
+
+    def __init__(self, config: ModelConfig, layer: FamilyLayer, weights: LayerWeights, backend: Backend) -> None:
+        def norm(place: str) -> RMSNorm | None:
+            return RMSNorm(weights[place], config.rms_norm_eps, backend) if place in weights else None
+
+        self.before_attention, self.before_mlp = norm("before_attention"), norm("before_mlp")
+        self.after_attention, self.after_mlp = norm("after_attention"), norm("after_mlp")
+        dtype = weights["qkv_proj"].dtype
+        self.first, self.multiplier = torch.tensor(layer.input_multiplier).to(dtype).item(), layer.residual_multiplier
+        self.self_attn = (RowNormedAttention if layer.norms_rows else Attention)(config, layer, weights, backend)
+        self.self_attn.scale = layer.scale or self.self_attn.scale
+        self.mlp = MLP(weights, replace(backend, swiglu=activation(layer.activation, backend)))
+
+    def __call__(
+        self,
+        x: Tensor,
+        residual: Tensor | None,
+        rope: tuple[Tensor, Tensor],
+        step: StepTensors,
+        kv: KVLayer,
+        rows: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        x, residual = add(x if self.first == 1 else x * self.first, residual, self.before_attention)
+        x = self.output(self.self_attn(x, rope, step, kv, rows), self.after_attention)
+        residual = residual if rows is None else residual[rows]
+        x, residual = add(x, residual, self.before_mlp)
+        return self.output(self.mlp(x), self.after_mlp), residual
+
+    def output(self, x: Tensor, norm: RMSNorm | None) -> Tensor:
+        """What is added to the residual."""
+        x = x if norm is None else norm(x, None)[0]
+        return x if self.multiplier == 1 else x * self.multiplier
+
+
+def add(x: Tensor, residual: Tensor | None, norm: RMSNorm | None) -> tuple[Tensor, Tensor]:
+    """The sum, normed if there is a norm, and the sum: the next residual."""
+    if norm is not None:
+        return norm(x, residual)
+    total = x if residual is None else x + residual
+    return total, total
+
+
+class RowNormedAttention(Attention):
+    """Attention that norms q and k over all their heads at once."""
+
+    def __init__(self, config: ModelConfig, layer: LayerConfig, weights: LayerWeights, backend: Backend) -> None:
+        super().__init__(config, layer, weights, backend)
+        q_norm, k_norm = weights["q_norm"], weights["k_norm"]
+        project, self.qk_norm = self.qkv_proj, None
+
+        def normed(product: Product) -> Product:
+            def qkv(rows: Tensor, out: Tensor | None = None) -> Tensor:
+                result = product(rows, out)
+                for first, weight in ((0, q_norm), (len(q_norm), k_norm)):
+                    part = result[:, first : first + len(weight)]
+                    part.copy_(rms_norm(part, weight, self.eps))
+                return result
+
+            return qkv
+
+        self.qkv_proj = Wrapped(project, normed)
+
+
+def activation(name: str, backend: Backend) -> Callable[[Tensor], Tensor]:
+    """The gated activation of an MLP."""
+    return backend.swiglu if name == "silu" else _geglu
+
+
+def _geglu(gate_up: Tensor) -> Tensor:
+    gate, up = gate_up.chunk(2, -1)
+    return gelu(gate, approximate="tanh") * up

@@ -1,0 +1,79 @@
+"""Families beyond the core's have the tokens and the logits of transformers, in the engine of each phase."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from phase0_request.params import SamplingParams
+from phase2_prefill_decode.engine import static
+from phase2_prefill_decode.model import Model
+from phase3_chunked_prefill.budget import TokenBudget
+from phase4_radix.prefix_cache import PrefixCache
+from phase5_continuous.engine import continuous
+from tests.phase2_prefill_decode.models import saved, tiny_model
+from tests.phase2_prefill_decode.test_identity import follows, logits, prompts
+
+ANSWER = 24
+KINDS = ["sliding_attention", "sliding_attention", "full_attention"]
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma3": ("gemma3_text", {"head_dim": 24, "query_pre_attn_scalar": 20, "sliding_window": 9, "layer_types": KINDS}),
+    "gemma3-ropes": (
+        "gemma3_text",
+        {
+            "head_dim": 16, "num_key_value_heads": 1, "sliding_window": 5, "layer_types": KINDS, "vocab_size": 300,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+                "full_attention": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 4.0},
+            },
+        },
+    ),
+    "granite": (
+        "granite",
+        {"embedding_multiplier": 3.0, "logits_scaling": 2.5, "residual_multiplier": 0.4, "attention_multiplier": 0.2},
+    ),
+    "granite-biases": ("granite", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    "olmo2": ("olmo2", {}),
+    "olmo2-one-kv-head": ("olmo2", {"num_key_value_heads": 1, "tie_word_embeddings": True}),
+    "smollm3": ("smollm3", {"no_rope_layers": [1, 0, 1]}),
+    "smollm3-window": (
+        "smollm3",
+        {"no_rope_layer_interval": 2, "use_sliding_window": True, "sliding_window": 7, "tie_word_embeddings": False},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_family_has_the_tokens_and_logits_of_transformers(name: str, tmp_path: Path) -> None:
+    family, options = VARIANTS[name]
+    oracle = tiny_model(family, **options)
+    model = Model.load(saved(oracle, tmp_path), device="cpu", dtype="float32")
+    given = prompts(oracle.config.vocab_size)
+    params = SamplingParams(temperature=0, max_tokens=ANSWER, ignore_eos=True)
+    for prompt, answer in zip(given, static(model).generate(given, params), strict=True):
+        assert len(answer.output_tokens) == ANSWER
+        assert follows(oracle, prompt, answer.output_tokens)
+    (prompt,) = prompts(oracle.config.vocab_size, [41])
+    with torch.inference_mode():
+        wanted = oracle(torch.tensor([prompt])).logits[0]
+        assert (logits(model, prompt) - wanted).abs().max() < 1e-4 * max(1, float(wanted.abs().max()))
+        theirs_in_bf16 = oracle.to(torch.bfloat16)(torch.tensor([prompt])).logits[0].float()
+        wanted = oracle.float()(torch.tensor([prompt])).logits[0]  # the same weights, without further rounding
+    found = logits(Model.load(tmp_path, device="cpu", dtype="bfloat16"), prompt).float()
+    assert (found - wanted).norm() < 1.5 * (theirs_in_bf16 - wanted).norm(), "within the noise of the family"
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_chunks_preemption_and_shared_prefixes_do_not_change_a_family_s_tokens(name: str, tmp_path: Path) -> None:
+    """A pool that is too small for all requests, chunks of 7 tokens, and prompts that begin alike."""
+    family, options = VARIANTS[name]
+    oracle = tiny_model(family, seed=3, **options)
+    model = Model.load(saved(oracle, tmp_path), device="cpu", dtype="float32")
+    (prefix, *rest) = prompts(oracle.config.vocab_size, (33, 2, 7, 18, 30))
+    given = [prefix + end for end in rest]
+    engine = continuous(model, TokenBudget(7), cache=PrefixCache(16, 8), ahead=1)
+    answers = engine.generate(given, SamplingParams(temperature=0, max_tokens=ANSWER, ignore_eos=True))
+    for prompt, answer in zip(given, answers, strict=True):
+        assert len(answer.output_tokens) == ANSWER
+        assert follows(oracle, prompt, answer.output_tokens)
