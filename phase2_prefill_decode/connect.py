@@ -89,6 +89,15 @@ def _format_of(directory: Path) -> "Format | None":
         return format_of(described)
 
 
+def add_layers() -> None:
+    """Let decoders have the layers of families beyond the core's."""
+    if has_extras(PACKAGE):
+        from phase2_prefill_decode.decoder import LAYERS
+        from phase2_prefill_decode.extras.families.layers import MODULES
+
+        LAYERS.update(MODULES)
+
+
 def check_quantization(name: str, scheme: object) -> None:
     """ValueError if this quantization scheme does not exist."""
     check_extras(PACKAGE, name)

@@ -4,8 +4,8 @@ There is one path for prefill and decode. Tokens are packed in one row; their ke
 they are given, and each token attends to the tokens of its own sequence in the pages.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -127,11 +127,7 @@ class DecoderLayer:
     # endregion
 
 
-@runtime_checkable
-class OwnLayer(Protocol):
-    """The description of a layer that has a module of its own in place of DecoderLayer."""
-
-    def build(self, config: ModelConfig, weights: LayerWeights, backend: Backend, /) -> DecoderLayer: ...
+LAYERS: dict[type[LayerConfig], Callable[..., DecoderLayer]] = {LayerConfig: DecoderLayer}  # modules of descriptions
 
 
 class Decoder:
@@ -149,9 +145,7 @@ class Decoder:
         assert isinstance(table, Tensor | Table)
         self.embed_tokens: Tensor | Table = table
         self.layers = [
-            layer.build(config, tensors, backend)
-            if isinstance(layer, OwnLayer)
-            else DecoderLayer(config, layer, tensors, backend)
+            LAYERS[type(layer)](config, layer, tensors, backend)
             for layer, tensors in zip(config.layers, weights.layers, strict=True)
         ]
         self.norm = RMSNorm(weights.norm, config.rms_norm_eps, backend)

@@ -17,6 +17,7 @@ from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.weights import check_memory, check_tensors, random_weights
 from phase2_prefill_decode.sampling.sampler import Sampler
 
+connect.add_layers()
 Transform = Callable[[Source, ModelConfig, torch.device], Source]  # puts weights into another form while they are read
 
 

@@ -1,15 +1,10 @@
 """FamilyLayer: a layer that differs from the core's, as data. It is read from a config.json, and needs no torch."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from phase0_request.support.checks import check_choice, check_number
 from phase2_prefill_decode.loading.config import LayerConfig, LayerTensor, ModelConfig
-
-if TYPE_CHECKING:  # a server reads the config without torch
-    from phase2_prefill_decode.backend import Backend
-    from phase2_prefill_decode.decoder import DecoderLayer
-    from phase2_prefill_decode.loading.weights import LayerWeights
 
 
 class Norms(NamedTuple):
@@ -50,12 +45,6 @@ class FamilyLayer(LayerConfig):
             check_number(name, getattr(self, name), 0, above=True)
         if self.scale is not None:
             check_number("scale", self.scale, 0, above=True)
-
-    def build(self, config: ModelConfig, weights: "LayerWeights", backend: "Backend") -> "DecoderLayer":
-        """The module of this layer."""
-        from phase2_prefill_decode.extras.families.layers import FamilyDecoderLayer
-
-        return FamilyDecoderLayer(config, self, weights, backend)
 
     def tensors(self, config: ModelConfig) -> dict[str, LayerTensor]:
         tensors = LayerConfig.tensors(self, config)

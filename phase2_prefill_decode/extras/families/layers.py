@@ -90,3 +90,6 @@ def activation(name: str, backend: Backend) -> Callable[[Tensor], Tensor]:
 def _geglu(gate_up: Tensor) -> Tensor:
     gate, up = gate_up.chunk(2, -1)
     return gelu(gate, approximate="tanh") * up
+
+
+MODULES = {FamilyLayer: FamilyDecoderLayer}  # by their descriptions
