@@ -82,10 +82,7 @@ def model(scheme: str | None = None) -> Model:
     weights = random_weights(CONFIG, "cpu", seed=3)
     if scheme is not None:
         table = quantize(weights.embed_tokens, scheme)
-        layers = [
-            replace(layer, **{name: quantize(getattr(layer, name), scheme) for name in MATRICES})
-            for layer in weights.layers
-        ]
+        layers = [layer | {name: quantize(layer[name], scheme) for name in MATRICES} for layer in weights.layers]
         weights = replace(weights, embed_tokens=table, lm_head=table, layers=layers)
 
     def multiply_as_on_a_gpu(weight: Any, bias: Tensor | None = None) -> Linear:
