@@ -1,6 +1,6 @@
 """The modules of layers that differ from the core's."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import torch
@@ -92,4 +92,4 @@ def _geglu(gate_up: Tensor) -> Tensor:
     return gelu(gate, approximate="tanh") * up
 
 
-MODULES = {FamilyLayer: FamilyDecoderLayer}  # by their descriptions
+MODULES: Mapping[type[LayerConfig], type[DecoderLayer]] = {FamilyLayer: FamilyDecoderLayer}  # by their descriptions
