@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from phase0_request.support.checks import ConfigError
 from phase1_kv_pool.layer import KVLayer
 from phase2_prefill_decode.decoder import Decoder, DecoderLayer, StepTensors
 from phase2_prefill_decode.kernels.attention import AttentionMetadata
@@ -117,6 +118,9 @@ def behind_attention(layer: DecoderLayer, attended: Tensor, residual: Tensor) ->
 def record_pieces(runner: ModelRunner, counts: Sequence[int], context: int, record: Record) -> None:
     """Have a runner compute steps of these token counts in pieces. Pieces need more memory than decode steps; where
     all graphs share it, record the pieces first."""
+    if not all(type(layer) is DecoderLayer for layer in runner.decoder.layers):
+        kind = runner.decoder.config.model_type
+        raise ConfigError(f"enable_piecewise_cuda_graph records layers like Llama's; those of {kind} differ")
     pieces = PiecewiseGraphs(runner.decoder, runner.pool.layers, context, max(counts))
     pieces.record(counts, record)
     runner.decoder = copy(runner.decoder)

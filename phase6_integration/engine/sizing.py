@@ -36,9 +36,9 @@ def profile(computing: Computing, tokens: int, running: int, context: int) -> in
     length = min(tokens // requests, longest_prompt)
     pages = -(-length // page_size) * requests + -(-block // page_size)
     cache = PagedCache(max(pages, warmup_pages(page_size)) if on_gpu else pages, page_size)
-    if not on_gpu:  # one layer: all take the same memory, one after the other
+    if not on_gpu:  # one layer of each kind: they use the same memory, one after the other
         decoder = copy(decoder)
-        decoder.layers = decoder.layers[:1]
+        decoder.layers = [*dict(zip(model.config.layers, decoder.layers, strict=True)).values()]
     pool = KVPool(layout, cache.max_tokens // page_size, decoder.device)
     runner = runner_for(decoder, pool, cache, sampler)
     params = largest_params()

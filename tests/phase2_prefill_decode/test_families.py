@@ -7,12 +7,15 @@ import pytest
 import torch
 
 from phase0_request.params import SamplingParams
+from phase0_request.support.checks import ConfigError
 from phase2_prefill_decode.engine import static
+from phase2_prefill_decode.extras.piecewise import record_pieces
+from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.model import Model
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.engine import continuous
-from tests.phase2_prefill_decode.models import saved, tiny_model
+from tests.phase2_prefill_decode.models import SIZES, saved, tiny_model
 from tests.phase2_prefill_decode.test_identity import follows, logits, prompts
 
 ANSWER = 24
@@ -77,3 +80,11 @@ def test_chunks_preemption_and_shared_prefixes_do_not_change_a_family_s_tokens(n
     for prompt, answer in zip(given, answers, strict=True):
         assert len(answer.output_tokens) == ANSWER
         assert follows(oracle, prompt, answer.output_tokens)
+
+
+def test_recorded_pieces_of_a_family_with_other_layers_are_refused() -> None:
+    options = {**SIZES, "model_type": "olmo2"}
+    model = Model.random(ModelConfig.from_dict(options), device="cpu")
+    runner = static(model).core.runner
+    with pytest.raises(ConfigError, match="records layers like Llama's; those of olmo2 differ"):
+        record_pieces(runner, (4,), 64, lambda compute: pytest.fail("nothing is recorded"))
