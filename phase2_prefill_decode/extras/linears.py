@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -16,6 +16,13 @@ class Product(Protocol):
     """rows @ weight.T + bias, written to `out` if that is given."""
 
     def __call__(self, rows: Tensor, out: Tensor | None = None, /) -> Tensor: ...
+
+
+@runtime_checkable
+class Several(Protocol):
+    """A layer that is computed by several linear layers."""
+
+    linears: list[Linear]
 
 
 class Wrapped:
@@ -50,7 +57,7 @@ def products_of(linear: Linear) -> list[Linear]:
     """The products inside a linear layer: several, if it has several weights."""
     if isinstance(linear, Wrapped):
         return products_of(linear.linear)
-    return linear.linears if isinstance(linear, Joined) else [linear]
+    return linear.linears if isinstance(linear, Several) else [linear]
 
 
 def every_product(decoder: Decoder) -> Iterator[Linear]:

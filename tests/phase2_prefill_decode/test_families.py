@@ -44,6 +44,28 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "smollm3",
         {"no_rope_layer_interval": 2, "use_sliding_window": True, "sliding_window": 7, "tie_word_embeddings": False},
     ),
+    "qwen3-moe": ("qwen3_moe", {"num_experts": 16, "num_experts_per_tok": 8, "moe_intermediate_size": 32}),
+    "qwen3-moe-norm": (
+        "qwen3_moe",
+        {
+            "num_experts": 16, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "norm_topk_prob": True,
+            "mlp_only_layers": [1], "head_dim": 24, "tie_word_embeddings": True,
+        },
+    ),
+    "qwen3-moe-every-second": (
+        "qwen3_moe",
+        {
+            "num_experts": 8, "num_experts_per_tok": 1, "moe_intermediate_size": 64, "decoder_sparse_step": 2,
+            "attention_bias": True, "use_sliding_window": True, "sliding_window": 7,
+        },
+    ),
+    "olmoe": ("olmoe", {"num_experts": 16, "num_experts_per_tok": 8}),
+    "olmoe-norm": (
+        "olmoe",
+        {"num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True, "num_key_value_heads": 1},
+    ),
+    "mixtral": ("mixtral", {"num_local_experts": 8, "num_experts_per_tok": 2}),
+    "mixtral-window": ("mixtral", {"num_local_experts": 3, "num_experts_per_tok": 1, "sliding_window": 7}),
 }  # fmt: skip
 
 

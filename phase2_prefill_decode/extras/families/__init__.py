@@ -2,6 +2,7 @@
 
 layer     a description of a layer that is not the core's, as data
 layers    the modules that such a description stands for
+experts   the module of a layer's experts
 *         a module for each group of families
 """
 
@@ -9,6 +10,7 @@ from collections.abc import Mapping
 
 from phase2_prefill_decode.extras.families.gemma import GEMMA3
 from phase2_prefill_decode.extras.families.granite import GRANITE
+from phase2_prefill_decode.extras.families.moe import MIXTRAL, OLMOE, QWEN3_MOE
 from phase2_prefill_decode.extras.families.olmo import OLMO2
 from phase2_prefill_decode.extras.families.smollm import SMOLLM3
 from phase2_prefill_decode.loading.families import Family
@@ -16,6 +18,9 @@ from phase2_prefill_decode.loading.families import Family
 OTHERS: Mapping[str, Family] = {
     "gemma3_text": GEMMA3,
     "granite": GRANITE,
+    "mixtral": MIXTRAL,
     "olmo2": OLMO2,
+    "olmoe": OLMOE,
+    "qwen3_moe": QWEN3_MOE,
     "smollm3": SMOLLM3,
 }

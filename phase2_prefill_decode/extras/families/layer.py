@@ -1,10 +1,10 @@
 """FamilyLayer: a layer that differs from the core's, as data. It is read from a config.json, and needs no torch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from phase0_request.support.checks import check_choice, check_number
-from phase2_prefill_decode.loading.config import LayerConfig, LayerTensor, ModelConfig
+from phase0_request.support.checks import ConfigError, check_bool, check_choice, check_int, check_number
+from phase2_prefill_decode.loading.config import MAX_DIMENSION, LayerConfig, LayerTensor, ModelConfig
 
 
 class Norms(NamedTuple):
@@ -24,6 +24,35 @@ NORMS = {
     ),
 }
 ACTIVATIONS = "silu", "gelu_pytorch_tanh"
+ROUTER = "router"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """Many MLPs in place of one: a router chooses a few of them for each token."""
+
+    number: int
+    top_k: int  # that a token goes through
+    inner: int  # the intermediate size of each
+    norm_topk: bool  # the probabilities of the chosen are divided by their sum
+
+    def __post_init__(self) -> None:
+        check_int("num_experts", self.number, 1, MAX_DIMENSION)
+        check_int("num_experts_per_tok", self.top_k, 1, self.number)
+        check_int("moe_intermediate_size", self.inner, 1, MAX_DIMENSION)
+        check_bool("norm_topk_prob", self.norm_topk)
+
+    def tensors(self, hidden: int) -> dict[str, LayerTensor]:
+        """Each matrix holds those of all experts, one after the other."""
+        gate_up, down = dict[str, int](), dict[str, int]()
+        for place in (f"mlp.experts.{number}" for number in range(self.number)):
+            gate_up |= {f"{place}.gate_proj": self.inner, f"{place}.up_proj": self.inner}
+            down[f"{place}.down_proj"] = hidden
+        return {
+            ROUTER: LayerTensor({"mlp.gate": self.number}, hidden),
+            "gate_up_proj": LayerTensor(gate_up, hidden),
+            "down_proj": LayerTensor(down, self.inner),
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +65,7 @@ class FamilyLayer(LayerConfig):
     scale: float | None = None  # of attention scores; None: 1 / sqrt(head_dim)
     input_multiplier: float = 1.0  # of the embeddings, in the first layer
     residual_multiplier: float = 1.0  # of what attention and MLP add to the residual
+    experts: Experts | None = None  # in place of the MLP
 
     def __post_init__(self) -> None:
         LayerConfig.__post_init__(self)
@@ -46,6 +76,8 @@ class FamilyLayer(LayerConfig):
         if self.scale is not None:
             check_number("scale", self.scale, 0, above=True)
 
+from dataclasses import dataclass, replace
+from typing import NamedTuple
     def tensors(self, config: ModelConfig) -> dict[str, LayerTensor]:
         tensors = LayerConfig.tensors(self, config)
         del tensors["input_layernorm"], tensors["post_attention_layernorm"]
@@ -55,4 +87,4 @@ class FamilyLayer(LayerConfig):
         if self.norms_rows:
             for name, heads in (("q_norm", config.num_attention_heads), ("k_norm", config.num_key_value_heads)):
                 tensors[name] = LayerTensor({f"self_attn.{name}": heads * config.head_dim})
-        return tensors
+        return tensors if self.experts is None else tensors | self.experts.tensors(config.hidden_size)

@@ -10,9 +10,11 @@ from torch.nn.functional import gelu
 from phase1_kv_pool.layer import KVLayer
 from phase2_prefill_decode.backend import Backend
 from phase2_prefill_decode.decoder import MLP, Attention, DecoderLayer, RMSNorm, StepTensors
+from phase2_prefill_decode.extras.families.experts import ExpertMLP
 from phase2_prefill_decode.extras.families.layer import FamilyLayer
 from phase2_prefill_decode.extras.linears import Product, Wrapped
 from phase2_prefill_decode.kernels.pointwise import rms_norm
+from phase2_prefill_decode.linear import Linear
 from phase2_prefill_decode.loading.config import LayerConfig, ModelConfig
 from phase2_prefill_decode.loading.weights import LayerWeights
 
@@ -30,7 +32,13 @@ class FamilyDecoderLayer(DecoderLayer):
         self.first, self.multiplier = torch.tensor(layer.input_multiplier).to(dtype).item(), layer.residual_multiplier
         self.self_attn = (RowNormedAttention if layer.norms_rows else Attention)(config, layer, weights, backend)
         self.self_attn.scale = layer.scale or self.self_attn.scale
-        self.mlp = MLP(weights, replace(backend, swiglu=activation(layer.activation, backend)))
+        backend = replace(backend, swiglu=activation(layer.activation, backend))
+        self.mlp = MLP(weights, backend) if layer.experts is None else ExpertMLP(layer.experts, weights, backend)
+
+    @property
+    def linears(self) -> list[Linear]:
+        mlp = [self.mlp.down_proj] if isinstance(self.mlp, ExpertMLP) else [self.mlp.gate_up_proj, self.mlp.down_proj]
+        return [self.self_attn.qkv_proj, self.self_attn.o_proj, *mlp]
 
     def __call__(
         self,

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from phase0_request.support.checks import ConfigError
+from phase2_prefill_decode.extras.families.layer import FamilyLayer
 from phase2_prefill_decode.loading.config import ModelConfig
 
 
@@ -21,4 +22,5 @@ def split(config: ModelConfig, ranks: int) -> ModelConfig:
             f"it; got {ranks}"
         )
     own: dict[str, Any] = {name: size // ranks for name, size in divided.items()}
-    return replace(config, **own, num_key_value_heads=max(kv_heads // ranks, 1))
+    layers = tuple(layer.part(ranks) if isinstance(layer, FamilyLayer) else layer for layer in config.layers)
+    return replace(config, **own, num_key_value_heads=max(kv_heads // ranks, 1), layers=layers)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from phase0_request.support.checks import ConfigError, check_choice
-from phase2_prefill_decode.extras.quantized.layout import SCHEMES, bytes_in
+from phase2_prefill_decode.extras.quantized.layout import ROUTERS, SCHEMES, bytes_in
 from phase2_prefill_decode.extras.quantized.quantize import quantize
 from phase2_prefill_decode.extras.streams import Rows
 from phase2_prefill_decode.loading.checkpoint import ENCODED, Source
@@ -38,9 +38,9 @@ class QuantizingSource:
     def __init__(self, source: Source, how: Quantization, dtype: torch.dtype, device: torch.device) -> None:
         self.directory, self.faults = source.directory, source.faults
         self._source, self._scheme = source, how.scheme
-        plain = () if how.embeddings else (EMBED_TOKENS, HEAD)
+        plain = (ROUTERS,) if how.embeddings else (ROUTERS, EMBED_TOKENS, HEAD)
         self.stored = {
-            name: replace(stored, dtype=ENCODED) if len(stored.shape) > 1 and name not in plain else stored
+            name: replace(stored, dtype=ENCODED) if len(stored.shape) > 1 and not name.endswith(plain) else stored
             for name, stored in source.stored.items()
         }
         self._dtype, self._device = dtype, device

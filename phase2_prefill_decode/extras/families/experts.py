@@ -1,0 +1,93 @@
+"""Experts: a router chooses a few of many MLPs for each token.
+
+A token is one row for each expert that it goes through. Rows of an expert are brought together, so that one grouped
+product computes all experts: a step reads the weights of those that some row has, and of no others.
+"""
+
+from functools import partial
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear, softmax
+
+from phase0_request.support.checks import ConfigError
+from phase2_prefill_decode.backend import Backend
+from phase2_prefill_decode.decoder import MLP
+from phase2_prefill_decode.extras.families.layer import ROUTER, Experts
+from phase2_prefill_decode.extras.linears import Joined
+from phase2_prefill_decode.linear import Linear, TorchLinear
+from phase2_prefill_decode.loading.weights import LayerWeights
+
+
+class GroupedProduct(Protocol):
+    """Multiplies each row with the matrix of its group. Rows of a group are neighbours."""
+
+    def __call__(self, rows: Tensor, ends: Tensor, /) -> Tensor:
+        """rows: [rows, in]; ends: [groups] int32, the row behind each group, on the device; result: [rows, out]."""
+
+
+def grouped_reference(weight: Tensor, rows: Tensor, ends: Tensor) -> Tensor:
+    """The product in plain torch, which defines the result. weight: [groups, out, in]. The host does not read `ends`,
+    so every row is multiplied with every matrix, and keeps the product with its own."""
+    places, starts = torch.arange(len(rows), device=rows.device), torch.cat((ends.new_zeros(1), ends[:-1]))
+    result = rows.new_zeros(len(rows), weight.shape[1])
+    for start, end, matrix in zip(starts, ends, weight, strict=True):
+        own = (places >= start) & (places < end)
+        result = torch.where(own[:, None], linear(rows, matrix), result)
+    return result
+
+
+def grouped(product: Linear, groups: int, device: torch.device) -> GroupedProduct:
+    """The fastest grouped product with a matrix that holds those of all groups, one after the other."""
+    if isinstance(product, Joined):
+        raise ConfigError("experts of one matrix must have one format, with one order of their inputs")
+    if device.type == "cuda":
+        from phase2_prefill_decode.extras.quantized.triton_grouped import on_gpu
+
+        return on_gpu(product, groups)
+    if isinstance(product, TorchLinear):
+        return partial(grouped_reference, product.weight.view(groups, -1, product.weight.shape[1]))
+    from phase2_prefill_decode.extras.cpu.experts import PackedGroups
+    from phase2_prefill_decode.extras.cpu.product import PackedWeight
+
+    assert isinstance(product, PackedWeight)  # no other backend serves a CPU
+    return PackedGroups(product, groups)
+
+
+class RoutedExperts:
+    """The experts of a layer, as one linear layer: their products are those of a token with what it has chosen."""
+
+    def __init__(self, experts: Experts, weights: LayerWeights, backend: Backend) -> None:
+        self.experts = experts
+        matrices = weights[ROUTER], weights["gate_up_proj"], weights["down_proj"]
+        self.linears = self._router, *others = [backend.linear(matrix, None) for matrix in matrices]
+        device = next(tensor.device for tensor in weights.values() if isinstance(tensor, Tensor))
+        self._gate_up, self._down = (grouped(product, experts.number, device) for product in others)
+        self._swiglu, self.kernel = backend.swiglu, others[-1].kernel
+
+    def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The experts of each token, and the share of each in its result: [tokens, top_k]."""
+        shares, chosen = softmax(self._router(x), -1, dtype=torch.float32).topk(self.experts.top_k)
+        return chosen, shares / shares.sum(-1, keepdim=True) if self.experts.norm_topk else shares
+
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        chosen, shares = self.route(x)
+        ordered, order = chosen.flatten().sort(stable=True)
+        groups = torch.arange(self.experts.number, device=x.device)
+        ends = torch.searchsorted(ordered, groups, right=True, out_int32=True)
+        rows = x[order // self.experts.top_k]
+        found = self._down(self._swiglu(self._gate_up(rows, ends)), ends)
+        by_token = torch.empty_like(found).index_copy_(0, order, found).view(*chosen.shape, found.shape[1])
+        result = (by_token * shares[..., None]).sum(1).to(x.dtype)
+        return result if out is None else out.copy_(result)
+
+
+class ExpertMLP(MLP):
+    """An MLP of experts. What follows the last product of an MLP, as a sum over ranks, follows all of theirs."""
+
+    def __init__(self, experts: Experts, weights: LayerWeights, backend: Backend) -> None:
+        self.down_proj = RoutedExperts(experts, weights, backend)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.down_proj(x)
