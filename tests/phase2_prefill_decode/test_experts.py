@@ -50,7 +50,7 @@ def matrices(format: str, outputs: int, inputs: int = 96) -> tuple[Any, Tensor]:
 def test_each_row_is_multiplied_with_the_matrix_of_its_group(outputs: int) -> None:
     weight, rows = matrices("float32", outputs)
     whole = weight.unflatten(0, (len(COUNTS), -1))
-    wanted = torch.cat([linear(own, matrix) for own, matrix in zip(rows.split(COUNTS), whole, strict=True)])
+    wanted = torch.cat([linear(own, matrix) for own, matrix in zip(torch.split(rows, [*COUNTS]), whole, strict=True)])
     for found in (grouped_reference(whole, rows, ENDS), grouped(packed_linear(weight), len(COUNTS), CPU)(rows, ENDS)):
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-4)
 
@@ -126,7 +126,7 @@ def test_experts_that_are_saved_in_one_tensor_are_read_as_those_apart(name: str,
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_experts_are_quantized_at_load_and_their_router_is_not(scheme: str, tmp_path: Path) -> None:
     """The answer is that of transformers with the rounded weights, up to what a CPU's rows in 8 bits add."""
-    oracle = tiny_model("qwen3_moe", hidden_size=256, head_dim=64, num_experts=8, num_experts_per_tok=2,
+    oracle: Any = tiny_model("qwen3_moe", hidden_size=256, head_dim=64, num_experts=8, num_experts_per_tok=2,
                         moe_intermediate_size=64, dtype=torch.bfloat16)  # fmt: skip
     directory = saved(oracle, tmp_path)
     plain = Model.load(directory, device="cpu", dtype="float32")

@@ -53,7 +53,7 @@ def grouped_body(dtype: torch.dtype) -> int:
         weight, sums = work + 64, np.empty((ITEM_ROWS, BLOCK), np.float32)
         result, left = array(result, (rows, width), like), array(left, (rows, stride), UINT8)
         ends = array(ends, (groups,), INT32)
-        group, start, stop, first, last, block, blocks = -1, 0, np.int64(0), 0, 0, 0, 1
+        group, start, stop, first, last, block, blocks = -1, np.int64(0), np.int64(0), 0, 0, 0, 1
         item = take(work)
         while True:
             while item >= last and group + 1 < groups:

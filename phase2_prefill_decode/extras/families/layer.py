@@ -76,8 +76,20 @@ class FamilyLayer(LayerConfig):
         if self.scale is not None:
             check_number("scale", self.scale, 0, above=True)
 
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+    def part(self, ranks: int) -> "FamilyLayer":
+        """What each of several ranks has of this layer."""
+        if self.norms_rows:
+            raise ConfigError(
+                f"tensor_parallel_size must be 1 for a model that norms q and k over all heads, of which a rank has "
+                f"some; got {ranks}"
+            )
+        if self.experts is None:
+            return self
+        if self.experts.inner % ranks:
+            given = f"{self.experts.inner}; got {ranks}"
+            raise ConfigError(f"tensor_parallel_size must divide the model's moe_intermediate_size, {given}")
+        return replace(self, experts=replace(self.experts, inner=self.experts.inner // ranks))
+
     def tensors(self, config: ModelConfig) -> dict[str, LayerTensor]:
         tensors = LayerConfig.tensors(self, config)
         del tensors["input_layernorm"], tensors["post_attention_layernorm"]

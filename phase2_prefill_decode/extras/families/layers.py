@@ -28,7 +28,7 @@ class FamilyDecoderLayer(DecoderLayer):
 
         self.before_attention, self.before_mlp = norm("before_attention"), norm("before_mlp")
         self.after_attention, self.after_mlp = norm("after_attention"), norm("after_mlp")
-        dtype = weights["qkv_proj"].dtype
+        dtype = next(tensor.dtype for tensor in weights.values() if isinstance(tensor, Tensor))  # that of all rows
         self.first, self.multiplier = torch.tensor(layer.input_multiplier).to(dtype).item(), layer.residual_multiplier
         self.self_attn = (RowNormedAttention if layer.norms_rows else Attention)(config, layer, weights, backend)
         self.self_attn.scale = layer.scale or self.self_attn.scale

@@ -75,6 +75,7 @@ class TritonGroups:
 
     def __init__(self, product: TorchLinear | TritonProduct, groups: int) -> None:
         self.groups, self.order = groups, None
+        self._stored: tuple[Tensor | None, ...]
         if isinstance(product, TritonProduct):
             weight = product.weight
             self.kind, self.group, self.order = product.kind, weight.group, weight.order
