@@ -161,10 +161,12 @@ def piece_counts(options: EngineOptions, device: torch.device, tokens: int) -> S
 def touch(pool: KVPool) -> None:
     """Touch the memory of a pool on a CPU before the first request, as much as the start can wait for."""
     if has_extras(ONE) and pool.device.type == "cpu":
+        import torch
+
         from phase1_kv_pool.extras import touched
 
         tensors = [(tensor.data_ptr(), tensor.nbytes) for tensor in pool.tensors]
-        given, size = touched.touch(tensors), sum(size for _, size in tensors)
+        given, size = touched.touch(tensors, torch.get_num_threads()), sum(size for _, size in tensors)
         log.info("%d of %d MB of the KV cache are in memory; the rest comes when written", given >> 20, size >> 20)
 
 

@@ -40,8 +40,9 @@ def faults() -> int:
 def test_a_touched_pool_is_in_memory_and_keeps_what_it_holds() -> None:
     pool = pool_of(64)
     pool.layers[1].values[3] = 7
-    given = touch(places(pool), seconds=60)
+    given = touch(places(pool), threads=2, seconds=60)
     assert 0.99 * (64 << 20) < given <= 64 << 20
+    torch.zeros(8)[::4].add_(0)  # the code of the operator is there, too
     before = faults()
     for tensor in pool.tensors:
         tensor.view(-1)[:: mmap.PAGESIZE // 4].add_(0)  # a number of each page of memory, in place
@@ -56,10 +57,16 @@ def test_the_first_pages_of_every_layer_come_first_if_time_ends(monkeypatch: pyt
     tensors = places(pool_of(64))
     assert len(tensors) == 4
     touch(tensors, seconds=7, clock=lambda: next(time))
-    assert [(start - address) // touched.HUGE_PAGE for (address, _), start in zip(tensors, starts, strict=False)] == [
-        0
-    ] * 4
-    assert len(starts) == 6, "the time of the fifth and sixth is left for the second pages of two tensors"
-    assert [
-        (start - address) // touched.HUGE_PAGE for (address, _), start in zip(tensors, starts[4:], strict=False)
-    ] == [1] * 2
+    numbers = [start // touched.HUGE_PAGE - tensors[i % 4][0] // touched.HUGE_PAGE for i, start in enumerate(starts)]
+    assert numbers == [0, 0, 0, 0, 1, 1], "the time of the fifth and sixth is left for the second pages of two tensors"
+
+
+def test_no_two_threads_ask_for_parts_of_one_huge_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second would wait for the first, or zero a page in vain."""
+    asked = list[tuple[int, int]]()
+    monkeypatch.setattr(touched, "_populate", lambda start, size: asked.append((start, size)) or True)
+    address, size = 5 * touched.HUGE_PAGE - 3 * mmap.PAGESIZE - 64, 4 * touched.HUGE_PAGE
+    pages = size // mmap.PAGESIZE - 1  # the first and the last are not whole
+    assert touch([(address, size)], threads=2, seconds=60) == pages * mmap.PAGESIZE
+    assert sorted(start // touched.HUGE_PAGE for start, _ in asked) == [4, 5, 6, 7, 8]
+    assert sum(size for _, size in asked) == pages * mmap.PAGESIZE

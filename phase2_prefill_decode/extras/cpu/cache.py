@@ -55,10 +55,8 @@ class Files:
     """The compiled signatures of one function; replaces numba's IndexDataCacheFile."""
 
     def __init__(self, cache_path: str, filename_base: str, source_stamp: Any) -> None:
-        self.folder, self.function = (
-            Path(cache_path).parent,
-            filename_base,
-        )  # numba would add a folder for each checkout
+        self.folder = Path(cache_path).parent  # numba would add a folder for each checkout
+        self.function = filename_base
         self.state = numba.__version__, source_stamp
 
     def load(self, key: Any) -> Any:

@@ -101,10 +101,7 @@ class Kernel(NamedTuple):
 
 
 def kernels_of(
-    dtype: torch.dtype,
-    forward: bool,
-    stored: Iterable[torch.dtype] = (),
-    cached: torch.dtype | None = None,
+    dtype: torch.dtype, forward: bool, stored: Iterable[torch.dtype] = (), cached: torch.dtype | None = None
 ) -> list[Kernel]:
     """The kernels of a model in this dtype, with weights in `stored` formats too, and keys and values in `cached`;
     `forward`: also the one call for a decode. Logits that are edited or masked are float32."""

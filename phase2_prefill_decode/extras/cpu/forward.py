@@ -110,13 +110,7 @@ class Forward:
     def takes(step: StepTensors) -> bool:
         return len(step.tokens) <= MAX_TOKENS and (step.last is None or step.metadata.max_seqlen_q <= 2)
 
-    def __call__(
-        self,
-        x: Tensor,
-        rope: tuple[Tensor, Tensor],
-        step: StepTensors,
-        layers: Sequence[KVLayer],
-    ) -> Tensor:
+    def __call__(self, x: Tensor, rope: tuple[Tensor, Tensor], step: StepTensors, layers: Sequence[KVLayer]) -> Tensor:
         """x: [tokens, hidden_size], the embedded tokens. Returns the logits [rows, vocab_size]."""
         c, tokens, metadata = self.config, len(x), step.metadata
         logits = torch.empty((tokens, c.vocab_size), dtype=x.dtype)

@@ -138,11 +138,8 @@ def rotate_store_body(dtype: torch.dtype, stored: torch.dtype) -> int:
             _, qkv, cos, sin, positions, slots, keys, values, key_scales, value_scales, q_norm, k_norm, q,
             tokens, stride, heads, head_dim, most_positions, pages, kv_heads, page_size, eps,
         ) = to_fixed_tuple(array(work, (22,), INT64), 22)  # fmt: skip
-        half, pool, eps = (
-            head_dim // 2,
-            (pages, kv_heads, page_size, head_dim),
-            np.float32(np.int64(eps).view(np.float64)),
-        )
+        half, pool = head_dim // 2, (pages, kv_heads, page_size, head_dim)
+        eps = np.float32(np.int64(eps).view(np.float64))
         qkv, q = array(qkv, (tokens, stride), like), array(q, (tokens, heads, head_dim), like)
         cos, sin = array(cos, (most_positions, half), FLOAT32), array(sin, (most_positions, half), FLOAT32)
         positions, slots = array(positions, (tokens,), INT64), array(slots, (tokens,), INT64)

@@ -27,13 +27,7 @@ from torch.nn.functional import pad
 
 from phase1_kv_pool.memory import LINE
 from phase2_prefill_decode.extras.cpu.blocks import Blocks
-from phase2_prefill_decode.extras.cpu.intrinsics import (
-    NO_TENSOR,
-    TAGS,
-    array,
-    compiled,
-    narrow,
-)
+from phase2_prefill_decode.extras.cpu.intrinsics import NO_TENSOR, TAGS, array, compiled, narrow
 from phase2_prefill_decode.extras.cpu.microkernel import (
     BLOCK,
     DOTS,

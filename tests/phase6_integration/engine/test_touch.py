@@ -15,7 +15,7 @@ def test_the_start_says_how_much_of_the_kv_cache_is_in_memory(
 ) -> None:
     layout = KVLayout(layers=1, kv_heads=2, head_dim=64, page_size=16, dtype="float32")
     pool = KVPool(layout, (16 << 20) // layout.bytes_per_page)
-    monkeypatch.setattr(touched, "touch", lambda tensors: sum(size for _, size in tensors) // 2)
+    monkeypatch.setattr(touched, "touch", lambda tensors, threads: sum(size for _, size in tensors) // 2)
     with caplog.at_level(logging.INFO):
         touch(pool)
     assert "8 of 16 MB of the KV cache are in memory" in caplog.text
