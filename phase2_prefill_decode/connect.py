@@ -197,6 +197,10 @@ def runner_for(
     """The `ModelRunner` of a model. A model over several processes has one in each."""
     from phase2_prefill_decode.step.runner import ModelRunner
 
+    if not all(layer.paged for layer in decoder.config.layers):
+        from phase2_prefill_decode.extras.families.states import StatefulRunner
+
+        return StatefulRunner(decoder, pool, cache, sampler, state, ahead=ahead)
     if decoder.processes is None:
         return ModelRunner(decoder, pool, cache, sampler, state, ahead=ahead)
     from phase2_prefill_decode.extras.parallel.leader import Leader

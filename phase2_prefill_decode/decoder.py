@@ -31,6 +31,7 @@ class StepTensors(NamedTuple):
     last: Tensor | None  # [rows] int64, the rows that need logits, see `pack`; None: all of them, in order
     newest_rows: Tensor  # [draws] int64, the rows of the device state that get the drawn tokens
     sampling: SamplingInputs  # the parameters of the draws, which are from the first of these rows
+    rows: Tensor | None = None  # [sequences] int32, the row of each in the device state
 
 
 class WholeStep(Protocol):

@@ -70,9 +70,8 @@ class Model:
         """A model with random weights, as fast as a trained one: for benchmarks."""
         config = config if dtype is None else replace(config, dtype=dtype)
         place = usable(device)
-        return cls(
-            config, Decoder(config, random_weights(config, place, seed=seed), backend or connect.backend_for(place))
-        )
+        weights, backend = random_weights(config, place, seed=seed), backend or connect.backend_for(place)
+        return cls(config, Decoder(config, weights, backend))
 
     @property
     def num_tokens(self) -> int:

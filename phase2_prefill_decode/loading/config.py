@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from phase0_request.support.checks import ConfigError, check_bool, check_choice, check_int, check_number
 from phase0_request.support.model_files import model_eos_ids, naming, read_object
@@ -97,6 +97,7 @@ class LayerTensor(NamedTuple):
 class LayerConfig:
     """A layer: attention and a gated MLP. A family with other layers describes them in a subclass."""
 
+    paged: ClassVar[bool] = True  # it has keys and values in pages
     window: int | None = None  # tokens that a query sees, with its own; None: all
     rope: RopeParameters | None = None  # None: the model's
 
@@ -209,7 +210,8 @@ class ModelConfig:
 
     def kv_layout(self, page_size: int = 16, dtype: str | None = None) -> KVLayout:
         """The layout of this model's keys and values in a pool."""
-        return KVLayout(self.num_hidden_layers, self.num_key_value_heads, self.head_dim, page_size, dtype or self.dtype)
+        layers = sum(layer.paged for layer in self.layers)
+        return KVLayout(layers, self.num_key_value_heads, self.head_dim, page_size, dtype or self.dtype)
 
     @property
     def windows(self) -> tuple[int | None, ...]:

@@ -65,6 +65,5 @@ class DeviceState:
         table = self.page_table.index_select(0, rows)
         # endregion
         metadata = AttentionMetadata(cu_seqlens_q, seq_lens, table, step.max_seqlen_q, step.max_seqlen_k, step.sizes)
-        last_rows = None if step.all_logits else last
-        sampling = SamplingInputs(keys, places, *filters)
-        return StepTensors(tokens, positions, slots, metadata, last_rows, newest_rows, sampling)
+        drawn = None if step.all_logits else last, newest_rows, SamplingInputs(keys, places, *filters)
+        return StepTensors(tokens, positions, slots, metadata, *drawn, rows)

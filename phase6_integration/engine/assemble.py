@@ -71,6 +71,8 @@ def connected(model: Model, options: EngineOptions) -> Assembled:
 
     activations = max(profile(one, budget.max_batched_tokens, running, context) for one in computing)
     activations += sum(graph_bytes(one, recorded, context) for one in computing)
+    states = extras.state_bytes(model, options, 2 * running if on_gpu else running)
+    activations += states
     pages = options.kv_cache_pages or pages_that_fit(
         [one.layout for one in computing],
         device,
@@ -79,7 +81,7 @@ def connected(model: Model, options: EngineOptions) -> Assembled:
         activations,
         max(running * min(context, LONG), context),
     )
-    kind = PrefixCache if options.enable_prefix_caching else PagedCache
+    kind = PrefixCache if options.enable_prefix_caching and not states else PagedCache
     caches = [kind(pages, options.page_size) for _ in computing]
     context = context_length(options, context, caches[0])
 

@@ -114,6 +114,23 @@ def loader(options: EngineOptions) -> Callable[..., Model]:
 # Steps.
 
 
+def state_bytes(model: Model, options: EngineOptions, rows: int) -> int:
+    """The memory of the states of this many requests, if layers of the model keep any. ConfigError for an option that
+    does not work with them."""
+    if not has_extras(TWO):
+        return 0
+    from phase2_prefill_decode.extras.families.stateful import check_stateless, state_bytes
+
+    if not (one := state_bytes(model.config)):
+        return 0
+    if options.more.get("kv_events_config") is not None:
+        check_stateless(model.config, "kv_events_config")
+    log.info("a request's states take %.2f MB; there is memory for %d, see --max-num-seqs", one / 1e6, rows)
+    if options.enable_prefix_caching:
+        log.warning("prefix caching is off: a state cannot be cut where two prompts diverge")
+    return one * rows
+
+
 def extender_for(
     model: Model, sampler: Sampler, options: EngineOptions, find: Callable[[str, str], Path]
 ) -> tuple[Extender | None, Companions]:
@@ -122,9 +139,11 @@ def extender_for(
     config = options.more.get("speculative_config")
     if config is None:
         return None, ()
+    from phase2_prefill_decode.extras.families.stateful import check_stateless
     from phase5_continuous.extras.speculation import draft_loading
     from phase5_continuous.extras.speculation.speculation import speculation_of
 
+    check_stateless(model.config, "speculative_config")
     if "model" in config:
         config = {**config, "model": str(find(config["model"], "draft model"))}
     spare = SPARE_ROWS_ON_GPU if model.decoder.device.type == "cuda" else SPARE_ROWS

@@ -3,6 +3,10 @@
 layer     a description of a layer that is not the core's, as data
 layers    the modules that such a description stands for
 experts   the module of a layer's experts
+stateful  a description of a layer with a state in place of pages
+recurrent the modules that it stands for
+states    the runner that keeps the states of requests
+sources   what checkpoints write otherwise
 *         a module for each group of families
 """
 
@@ -10,6 +14,7 @@ from collections.abc import Mapping
 
 from phase2_prefill_decode.extras.families.gemma import GEMMA3
 from phase2_prefill_decode.extras.families.granite import GRANITE
+from phase2_prefill_decode.extras.families.lfm import LFM2
 from phase2_prefill_decode.extras.families.moe import MIXTRAL, OLMOE, QWEN3_MOE
 from phase2_prefill_decode.extras.families.olmo import OLMO2
 from phase2_prefill_decode.extras.families.smollm import SMOLLM3
@@ -19,6 +24,7 @@ OTHERS: Mapping[str, Family] = {
     "gemma3_text": GEMMA3,
     "granite": GRANITE,
     "mixtral": MIXTRAL,
+    "lfm2": LFM2,
     "olmo2": OLMO2,
     "olmoe": OLMOE,
     "qwen3_moe": QWEN3_MOE,

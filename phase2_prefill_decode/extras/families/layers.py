@@ -12,6 +12,8 @@ from phase2_prefill_decode.backend import Backend
 from phase2_prefill_decode.decoder import MLP, Attention, DecoderLayer, RMSNorm, StepTensors
 from phase2_prefill_decode.extras.families.experts import ExpertMLP
 from phase2_prefill_decode.extras.families.layer import FamilyLayer
+from phase2_prefill_decode.extras.families.recurrent import StatefulDecoderLayer
+from phase2_prefill_decode.extras.families.stateful import ShortConvLayer
 from phase2_prefill_decode.extras.linears import Product, Wrapped
 from phase2_prefill_decode.kernels.pointwise import rms_norm
 from phase2_prefill_decode.linear import Linear
@@ -100,4 +102,7 @@ def _geglu(gate_up: Tensor) -> Tensor:
     return gelu(gate, approximate="tanh") * up
 
 
-MODULES: Mapping[type[LayerConfig], type[DecoderLayer]] = {FamilyLayer: FamilyDecoderLayer}  # by their descriptions
+MODULES: Mapping[type[LayerConfig], type[DecoderLayer]] = {  # by their descriptions
+    FamilyLayer: FamilyDecoderLayer,
+    ShortConvLayer: StatefulDecoderLayer,
+}

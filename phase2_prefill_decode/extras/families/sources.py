@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from phase2_prefill_decode.extras.families.lfm import NAMES as LFM_NAMES
 from phase2_prefill_decode.loading.checkpoint import DTYPES, Checkpoint, Source, Stored
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.weights import NORM
@@ -48,8 +49,8 @@ def translated(source: Source, config: ModelConfig) -> Source:
     """The source of a model's weights, with its tensors as the decoder reads them."""
     if isinstance(source, Checkpoint):
         source.stored = dict(chain.from_iterable(starmap(_apart, source.stored.items())))
-    if config.model_type == "mixtral":
-        source = Renamed(source, _of_mixtral)
+    if config.model_type in RENAMED:
+        source = Renamed(source, RENAMED[config.model_type])
     if config.logits_multiplier != 1:
         source = Translated(source, partial(_scale_logits, config.logits_multiplier))
     return Translated(source, _norms_from_zero) if config.model_type in FROM_ZERO else source
@@ -67,6 +68,11 @@ def _norms_from_zero(name: str, rows: Any) -> Any:
     return rows.float() + 1 if isinstance(rows, Tensor) and name.endswith("norm.weight") else rows
 
 
+def _of_lfm(name: str) -> str:
+    """The name that a tensor of LFM2 has in other families."""
+    return next((name.replace(old, new) for old, new in LFM_NAMES.items() if old in name), name)
+
+
 _MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 
 
@@ -76,9 +82,16 @@ def _of_mixtral(name: str) -> str:
     return re.sub(r"(\.experts\.\d+)\.(w[123])\.", lambda found: f"{found[1]}.{_MIXTRAL[found[2]]}.", name)
 
 
+RENAMED: dict[str, Callable[[str], str]] = {"lfm2": _of_lfm, "mixtral": _of_mixtral}
+
+
 def _apart(name: str, stored: Stored) -> Iterator[tuple[str, Stored]]:
-    """The matrices of a tensor that has those of all experts, as transformers keeps them: [experts, rows, columns]."""
+    """The matrices of a tensor that has those of all experts, as transformers keeps them: [experts, rows, columns].
+    The weight of a convolution, [channels, 1, taps], as a vector."""
     place, _, kind = name.rpartition(".")
+    if kind == "weight" and stored.shape[1:-1] == (1,):
+        yield name, replace(stored, shape=(prod(stored.shape),))
+        return
     if kind not in FUSED or not place.endswith(".mlp.experts") or len(stored.shape) != 3 or stored.dtype not in DTYPES:
         yield name, stored
         return

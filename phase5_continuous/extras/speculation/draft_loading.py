@@ -9,6 +9,7 @@ from phase0_request.request import Request
 from phase0_request.support.checks import ConfigError
 from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.engine import Engine
+from phase2_prefill_decode.extras.families.stateful import check_stateless
 from phase2_prefill_decode.extras.penalties import Penalties
 from phase2_prefill_decode.model import Model
 from phase2_prefill_decode.sampling.sampler import Sampler
@@ -22,6 +23,7 @@ def load_draft_model(directory: str | Path, model: Model, kv_cache_dtype: str | 
     """Load a draft model for a model, in its dtype and on its device. ConfigError if their tokens differ."""
     dtype, device = model.config.dtype, model.decoder.device
     draft = Model.load(directory, device=device, dtype=dtype, kv_cache_dtype=kv_cache_dtype)
+    check_stateless(draft.config, "a draft model")
     sizes = draft.config.vocab_size, model.config.vocab_size
     if sizes[0] != sizes[1]:
         raise ConfigError(
@@ -38,6 +40,7 @@ def load_draft_model(directory: str | Path, model: Model, kv_cache_dtype: str | 
 
 def drafter_for(extender: Extender, engine: Engine[Scheduler]) -> None:
     """Load the draft model of an engine's speculation, if there is one, with a cache of the same size."""
+    check_stateless(engine.model.config, "speculative_config")
     drafter = extender.draft_model if isinstance(extender, Speculation) else None
     if drafter is None:
         return
