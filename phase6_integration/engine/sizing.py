@@ -3,6 +3,7 @@
 import gc
 from collections.abc import Callable, Sequence
 from copy import copy
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
@@ -38,7 +39,9 @@ def profile(computing: Computing, tokens: int, running: int, context: int) -> in
     cache = PagedCache(max(pages, warmup_pages(page_size)) if on_gpu else pages, page_size)
     if not on_gpu:  # one layer of each kind: they use the same memory, one after the other
         decoder = copy(decoder)
-        decoder.layers = [*dict(zip(model.config.layers, decoder.layers, strict=True)).values()]
+        kinds = dict(zip(model.config.layers, decoder.layers, strict=True))
+        decoder.config = replace(model.config, num_hidden_layers=len(kinds), layers=tuple(kinds))
+        decoder.layers = [*kinds.values()]
     pool = KVPool(layout, cache.max_tokens // page_size, decoder.device)
     runner = runner_for(decoder, pool, cache, sampler)
     params = largest_params()

@@ -37,10 +37,10 @@ ANSWER = 24
 GREEDY = SamplingParams(temperature=0, max_tokens=ANSWER, ignore_eos=True)
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2": ("lfm2", {"layer_types": ["conv", "full_attention", "conv"]}),
-    "lfm2-attends-first": (
+    "lfm2-biases": (
         "lfm2",
         {
-            "full_attn_idxs": [0], "num_hidden_layers": 4, "num_key_value_heads": 1, "conv_bias": True,
+            "full_attn_idxs": [2, 4], "num_hidden_layers": 5, "num_key_value_heads": 1, "conv_bias": True,
             "conv_L_cache": 4, "tie_word_embeddings": False, "block_auto_adjust_ff_dim": False,
         },
     ),
