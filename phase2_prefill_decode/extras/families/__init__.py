@@ -23,8 +23,8 @@ from phase2_prefill_decode.loading.families import Family
 OTHERS: Mapping[str, Family] = {
     "gemma3_text": GEMMA3,
     "granite": GRANITE,
-    "mixtral": MIXTRAL,
     "lfm2": LFM2,
+    "mixtral": MIXTRAL,
     "olmo2": OLMO2,
     "olmoe": OLMOE,
     "qwen3_moe": QWEN3_MOE,
