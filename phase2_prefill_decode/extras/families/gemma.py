@@ -23,6 +23,7 @@ def _read(family: Family, config: Mapping[str, Any]) -> dict[str, Any]:
         config["rope_parameters"], local = written["full_attention"], written.get("sliding_attention") or local
     known = fields_of(family, config)
     rope = RopeParameters.from_dict(rope_of({"rope_parameters": local}), known["max_position_embeddings"])
+    # region exercise 10.1
     layer = FamilyLayer(
         norms="around",
         activation="gelu_pytorch_tanh",
@@ -33,6 +34,7 @@ def _read(family: Family, config: Mapping[str, Any]) -> dict[str, Any]:
     ]
     described[0] = replace(described[0], input_multiplier=known["hidden_size"] ** 0.5)
     return known | {"layers": tuple(described)}
+    # endregion
 
 
 GEMMA3 = Family(

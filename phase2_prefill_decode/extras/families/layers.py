@@ -42,6 +42,7 @@ class FamilyDecoderLayer(DecoderLayer):
         mlp = [self.mlp.down_proj] if isinstance(self.mlp, ExpertMLP) else [self.mlp.gate_up_proj, self.mlp.down_proj]
         return [self.self_attn.qkv_proj, self.self_attn.o_proj, *mlp]
 
+    # region exercise 10.2
     def __call__(
         self,
         x: Tensor,
@@ -61,6 +62,8 @@ class FamilyDecoderLayer(DecoderLayer):
         """What is added to the residual."""
         x = x if norm is None else norm(x, None)[0]
         return x if self.multiplier == 1 else x * self.multiplier
+
+    # endregion
 
 
 def add(x: Tensor, residual: Tensor | None, norm: RMSNorm | None) -> tuple[Tensor, Tensor]:

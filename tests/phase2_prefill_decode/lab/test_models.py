@@ -1,0 +1,47 @@
+"""The figures of published models are those that their authors print."""
+
+import pytest
+
+from phase2_prefill_decode.lab.models import LATENT, Latent, reachable
+from phase2_prefill_decode.lab.published import PUBLISHED, published
+
+# Of the safetensors files on the hub; all parameters, with a tied lm_head once.
+PARAMETERS = {
+    "Llama-2-7B": 6_738_415_616,
+    "Llama-2-70B": 68_976_648_192,
+    "Llama-3.1-8B": 8_030_261_248,
+    "Qwen3-8B": 8_190_735_360,
+    "OLMo-2-7B": 7_298_617_344,
+    "SmolLM3-3B": 3_075_098_624,
+    "Granite-3.3-8B": 8_170_864_640,
+    "Gemma-3-270M": 268_098_176,
+    "Gemma-3-1B": 999_885_952,
+    "Gemma-3-27B": 27_009_346_304,
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_model_has_the_parameters_of_its_files(name: str) -> None:
+    assert published(name).parameters == PARAMETERS[name]
+
+
+def test_a_window_ends_what_a_token_can_reach() -> None:
+    """Gemma 3 1B: a full layer after five that see 512 tokens, 26 in all; a token of a layer has 1,024 bytes."""
+    config = published("Gemma-3-1B")
+    assert reachable(config, 512) == 512 * config.kv_layout().bytes_per_token
+    assert reachable(config, 32_768) == (22 * 512 + 4 * 32_768) * 1024
+
+
+def test_latent_attention_stores_one_vector_of_a_token_for_all_heads() -> None:
+    """The bytes are those of table 1 in arXiv:2505.09343; the factor of a layer, 576 numbers instead of 128 x 320."""
+    latent = LATENT["DeepSeek-V3"]
+    assert 2 * latent.numbers_stored == 70_272
+    assert latent.numbers_per_head == 61 * 128 * 320
+
+
+def test_a_query_multiplies_with_the_whole_latent_vector_twice() -> None:
+    """A score of 12 numbers, and a sum of 8, for each of 3 heads; the layers do not count."""
+    latent = Latent(layers=7, heads=3, latent=8, rotated=4, key=2, value=5)
+    assert latent.operations_per_key == 2 * 3 * (12 + 8)
+    assert latent.numbers_per_head == 7 * 3 * (6 + 5)
+    assert latent.numbers_stored == 7 * 12
