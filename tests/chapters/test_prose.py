@@ -31,14 +31,14 @@ TEXTS = [
         ("`python -m chapters begin 0`", "invalid choice: 'begin'"),
         ("`hint 9.9`", "there is no exercise 9.9"),
         ("`break 0z`", "there is no bug 0z"),
-        ("`quiz 10`", "there is no quiz 10"),
+        ("`quiz 13`", "there is no quiz 13"),
         ("`python -m chapters check --fast`", "unrecognized arguments: --fast"),
         ("`nanoserve begin`", "the commands are serve, "),
         ("`python -m phase9_x`", "there is no program phase9_x"),
         ("`python -m phase4_radix --chunk 3`", "unrecognized arguments: --chunk 3"),
         ("`python -m phase1_kv_pool.lab fragments`", "there is no 'fragments' here; it has "),
         ("`python -m phase1_kv_pool.lab fragmentation --slot 3 --pages`", "unrecognized arguments: --pages"),
-        ("As chapter 10 says.", "there is no chapter 10"),
+        ("As chapter 13 says.", "there is no chapter 13"),
         ("In chapters 9 to 14.", "there is no chapter 14"),
         ("```bash\nnanoserve serve --fast  # so\n```", "serve has no flag --fast"),
         ("```bash\nmake install && make fast\n```", "the Makefile has no fast"),
@@ -101,7 +101,7 @@ def test_a_false_statement_about_where_code_is_is_a_fault(tmp_path: Path, text: 
 
 def test_a_true_statement_is_none(tmp_path: Path) -> None:
     text = (
-        "`commit` (chapter 0) and `step` (chapter 5) do. There is no chapter 10. **Exercise 0.3** is the request:\n\n"
+        "`commit` (chapter 0) and `step` (chapter 5) do. There is no chapter 13. **Exercise 0.3** is the request:\n\n"
     )
     shown = "<!-- weave: phase0_request/request.py#Request signature -->"
     assert faults(tmp_path, text + shown) == []
