@@ -78,7 +78,7 @@ BENCHMARKS: dict[str, tuple[str, list[str], dict[str, object]]] = {
         {"BYTES": 1 << 10, "phase1_kv_pool.lab.timing.SECONDS": 0.0, **CEILINGS},
     ),
     "phase2_fits.json": ("phase2_prefill_decode.lab.fits", [], {}),
-    "phase2_models.json": ("phase2_prefill_decode.lab.models", [], {}),
+    "phase2_models.json": ("phase2_prefill_decode.lab.models.takes", [], {}),
     "quantized.json": (
         "chapters.tiny_chat.quantized",
         ["--questions", "2"],

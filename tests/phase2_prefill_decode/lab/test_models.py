@@ -2,8 +2,8 @@
 
 import pytest
 
-from phase2_prefill_decode.lab.models import LATENT, Latent, reachable
-from phase2_prefill_decode.lab.published import PUBLISHED, published
+from phase2_prefill_decode.lab.models.published import PUBLISHED, published
+from phase2_prefill_decode.lab.models.takes import LATENT, Latent, reachable
 
 # Of the safetensors files on the hub; all parameters, with a tied lm_head once.
 PARAMETERS = {

@@ -1,4 +1,4 @@
-"""`python -m phase2_prefill_decode.lab models`: what published models take, from their config.json alone.
+"""`python -m phase2_prefill_decode.lab models.takes`: what published models take, from their config.json alone.
 
 Parameters, keys and values in bfloat16, and the arithmetic of the last token of a context: computed, not measured.
 """
@@ -10,7 +10,7 @@ from rich.console import Console
 from phase0_request.lab.report import finish, parser, table
 from phase1_kv_pool.layout import DTYPE_BYTES
 from phase2_prefill_decode.lab.cost import CostModel
-from phase2_prefill_decode.lab.published import PUBLISHED, published
+from phase2_prefill_decode.lab.models.published import PUBLISHED, published
 from phase2_prefill_decode.loading.config import ModelConfig
 
 CONTEXT = 32_768  # tokens of a request
@@ -72,7 +72,7 @@ def takes(config: ModelConfig) -> dict[str, Any]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    p = parser("phase2_prefill_decode.lab models", __doc__)
+    p = parser("phase2_prefill_decode.lab models.takes", __doc__)
     options = p.parse_args(arguments)
     figures: dict[str, Any] = {name.replace(".", "_"): takes(published(name)) for name in PUBLISHED}
     names = "", "parameters", "KV bytes", "GB KV", "in reach", "GFLOP", "attention"

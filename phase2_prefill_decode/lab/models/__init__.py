@@ -1,0 +1,1 @@
+"""Published models: their shapes, and what these take of memory and arithmetic."""
