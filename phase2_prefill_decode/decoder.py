@@ -65,7 +65,7 @@ class Attention:
         self.qk_norm = (weights["q_norm"], weights["k_norm"]) if config.qk_norm else None
         self.eps = config.rms_norm_eps
         self.scale = config.head_dim**-0.5
-        self.window = layer.window
+        self.window, self.sinks = layer.window, weights.get("sinks")
         self.rotate_store = backend.rotate_store
         self.attend = backend.attend
 
@@ -76,7 +76,7 @@ class Attention:
         """Store and attend with every row of x. Return the results of `rows` only, or of all rows if it is None."""
         qkv = self.qkv_proj(x)
         q = self.rotate_store(qkv, *rope, step.positions, step.slots, kv, self.qk_norm, self.eps)
-        attended = self.attend(q, kv, step.metadata, self.scale, self.window).flatten(1)
+        attended = self.attend(q, kv, step.metadata, self.scale, self.window, self.sinks).flatten(1)
         return self.o_proj(attended if rows is None else attended[rows])
 
     # endregion

@@ -88,7 +88,7 @@ class PiecewiseGraphs:
         for layer, kv, run in zip(self.decoder.layers, self.pool, self._graphs[count], strict=True):
             run()
             attention = layer.self_attn
-            found = attention.attend(query, kv, metadata, attention.scale, attention.window)
+            found = attention.attend(query, kv, metadata, attention.scale, attention.window, attention.sinks)
             attended.copy_(found)  # copies nothing if it was written there
         if step.last is not None:
             attended, residual = attended[step.last], residual[step.last]

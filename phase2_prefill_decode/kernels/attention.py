@@ -9,7 +9,8 @@ Keys and values of 8 bits are not widened in memory. A score is a product with t
 scale, and a weight is multiplied by the scale of its value before the values are added up.
 
 Query head h reads KV head h // (heads // kv_heads). A query sees the keys at its own position and before; with a
-window, only the last `window` of them, its own included.
+window, only the last `window` of them, its own included. Sinks [heads], in the dtype of the queries, are one more score
+of each softmax; its weight goes to no value.
 """
 
 from collections.abc import Callable
@@ -40,11 +41,11 @@ class AttentionMetadata:
     plans: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)  # what kernels keep
 
 
-Attend = Callable[[Tensor, KVLayer, AttentionMetadata, float, int | None], Tensor]
+Attend = Callable[[Tensor, KVLayer, AttentionMetadata, float, int | None, Tensor | None], Tensor]
 
 
 def reference(
-    query: Tensor, kv: KVLayer, metadata: AttentionMetadata, scale: float, window: int | None = None
+    query: Tensor, kv: KVLayer, metadata: AttentionMetadata, scale: float, window: int | None, sinks: Tensor | None
 ) -> Tensor:
     """For each sequence: gather its pages, score, mask, softmax, sum. In float32.
 
@@ -69,7 +70,9 @@ def reference(
         if window is not None:
             hidden |= seen <= at - window
         scores = (q @ k.transpose(1, 2) * scale).masked_fill(hidden, -torch.inf)
-        result[start:stop] = (scores.softmax(-1) @ v).transpose(0, 1).to(query.dtype)
+        if sinks is not None:
+            scores = torch.cat((scores, sinks.float()[:, None, None].expand(-1, len(at), 1)), -1)
+        result[start:stop] = (scores.softmax(-1)[..., :length] @ v).transpose(0, 1).to(query.dtype)
         # endregion
     return result
 

@@ -72,6 +72,7 @@ def attend(
     window: int | None = None,
     kv: str = "",
     new: int = 1,
+    sinks: bool = False,
     architectures: Architectures = ARCHITECTURES,
     tuning: Tuning | None = None,
 ) -> list[Variant]:
@@ -84,8 +85,9 @@ def attend(
     metadata = AttentionMetadata(starts, lengths, table, max(count for count, _ in sizes), 2 * WINDOW, sizes)
     query = torch.zeros(int(starts[-1]), KV_HEADS * group, head_dim, dtype=DTYPES[dtype])
     pages = layer(dtype, head_dim, page_size, kv)
-    launch: Callable[[], object] = partial(attention.attend, query, pages, metadata, 1.0, window)
-    more = [f"window {window}"] * bool(window) + [kv] * bool(kv) + [f"{new} new"] * (new > 1)
+    starts_at = query[0, :, 0].contiguous() if sinks else None
+    launch: Callable[[], object] = partial(attention.attend, query, pages, metadata, 1.0, window, starts_at)
+    more = [f"window {window}"] * bool(window) + ["sinks"] * sinks + [kv] * bool(kv) + [f"{new} new"] * (new > 1)
     if tuning is not None:
         more.append(f"{tuning.tile}/{tuning.num_warps}/{tuning.num_stages}")
         launch = partial(decode.decode, query, pages, query, replace(metadata, max_seqlen_q=1), 1.0, tuning=tuning)
@@ -158,6 +160,8 @@ def catalog() -> Iterator[Variant]:
     for group in (1, 2, 8):
         yield from attend("bf16", 128, 64, group, architectures=(90,))
     yield from attend("bf16", 128, window=WINDOW, architectures=(80,))
+    for architecture, head_dim in ((80, 64), (90, 128)):
+        yield from attend("bf16", head_dim, 16, 8, 128, sinks=True, architectures=(architecture,))
     yield from attend("fp32", 128, architectures=(80,))
     yield from attend("fp32", 256, architectures=(90,))
     for group in (1, 8):

@@ -138,7 +138,7 @@ def _kernels() -> Iterator[tuple[str, Figures]]:
     lengths, ends = torch.full((SEQUENCES,), CONTEXT, dtype=torch.int32), torch.arange(SEQUENCES + 1).int()
     metadata = AttentionMetadata(ends, lengths, table, 1, CONTEXT)
     query = torch.ones(SEQUENCES, KV_HEADS * GROUP, HEAD_DIM, dtype=torch.bfloat16)
-    call = partial(backend.attend, query, KVLayer(pool[0], pool[1]), metadata, HEAD_DIM**-0.5, None)
+    call = partial(backend.attend, query, KVLayer(pool[0], pool[1]), metadata, HEAD_DIM**-0.5, None, None)
     yield f"attention_decode_{CONTEXT}", rates(call, 2 * GROUP * pool.numel(), pool.nbytes)
 
 

@@ -56,6 +56,7 @@ class Case:
     window: int | None = None
     scale: float | None = None
     spread: float = 1.0  # of the queries; a large one makes a softmax with one winner
+    sinks: tuple[float, ...] = ()  # of each head; (): none
 
     def inputs(self, backend: str, dtype: torch.dtype, stored: torch.dtype | None = None) -> Inputs:
         """`stored`: the 8-bit format of keys and values; None: the dtype of the queries."""
@@ -118,7 +119,8 @@ class Case:
         """The result of `attend`, on the CPU. It must not change its arguments."""
         arguments = [side for side in (inputs.query, *inputs.kv) if side is not None]
         before = [side.clone() for side in arguments]
-        found = attend(inputs.query, inputs.kv, inputs.metadata, self.scaling, self.window)
+        sinks = torch.tensor(self.sinks).to(inputs.query) if self.sinks else None
+        found = attend(inputs.query, inputs.kv, inputs.metadata, self.scaling, self.window, sinks)
         assert all(map(same_bits, arguments, before))
         assert found.shape == inputs.query.shape
         assert found.dtype == inputs.query.dtype
@@ -146,8 +148,9 @@ class Case:
         return self.head_dim**-0.5 if self.scale is None else self.scale
 
     def oracle(self, inputs: Inputs) -> Tensor:
-        """[tokens, heads, head_dim] in float64."""
+        """[tokens, heads, head_dim] in float64. A sink is the score of a further key, whose value is 0."""
         queries = inputs.query.cpu().split(self.new)
+        sinks = torch.tensor(self.sinks).to(inputs.query.dtype).double()
         rows = []
         for query, k, v in zip(queries, inputs.k, inputs.v, strict=True):
             new, length = len(query), len(k)
@@ -156,6 +159,12 @@ class Case:
                 mask = mask.triu(length - new - self.window + 1)
             q, k, v = (side.transpose(0, 1).double() for side in (query, k, v))
             if new > 0:
+                if self.sinks:
+                    k, v = (torch.cat((side, torch.zeros_like(side[:, :1])), 1) for side in (k, v))
+                    scores = torch.zeros(self.heads, new, length + 1, dtype=torch.double)
+                    scores[:, :, :length].masked_fill_(~mask, -torch.inf)
+                    scores[:, :, length] = sinks[:, None]
+                    mask = scores
                 rows.append(scaled_dot_product_attention(q, k, v, mask, scale=self.scaling, enable_gqa=True))
         return torch.cat(rows, 1).transpose(0, 1)
 

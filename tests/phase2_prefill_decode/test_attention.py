@@ -53,6 +53,25 @@ def test_keys_and_values_in_8_bits_are_scaled_by_token_and_head(backend: str, st
         check(backend, torch.bfloat16, EDGES[name], stored)
 
 
+@pytest.mark.parametrize("name", [*KINDS, "a_decode_over_many_splits", "a_request_without_tokens", "only_drafts"])
+@pytest.mark.parametrize(("backend", "dtype"), every_backend_and_dtype())
+def test_a_sink_takes_a_part_of_each_softmax_and_adds_no_value(backend: str, dtype: torch.dtype, name: str) -> None:
+    """Once, however a sequence is split. From a sink that takes nothing to one that takes all."""
+    case = EDGES[name]
+    sinks = [(-90.0, 0.5, 3.0, -2.0, 90.0, 1.0, 0.0)[head % 7] for head in range(case.heads)]
+    check(backend, dtype, replace(case, sinks=tuple(sinks)))
+    if dtype == torch.float32:
+        check(backend, dtype, replace(case, sinks=tuple(sinks)), torch.int8)
+
+
+@pytest.mark.parametrize("backend", every_backend())
+def test_a_padding_row_attends_to_a_sink_alone(backend: str) -> None:
+    case = decodes(40, 33, sinks=(0.0, 1.0, -1.0, 2.0))
+    inputs = case.inputs(backend, torch.float32)
+    inputs.metadata.seq_lens[1], inputs.metadata.page_table[1] = 0, 2**31 - 1
+    assert not case.run(backend_of(backend).attend, inputs)[1].any()
+
+
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
     lengths = draw(st.lists(st.integers(1, 140), min_size=1, max_size=5))
@@ -152,7 +171,7 @@ def test_mismatched_shapes_dtypes_and_strides_are_refused(backend: str) -> None:
     query, (keys, values, *_), metadata = inputs.query, inputs.kv, inputs.metadata
 
     def attended(query: Tensor, *kv: Tensor) -> Tensor:
-        return attend(query, KVLayer(*kv), metadata, 1.0, None)
+        return attend(query, KVLayer(*kv), metadata, 1.0, None, None)
 
     with pytest.raises(ValueError, match=r"multiple of KV heads .* got queries \[2, 3, 64\], keys \[\d+, 2, 16, 64\]"):
         attended(query[:, :3], keys, values)

@@ -16,24 +16,38 @@ from numba.np.unsafe.ndarray import to_fixed_tuple
 from torch import Tensor
 
 from phase1_kv_pool.layer import KVLayer
-from phase2_prefill_decode.extras.cpu.intrinsics import KV_TAGS, TAGS, address, array, compiled, kernel, narrow
+from phase2_prefill_decode.extras.cpu.intrinsics import (
+    KV_TAGS,
+    NO_TENSOR,
+    TAGS,
+    address,
+    array,
+    compiled,
+    exp2,
+    kernel,
+    narrow,
+    widen,
+)
 from phase2_prefill_decode.extras.cpu.openmp import OPENMP, address_of, spread, take, threads_for
 from phase2_prefill_decode.extras.cpu.tiles import SPLIT, TILE, attend_tile, merge, query_tag, room_for, whole, width
 from phase2_prefill_decode.kernels.attention import AttentionMetadata, check_shapes
 
 TILE_ROWS = 64  # more only if the group has more heads
 
+LOG2_E = np.float32(math.log2(math.e))
 FLOAT32, INT32, INT64 = np.dtype(np.float32), np.dtype(np.int32), np.dtype(np.int64)
 
 
-def attend(query: Tensor, kv: KVLayer, metadata: AttentionMetadata, scale: float, window: int | None = None) -> Tensor:
+def attend(
+    query: Tensor, kv: KVLayer, metadata: AttentionMetadata, scale: float, window: int | None, sinks: Tensor | None
+) -> Tensor:
     """Compute any ragged batch. The tensors of its metadata are contiguous, as `pack` makes them."""
     check_shapes(query, kv)
     query = query.contiguous()
     result = torch.empty_like(query)
     tokens, heads, head_dim = query.shape
     attend_kernel(
-        (query.data_ptr(), *map(address, kv), result.data_ptr(), metadata.page_table.data_ptr()),
+        (query.data_ptr(), *map(address, kv), result.data_ptr(), metadata.page_table.data_ptr(), address(sinks)),
         metadata.cu_seqlens_q.data_ptr(),
         metadata.seq_lens.data_ptr(),
         (tokens, heads, head_dim),
@@ -68,7 +82,7 @@ def attend_kernel(
     )  # fmt: skip
     spread(body, work, threads, openmp)
     if splits > 0:
-        combine(tiles, partial, heads // kv_heads, array(addresses[5], query_shape, like))
+        combine(tiles, partial, heads // kv_heads, array(addresses[5], query_shape, like), addresses[7])
     return len(scratch)  # keeps it alive until here
 
 
@@ -120,10 +134,10 @@ def attend_body(dtype: torch.dtype, stored: torch.dtype) -> int:
 
     def body(work):
         (
-            _, _, query, keys, values, key_scales, value_scales, result, pages,
+            _, _, query, keys, values, key_scales, value_scales, result, pages, sinks,
             tokens, heads, head_dim, num_pages, kv_heads, page_size, _, sequences, most_pages,
             tiles, count, partial, splits, split_rows, scratch, window, scale,
-        ) = to_fixed_tuple(array(work, (26,), INT64), 26)  # fmt: skip
+        ) = to_fixed_tuple(array(work, (27,), INT64), 27)  # fmt: skip
         batch, pool, group = (tokens, heads, head_dim), (num_pages, kv_heads, page_size, head_dim), heads // kv_heads
         query, result = array(query, batch, like), array(result, batch, like)
         keys, values, scales = array(keys, pool, kv_like), array(values, pool, kv_like), (key_scales, value_scales)
@@ -138,7 +152,7 @@ def attend_body(dtype: torch.dtype, stored: torch.dtype) -> int:
             tile = tiles[program]
             state = attend_tile(tile, query, cached, left_like, window, scale, room)
             if tile.split < 0:
-                write(tile, group, state, result)
+                write(tile, group, state, result, sinks)
             else:
                 partial[tile.split, : len(state)] = state
             program = take(work)
@@ -147,13 +161,16 @@ def attend_body(dtype: torch.dtype, stored: torch.dtype) -> int:
 
 
 @compiled()
-def write(tile, group, state, result):
-    """Divide the sums by l_i: the weighted mean of the values. A row without visible keys is zero."""
+def write(tile, group, state, result, sinks):
+    """Divide the sums by l_i: the weighted mean of the values. A row without visible keys is zero. A sink is one more
+    score, without a value."""
     head_dim, rows = result.shape[2], tile.tokens * group
-    dims = whole(head_dim)
+    dims, sink = whole(head_dim), array(sinks, (result.shape[1],), result[0, 0, 0])
     for row in range(tile.heads * rows):
         token, head = tile.first + row % rows // group, (tile.head + row // rows) * group + row % group
         l_i = state[row, dims + 1]
+        if sinks != NO_TENSOR:
+            l_i += exp2(widen(sink[head]) * LOG2_E - state[row, dims])
         factor = np.float32(1) / l_i if l_i != 0 else np.float32(0)
         for i in range(head_dim):
             result[token, head, i] = narrow(state[row, i] * factor, result[token, head, i])
@@ -161,7 +178,7 @@ def write(tile, group, state, result):
 
 # region combine
 @compiled()
-def combine(tiles, partial, group, result):
+def combine(tiles, partial, group, result, sinks):
     """Merge the splits of each tile, in order."""
     first = 0
     for number in range(len(tiles)):
@@ -172,7 +189,7 @@ def combine(tiles, partial, group, result):
             else:
                 first = tile.split
             if number + 1 == len(tiles) or not continues(tiles[number + 1], tile):
-                write(tile, group, partial[first], result)
+                write(tile, group, partial[first], result, sinks)
 
 
 @compiled()

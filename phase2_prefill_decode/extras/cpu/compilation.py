@@ -50,7 +50,7 @@ def _page(dtype: torch.dtype) -> KVLayer:
 def _attention(dtype: torch.dtype, _: torch.dtype, cached: torch.dtype) -> Tensor:
     length, query = torch.ones(1, dtype=torch.int32), torch.zeros(1, 1, 16, dtype=dtype)
     metadata = AttentionMetadata(torch.arange(2, dtype=torch.int32), length, torch.zeros_like(length)[None], 1, 1)
-    return attend(query, _page(cached), metadata, 1.0)
+    return attend(query, _page(cached), metadata, 1.0, None, None)
 
 
 def _rotation(dtype: torch.dtype, _: torch.dtype, cached: torch.dtype) -> Tensor:

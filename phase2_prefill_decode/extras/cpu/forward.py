@@ -318,7 +318,7 @@ def attention(qkv, q, attended, keys, values, scales, angles, batch, q_norm, k_n
         tile.sequence, tile.first, tile.tokens, tile.position, tile.split = sequence, first, stop - first, position, -1
         tile.head, tile.heads, tile.begin, tile.end = head, 1, max(position + 1 - window, 0), length
         state = attend_tile(tile, q, (keys, values, scales, page_table), *others)
-        write(tile, group, state, attended)
+        write(tile, group, state, attended, NO_TENSOR)
         take(counters + 64)
         item = take(counters)
     finish(counters + 64, len(seq_lens) * kv_heads, usleep)

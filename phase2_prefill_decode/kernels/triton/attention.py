@@ -14,7 +14,9 @@ from phase2_prefill_decode.kernels.triton.tiles import LOG2_E, constants
 
 
 # region attend
-def attend(query: Tensor, kv: KVLayer, metadata: AttentionMetadata, scale: float, window: int | None = None) -> Tensor:
+def attend(
+    query: Tensor, kv: KVLayer, metadata: AttentionMetadata, scale: float, window: int | None, sinks: Tensor | None
+) -> Tensor:
     """Run each sequence on the kernel that `plan` assigns.
 
     A step of short sequences needs no plan and no sizes on the host, so it can be captured in a CUDA graph.
@@ -24,7 +26,7 @@ def attend(query: Tensor, kv: KVLayer, metadata: AttentionMetadata, scale: float
     if result is None:
         result = torch.empty_like(query, memory_format=torch.contiguous_format)
     if metadata.max_seqlen_q <= FEW:
-        decode(query, kv, result, metadata, scale, window)
+        decode(query, kv, result, metadata, scale, window, sinks=sinks)
         return result
     heads, (_, kv_heads, page_size, head_dim) = query.shape[1], kv.keys.shape
     group = heads // kv_heads
@@ -33,12 +35,12 @@ def attend(query: Tensor, kv: KVLayer, metadata: AttentionMetadata, scale: float
     if len(blocks) > 0:
         with torch.cuda.device(query.get_device()):
             prefill_kernel[kv_heads, len(blocks)](
-                query, *kv, result, metadata.cu_seqlens_q, metadata.seq_lens, metadata.page_table, blocks,
-                metadata.page_table.stride(0), scale * LOG2_E,
+                query, *kv, sinks, result, metadata.cu_seqlens_q, metadata.seq_lens, metadata.page_table, blocks,
+                metadata.page_table.stride(0), scale * LOG2_E.value,
                 **constants(heads, kv_heads, page_size, head_dim, tiles, window), **tiles.options,
             )  # fmt: skip
     if short is not None:
-        decode(query, kv, result, short, scale, window)
+        decode(query, kv, result, short, scale, window, sinks=sinks)
     return result
 
 

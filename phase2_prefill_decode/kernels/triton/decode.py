@@ -32,7 +32,7 @@ REGISTERS = 65536  # a multiprocessor has, on every GPU of today
 # region exercise 2.17
 @jit(
     do_not_specialize=["sequences", "table_width"],
-    do_not_specialize_on_alignment=["cu_seqlens_q", "seq_lens", "page_table"],  # views of one buffer, at any offset
+    do_not_specialize_on_alignment=["cu_seqlens_q", "seq_lens", "page_table", "sinks"],  # views, at any offset
 )
 def decode_kernel(
     query,  # [tokens, heads, head_dim]
@@ -40,6 +40,7 @@ def decode_kernel(
     values,
     key_scales,  # [pages, kv_heads, page_size], or None
     value_scales,
+    sinks,  # [heads], or None
     result,  # [tokens, heads, head_dim]
     parts,  # [most splits, queries, heads, head_dim] float32: the result of each split
     lse,  # [most splits, queries, heads] float32: log2 of the sum of the split's weights (log-sum-exp)
@@ -77,6 +78,10 @@ def decode_kernel(
         m_i = tl.full([rows], LOWEST, tl.float32)
         l_i = tl.zeros([rows], tl.float32)
         acc = tl.zeros([rows, block_dim], tl.float32)
+        if sinks is not None:  # the first split starts at a score without a value
+            is_first = number == tl.load(cu_splits + sequence)
+            m_i = tl.where(is_first, tl.load(sinks + kv_head * group + row % group).to(tl.float32) * LOG2_E, m_i)
+            l_i += tl.where(is_first, 1.0, 0.0)
         m_i, l_i, acc = walk(
             begin, end, q, keys, values, key_scales, value_scales, table, position, length, scale, m_i, l_i, acc,
             kv_head, kv_heads, head_dim, block_dim, page_size, tile, window, True,
@@ -229,6 +234,7 @@ def decode(
     scale: float,
     window: int | None = None,
     tuning: Tuning | None = None,
+    sinks: Tensor | None = None,
 ) -> None:
     """Compute the sequences with at most `metadata.max_seqlen_q` new tokens, rounded up to a power of two.
 
@@ -239,9 +245,9 @@ def decode(
     splits, parts, lse = step.splits, step.parts, step.lse
     with torch.cuda.device(query.get_device()):
         decode_kernel[step.grid](
-            query, *kv, result, parts, lse, splits.work, splits.cu_splits, metadata.cu_seqlens_q,
+            query, *kv, sinks, result, parts, lse, splits.work, splits.cu_splits, metadata.cu_seqlens_q,
             metadata.seq_lens, metadata.page_table, len(metadata.seq_lens), metadata.page_table.stride(0),
-            scale * LOG2_E, **step.decode,
+            scale * LOG2_E.value, **step.decode,
         )  # fmt: skip
         if splits.most_of_one > 1:
             join_kernel[step.join_grid](result, parts, lse, splits.cu_splits, metadata.cu_seqlens_q, **step.join)

@@ -14,13 +14,13 @@ from functools import cache
 import triton.language as tl
 
 from phase1_kv_pool.kernels.triton.launch import jit
-from phase2_prefill_decode.kernels.triton.tiles import LOWEST, Tiling, block, walk
+from phase2_prefill_decode.kernels.triton.tiles import LOG2_E, LOWEST, Tiling, block, walk
 
 
 # region exercise 2.19
 @jit(
     do_not_specialize=["table_width"],
-    do_not_specialize_on_alignment=["cu_seqlens_q", "seq_lens", "page_table", "blocks"],  # views at any offset
+    do_not_specialize_on_alignment=["cu_seqlens_q", "seq_lens", "page_table", "blocks", "sinks"],  # views at any offset
 )
 def prefill_kernel(
     query,  # [tokens, heads, head_dim]
@@ -28,6 +28,7 @@ def prefill_kernel(
     values,
     key_scales,  # [pages, kv_heads, page_size], or None
     value_scales,
+    sinks,  # [heads], or None
     result,  # [tokens, heads, head_dim]
     cu_seqlens_q,
     seq_lens,
@@ -62,6 +63,8 @@ def prefill_kernel(
     m_i = tl.full([rows], LOWEST, tl.float32)
     l_i = tl.zeros([rows], tl.float32)
     acc = tl.zeros([rows, block_dim], tl.float32)
+    if sinks is not None:  # start at a score without a value
+        m_i, l_i = tl.load(sinks + kv_head * group + row % group).to(tl.float32) * LOG2_E, l_i + 1
 
     first, last = length - new + before, length - new + tl.minimum(before + tokens, new) - 1  # positions of the block
     if window is None:

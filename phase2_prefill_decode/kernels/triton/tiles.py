@@ -12,7 +12,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-LOG2_E = 1.4426950408889634  # exp(x) is exp2(x * LOG2_E), and a GPU has an instruction for exp2
+LOG2_E = tl.constexpr(1.4426950408889634)  # exp(x) is exp2(x * LOG2_E), and a GPU has an instruction for exp2
 LOWEST = tl.constexpr(-1e38)  # initial m_i: finite, because -inf - -inf is NaN
 PRECISION = tl.constexpr("ieee")  # float32 products in full float32, not TF32
 

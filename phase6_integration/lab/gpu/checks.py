@@ -87,6 +87,6 @@ def launch(device: str) -> None:
         dtype = torch.float32 if device == "cpu" else torch.bfloat16
         kv = KVLayer(*(torch.randn(shape).to(device, dtype) for _ in "kv"))
         query = torch.randn(sum(new), kv_heads * group, head_dim).to(device, dtype)
-        result = backend_for(torch.device(device)).attend(query, kv, metadata, head_dim**-0.5, None)
+        result = backend_for(torch.device(device)).attend(query, kv, metadata, head_dim**-0.5, None, None)
         if not result.isfinite().all():
             raise RuntimeError(f"attention over {sizes} is not finite")

@@ -132,7 +132,7 @@ def attention(
     pairs = sum(new * (2 * length - new + 1) // 2 for new, length in sizes)
 
     def call() -> Tensor:
-        return attend(query, next(pools), metadata, head_dim**-0.5, None)
+        return attend(query, next(pools), metadata, head_dim**-0.5, None, None)
 
     return call, read, 4 * pairs * heads * head_dim
 
