@@ -26,7 +26,7 @@ MAX_TENSORS = 1 << 17  # in all files
 ENCODED = "encoded"  # in place of a dtype: rows that are not plain numbers
 CHUNK, MULTIPLE = 1 << 19, 64  # numbers that are read at a time, and of how many rows: whole blocks of a packed weight
 DTYPES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "U8": torch.uint8,
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "I32": torch.int32, "I8": torch.int8,
 }  # fmt: skip
 MAX_HEADER = 4 << 20  # bytes that list the tensors of a file: 75,000 at the very most, read in half a second

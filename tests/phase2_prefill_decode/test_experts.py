@@ -153,7 +153,7 @@ def test_experts_are_quantized_at_load_and_their_router_is_not(scheme: str, tmp_
 
 
 def test_ranks_have_a_part_of_each_expert(tmp_path: Path) -> None:
-    for name in ("qwen3-moe-norm", "mixtral"):
+    for name in ("qwen3-moe-norm", "mixtral", "gpt-oss"):
         family, options = VARIANTS[name]
         oracle = tiny_model(family, **options)
         given = prompts(oracle.config.vocab_size, (3, 17))

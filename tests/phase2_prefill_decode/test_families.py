@@ -32,6 +32,20 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "gpt-oss": (
+        "gpt_oss", {"head_dim": 16, "sliding_window": 9, "num_local_experts": 8, "num_experts_per_tok": 3}
+    ),
+    "gpt-oss-limits": (
+        "gpt_oss",
+        {
+            "head_dim": 24, "num_key_value_heads": 1, "layer_types": KINDS, "sliding_window": 5, "num_local_experts": 5,
+            "num_experts_per_tok": 1, "swiglu_alpha": 1.1, "swiglu_limit": 0.6, "attention_bias": False,
+            "rope_parameters": {
+                "rope_type": "yarn", "rope_theta": 1e3, "factor": 4.0, "original_max_position_embeddings": 24,
+                "truncate": False,
+            },
+        },
+    ),
     "granite": (
         "granite",
         {"embedding_multiplier": 3.0, "logits_scaling": 2.5, "residual_multiplier": 0.4, "attention_multiplier": 0.2},

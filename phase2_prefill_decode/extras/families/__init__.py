@@ -17,11 +17,13 @@ from phase2_prefill_decode.extras.families.granite import GRANITE
 from phase2_prefill_decode.extras.families.lfm import LFM2
 from phase2_prefill_decode.extras.families.moe import MIXTRAL, OLMOE, QWEN3_MOE
 from phase2_prefill_decode.extras.families.olmo import OLMO2
+from phase2_prefill_decode.extras.families.oss import GPT_OSS
 from phase2_prefill_decode.extras.families.smollm import SMOLLM3
 from phase2_prefill_decode.loading.families import Family
 
 OTHERS: Mapping[str, Family] = {
     "gemma3_text": GEMMA3,
+    "gpt_oss": GPT_OSS,
     "granite": GRANITE,
     "lfm2": LFM2,
     "mixtral": MIXTRAL,

@@ -19,6 +19,8 @@ from phase2_prefill_decode.extras.linears import Joined
 from phase2_prefill_decode.linear import Linear, TorchLinear
 from phase2_prefill_decode.loading.weights import LayerWeights
 
+PRODUCTS = "gate_up_proj", "down_proj"
+
 
 class GroupedProduct(Protocol):
     """Multiplies each row with the matrix of its group. Rows of a group are neighbours."""
@@ -60,8 +62,11 @@ class RoutedExperts:
 
     def __init__(self, experts: Experts, weights: LayerWeights, backend: Backend) -> None:
         self.experts = experts
-        matrices = weights[ROUTER], weights["gate_up_proj"], weights["down_proj"]
-        self.linears = self._router, *others = [backend.linear(matrix, None) for matrix in matrices]
+        others = [backend.linear(weights[name], None) for name in PRODUCTS]
+        self._router = backend.linear(weights[ROUTER], weights.get(f"{ROUTER}_bias"))
+        self.linears = [self._router, *others]
+        biases = [weights.get(f"{name}_bias") for name in PRODUCTS]
+        self._biases = [None if bias is None else bias.view(experts.number, -1) for bias in biases]
         device = next(tensor.device for tensor in weights.values() if isinstance(tensor, Tensor))
         self._gate_up, self._down = (grouped(product, experts.number, device) for product in others)
         self._swiglu, self.kernel = backend.swiglu, others[-1].kernel
@@ -77,10 +82,17 @@ class RoutedExperts:
         groups = torch.arange(self.experts.number, device=x.device)
         ends = torch.searchsorted(ordered, groups, right=True, out_int32=True)
         rows = x[order // self.experts.top_k]
-        found = self._down(self._swiglu(self._gate_up(rows, ends)), ends)
+        of_gate_up, of_down = self._biases
+        inner = self._swiglu(with_bias(self._gate_up(rows, ends), of_gate_up, ordered))
+        found = with_bias(self._down(inner, ends), of_down, ordered)
         by_token = torch.empty_like(found).index_copy_(0, order, found).view(*chosen.shape, found.shape[1])
         result = (by_token * shares[..., None]).sum(1).to(x.dtype)
         return result if out is None else out.copy_(result)
+
+
+def with_bias(rows: Tensor, bias: Tensor | None, experts: Tensor) -> Tensor:
+    """Each row with the bias of its expert. bias: [groups, out]"""
+    return rows if bias is None else rows.add_(bias[experts])
 
 
 class ExpertMLP(MLP):

@@ -35,12 +35,14 @@ class Experts:
     top_k: int  # that a token goes through
     inner: int  # the intermediate size of each
     norm_topk: bool  # the probabilities of the chosen are divided by their sum
+    bias: bool = False  # the router and the experts have biases
 
     def __post_init__(self) -> None:
         check_int("num_experts", self.number, 1, MAX_DIMENSION)
         check_int("num_experts_per_tok", self.top_k, 1, self.number)
         check_int("moe_intermediate_size", self.inner, 1, MAX_DIMENSION)
         check_bool("norm_topk_prob", self.norm_topk)
+        check_bool("bias", self.bias)
 
     def tensors(self, hidden: int) -> dict[str, LayerTensor]:
         """Each matrix holds those of all experts, one after the other."""
@@ -49,9 +51,9 @@ class Experts:
             gate_up |= {f"{place}.gate_proj": self.inner, f"{place}.up_proj": self.inner}
             down[f"{place}.down_proj"] = hidden
         return {
-            ROUTER: LayerTensor({"mlp.gate": self.number}, hidden),
-            "gate_up_proj": LayerTensor(gate_up, hidden),
-            "down_proj": LayerTensor(down, self.inner),
+            ROUTER: LayerTensor({"mlp.gate": self.number}, hidden, self.bias),
+            "gate_up_proj": LayerTensor(gate_up, hidden, self.bias),
+            "down_proj": LayerTensor(down, self.inner, self.bias),
         }
 
 
@@ -66,6 +68,8 @@ class FamilyLayer(LayerConfig):
     input_multiplier: float = 1.0  # of the embeddings, in the first layer
     residual_multiplier: float = 1.0  # of what attention and MLP add to the residual
     experts: Experts | None = None  # in place of the MLP
+    sinks: bool = False  # of attention, one for each head
+    clamped: tuple[float, float] | None = None  # alpha and limit of gpt-oss's SwiGLU
 
     def __post_init__(self) -> None:
         LayerConfig.__post_init__(self)
@@ -75,6 +79,8 @@ class FamilyLayer(LayerConfig):
             check_number(name, getattr(self, name), 0, above=True)
         if self.scale is not None:
             check_number("scale", self.scale, 0, above=True)
+        for name, number in zip(("swiglu_alpha", "swiglu_limit"), self.clamped or (), strict=False):
+            check_number(name, number, 0, above=True)
 
     def part(self, ranks: int) -> "FamilyLayer":
         """What each of several ranks has of this layer."""
@@ -99,4 +105,6 @@ class FamilyLayer(LayerConfig):
         if self.norms_rows:
             for name, heads in (("q_norm", config.num_attention_heads), ("k_norm", config.num_key_value_heads)):
                 tensors[name] = LayerTensor({f"self_attn.{name}": heads * config.head_dim})
+        if self.sinks:
+            tensors["sinks"] = LayerTensor({"self_attn.sinks": config.num_attention_heads})
         return tensors if self.experts is None else tensors | self.experts.tensors(config.hidden_size)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -34,7 +35,7 @@ class FamilyDecoderLayer(DecoderLayer):
         self.first, self.multiplier = torch.tensor(layer.input_multiplier).to(dtype).item(), layer.residual_multiplier
         self.self_attn = (RowNormedAttention if layer.norms_rows else Attention)(config, layer, weights, backend)
         self.self_attn.scale = layer.scale or self.self_attn.scale
-        backend = replace(backend, swiglu=activation(layer.activation, backend))
+        backend = replace(backend, swiglu=activation(layer, backend))
         self.mlp = MLP(weights, backend) if layer.experts is None else ExpertMLP(layer.experts, weights, backend)
 
     @property
@@ -95,14 +96,22 @@ class RowNormedAttention(Attention):
         self.qkv_proj = Wrapped(project, normed)
 
 
-def activation(name: str, backend: Backend) -> Callable[[Tensor], Tensor]:
+def activation(layer: FamilyLayer, backend: Backend) -> Callable[[Tensor], Tensor]:
     """The gated activation of an MLP."""
-    return backend.swiglu if name == "silu" else _geglu
+    if layer.clamped is not None:
+        return partial(_clamped_swiglu, *layer.clamped)
+    return backend.swiglu if layer.activation == "silu" else _geglu
 
 
 def _geglu(gate_up: Tensor) -> Tensor:
     gate, up = gate_up.chunk(2, -1)
     return gelu(gate, approximate="tanh") * up
+
+
+def _clamped_swiglu(alpha: float, limit: float, gate_up: Tensor) -> Tensor:
+    gate, up = gate_up.chunk(2, -1)
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return gate * torch.sigmoid(gate * alpha) * (up + 1)
 
 
 MODULES: Mapping[type[LayerConfig], type[DecoderLayer]] = {  # by their descriptions

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from phase2_prefill_decode.extras.families.lfm import NAMES as LFM_NAMES
+from phase2_prefill_decode.extras.families.oss_source import OssSource
 from phase2_prefill_decode.loading.checkpoint import DTYPES, Checkpoint, Source, Stored
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.weights import NORM
@@ -47,6 +48,8 @@ class Renamed:
 
 def translated(source: Source, config: ModelConfig) -> Source:
     """The source of a model's weights, with its tensors as the decoder reads them."""
+    if config.model_type == "gpt_oss":
+        return OssSource(source)
     if isinstance(source, Checkpoint):
         source.stored = dict(chain.from_iterable(starmap(_apart, source.stored.items())))
     if config.model_type in RENAMED:

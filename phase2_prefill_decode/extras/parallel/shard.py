@@ -4,7 +4,7 @@ q_proj, gate_proj, up_proj   some rows: whole heads, or some of the MLP's inner 
 k_proj, v_proj               the rows of its KV heads; with more ranks than KV heads, several hold the same one
 o_proj, down_proj            the columns that multiply what its own rows computed ("row parallel")
 embed_tokens, lm_head        some rows of the vocabulary
-norms                        all
+norms                        all; sinks: those of its heads
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ from phase2_prefill_decode.model import Transform
 
 ALL = slice(None)
 ROW_PARALLEL = "o_proj", "down_proj"  # these multiply what a rank has computed, so it has some of their columns
-COLUMN_PARALLEL = "q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"
+COLUMN_PARALLEL = "q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "sinks"
 VOCABULARY = "embed_tokens", "lm_head"
 
 

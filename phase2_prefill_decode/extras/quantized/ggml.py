@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from phase2_prefill_decode.extras.quantized.mxfp4 import of_numbers
 from phase2_prefill_decode.extras.quantized.weight import QuantizedWeight, packed
 
 
@@ -53,6 +54,10 @@ def _q6_k(blocks: Tensor) -> QuantizedWeight:
     return QuantizedWeight(values=(numbers.view(torch.int8) - 32).flatten(1), scales=scales.flatten(1))
 
 
+def _mxfp4(blocks: Tensor) -> QuantizedWeight:
+    return of_numbers(_halves(blocks[..., 1:]).flatten(1), blocks[..., 0])
+
+
 class BlockType(NamedTuple):
     name: str
     numbers: int  # in a block
@@ -69,12 +74,13 @@ BLOCKS = {
     12: BlockType("Q4_K", 256, 144, _q4_k),
     13: BlockType("Q5_K", 256, 176, _q5_k),
     14: BlockType("Q6_K", 256, 210, _q6_k),
+    39: BlockType("MXFP4", 32, 17, _mxfp4),
 }
 READABLE = ", ".join([name for name, _ in FLOATS.values()] + [block.name for block in BLOCKS.values()])
 OTHERS = {
     7: "Q5_1", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",
     20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS",
-    29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4",
+    29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 40: "NVFP4",
 }  # fmt: skip
 
 
