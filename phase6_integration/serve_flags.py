@@ -31,7 +31,10 @@ NOT_LOGGED = "--disable-log-requests", "--no-enable-log-requests"  # what reques
 def add_flags(parser: Parser) -> None:
     parser.usage = "nanoserve serve [MODEL] [flags]"
     parser.add_argument(
-        "model", nargs="?", help="a directory, a GGUF file or a name on the Hugging Face hub (tiny_chat)"
+        "model",
+        nargs="?",
+        help="a directory, a GGUF file, a short name (see `nanoserve models`), or a name on the Hugging Face hub, with "
+        ":Q4_K_M for a GGUF file there (tiny_chat)",
     )
     engine, server = parser.add_argument_group("engine"), parser.add_argument_group("server")
     add_fields(engine, EngineOptions, *extra_options())

@@ -45,7 +45,11 @@ def add_flags(parser: Parser) -> None:
     parser.add_argument(
         "--record", type=Path, metavar="FILE", help="what the engine does in each step, for nanoserve replay (none)"
     )
-    parser.add_argument("--model", metavar="MODEL", help="a directory, or a name on the hub (tiny_chat)")
+    parser.add_argument(
+        "--model",
+        metavar="MODEL",
+        help="a directory, a GGUF file, a short name such as smollm2, or a name on the hub (tiny_chat)",
+    )
     sampling = parser.add_argument_group("sampling")
     add_sampling(sampling, list(SAMPLING), **DEFAULTS)
     sampling.add_argument("--stop", action="append", metavar="TEXT", help="end the answer before it; repeatable (none)")

@@ -27,7 +27,10 @@ class EngineOptions:
         None, "branch, tag or commit of a repository on the hub (main)", "REVISION", text("a branch, a tag or a commit")
     )
     download_dir: str | None = option(
-        None, "for downloads from the hub (the hub's own cache)", "DIRECTORY", text("a directory")
+        None,
+        "for downloads (of the hub, its own cache; of a short name, NANOSERVE_CACHE or ~/.cache/nano-serving)",
+        "DIRECTORY",
+        text("a directory"),
     )
     tokenizer: str | None = option(
         None, "directory or name on the hub of the tokenizer and its chat template (the model's)", "TOKENIZER", _model

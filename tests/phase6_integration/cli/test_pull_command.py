@@ -14,6 +14,8 @@ import pytest
 
 from phase0_request.tokenizer import BUNDLED
 from phase6_integration.engine.hub import directory_of
+from tests.gguf_files import saved_gguf
+from tests.phase2_prefill_decode.models import tiny_model
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 FILES = {name: (BUNDLED / name).read_bytes() for name in ("config.json", "model.safetensors", "tokenizer.json")}
@@ -21,7 +23,21 @@ REPOSITORIES = {
     "org/model": FILES | {"pickled.bin": b"no"},
     "org/other": {"config.json": b'{"model_type": "bert"}', "model.safetensors": b"x" * 99},
     "org/gguf": {"model.gguf": b"GGUF"},
+    "org/quantized": dict.fromkeys(
+        [
+            "model-Q4_K_M.gguf",
+            "model.i1-IQ3_XXS.gguf",
+            "mmproj-F16.gguf",
+            "UD-Q4_K_XL/model-UD-Q4_K_XL.gguf",
+            "Q8_0/model-Q8_0-00001-of-00002.gguf",
+            "Q8_0/model-Q8_0-00002-of-00002.gguf",
+        ],
+        b"GGUF",
+    ),
 }
+SPLIT = (
+    "has 2 files of Q8_0: Q8_0/model-Q8_0-00001-of-00002.gguf, Q8_0/model-Q8_0-00002-of-00002.gguf. This engine reads"
+)
 REFUSED = {"org/gated": (403, "GatedRepo"), "org/private": (401, "RepoNotFound")}
 
 
@@ -32,13 +48,13 @@ class Hub(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = self.path.partition("?")[0].removeprefix("/api/models").strip("/").split("/")
         repository, rest = "/".join(path[:2]), path[2:]
-        files = REPOSITORIES.get(repository)
-        if files is None or (rest[0] == "resolve" and rest[2] not in files):
+        files, file = REPOSITORIES.get(repository), "/".join(rest[2:])
+        if files is None or (rest[0] == "resolve" and file not in files):
             status, code = REFUSED.get(repository, (404, "RepoNotFound" if files is None else "EntryNotFound"))
             return self._reply(status, b"", {"x-error-code": code})
         if rest[0] == "resolve":
-            content = files[rest[2]]
-            self.asked.append(rest[2])
+            content = files[file]
+            self.asked.append(file)
             return self._reply(200, content, {"etag": f'"{hashlib.sha256(content).hexdigest()}"'})
         tree = [{"type": "file", "path": name, "size": len(c), "oid": "0" * 40} for name, c in files.items()]
         siblings = [{"rfilename": name} for name in files]
@@ -60,8 +76,11 @@ class Hub(BaseHTTPRequestHandler):
 
 
 @pytest.fixture(scope="module")
-def hub() -> Iterator[str]:
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     Hub.asked = []
+    file = tmp_path_factory.mktemp("model") / "model.gguf"
+    saved_gguf(tiny_model("llama"), file, lambda name: "F16")
+    REPOSITORIES["org/quantized"]["model-Q4_K_M.gguf"] = file.read_bytes()
     with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_address[1]}"
@@ -92,7 +111,11 @@ def test_a_model_is_downloaded_after_its_size_is_said_and_then_it_is_here(hub: s
 DISK = "import shutil; shutil.disk_usage = lambda path: shutil._ntuple_diskusage(9, 9, 9)"
 FAULTS = [
     ("org/other", "", "model_type"),
-    ("org/gguf", "", "has no config.json"),
+    ("org/gguf", "", "has no config.json; a GGUF file is named by its quantization, org/gguf:Q4_K_M"),
+    ("org/gguf:Q4_K_M", "", "has no GGUF file of Q4_K_M; it has no GGUF file that names its quantization"),
+    ("org/quantized:Q4_0", "", "has no GGUF file of Q4_0; it has IQ3_XXS, Q4_K_M, Q8_0, UD-Q4_K_XL"),
+    ("org/quantized:Q8_0", "", SPLIT),
+    ("org/none:Q4_K_M", "", "there is none of this name and revision"),
     ("org/none", "", "there is none of this name and revision"),
     ("org/gated", "", "its terms must be accepted on its page first"),
     ("org/private", "", "there is none of this name, or it needs a token (HF_TOKEN)"),
@@ -114,6 +137,16 @@ def test_why_a_model_cannot_be_had_is_said_before_its_weights_are_downloaded(
     assert words in done.stderr
     assert "Traceback" not in done.stderr
     assert "model.safetensors" not in Hub.asked or code
+
+
+@pytest.mark.parametrize("name", ["org/quantized:Q4_K_M", "hf.co/org/quantized:q4_k_m"])
+def test_a_quantization_names_one_file_of_a_repository(name: str, hub: str, tmp_path: Path) -> None:
+    done = pull(hub, tmp_path, name)
+    assert (done.returncode, Path(done.stdout.strip()).name) == (0, "model-Q4_K_M.gguf"), done.stderr
+    assert [file.name for file in tmp_path.rglob("*.gguf")] == ["model-Q4_K_M.gguf"]
+    assert f"{name}: llama, supported" in done.stderr
+    again = pull("http://127.0.0.1:9", tmp_path, name, offline="1")
+    assert again.stdout == done.stdout
 
 
 @pytest.mark.parametrize("offline", ["0", "1"])
