@@ -60,6 +60,27 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "query_pre_attn_scalar": 168, "rope_scaling": {"rope_type": "linear", "factor": 8.0},
         "max_position_embeddings": 131_072,
     },
+    "Mixtral-8x7B": {
+        **_LLAMA, "model_type": "mixtral", "intermediate_size": 14_336, "num_key_value_heads": 8, "rope_theta": 1e6,
+        "num_local_experts": 8, "num_experts_per_tok": 2, "max_position_embeddings": 32_768,
+    },
+    "OLMoE-1B-7B": {
+        "model_type": "olmoe", "vocab_size": 50_304, "num_hidden_layers": 16, "hidden_size": 2048,
+        "intermediate_size": 1024, "num_attention_heads": 16, "num_key_value_heads": 16, "num_experts": 64,
+        "num_experts_per_tok": 8, "norm_topk_prob": False, "max_position_embeddings": 4096,
+    },
+    "Qwen3-30B-A3B": {
+        "model_type": "qwen3_moe", "vocab_size": 151_936, "num_hidden_layers": 48, "hidden_size": 2048,
+        "intermediate_size": 6144, "moe_intermediate_size": 768, "num_attention_heads": 32, "num_key_value_heads": 4,
+        "head_dim": 128, "num_experts": 128, "num_experts_per_tok": 8, "norm_topk_prob": True, "rope_theta": 1e6,
+        "max_position_embeddings": 40_960,
+    },
+    "LFM2-1.2B": {
+        "model_type": "lfm2", "vocab_size": 65_536, "num_hidden_layers": 16, "hidden_size": 2048,
+        "block_ff_dim": 12_288, "intermediate_size": 12_288, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "full_attn_idxs": [2, 5, 8, 10, 12, 14], "conv_L_cache": 3, "rope_theta": 1e6,
+        "max_position_embeddings": 128_000,
+    },
 }  # fmt: skip
 
 

@@ -3,17 +3,22 @@
 Parameters, keys and values in bfloat16, and the arithmetic of the last token of a context: computed, not measured.
 """
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from rich.console import Console
 
 from phase0_request.lab.report import finish, parser, table
 from phase1_kv_pool.layout import DTYPE_BYTES
+from phase2_prefill_decode.extras.families.layer import Experts
+from phase2_prefill_decode.extras.families.stateful import state_bytes
 from phase2_prefill_decode.lab.cost import CostModel
 from phase2_prefill_decode.lab.models.published import PUBLISHED, published
 from phase2_prefill_decode.loading.config import ModelConfig
 
 CONTEXT = 32_768  # tokens of a request
+BATCHES = 1, 8, 64, 512  # requests that decode together
+BY_BATCH = "Qwen3-8B", "Mixtral-8x7B", "OLMoE-1B-7B", "Qwen3-30B-A3B"
 
 
 class Latent(NamedTuple):
@@ -49,35 +54,69 @@ class Latent(NamedTuple):
 LATENT = {"DeepSeek-V3": Latent(layers=61, heads=128, latent=512, rotated=64, key=128, value=128)}
 
 
+def paged(config: ModelConfig) -> ModelConfig:
+    """The same model with only the layers whose keys and values are in pages."""
+    layers = tuple(layer for layer in config.layers if layer.paged)
+    return replace(config, layers=layers, num_hidden_layers=len(layers))
+
+
 def reachable(config: ModelConfig, context: int) -> int:
     """The bytes of keys and values that the next token can see: of a layer with a window, those in it."""
     layout = config.kv_layout()
-    tokens = sum(context if window is None else min(window, context) for window in config.windows)
+    tokens = sum(context if window is None else min(window, context) for window in paged(config).windows)
     return tokens * layout.bytes_per_token // layout.layers
+
+
+def weights_read(config: ModelConfig, requests: float = 1) -> float:
+    """The parameters of the matrices that a decode of so many requests reads, with lm_head: each once, and of experts
+    those that some token has chosen, if all are equally likely."""
+    total = float(config.vocab_size * config.hidden_size)
+    for layer in config.layers:
+        experts: Experts | None = getattr(layer, "experts", None)
+        chosen = 1.0 if experts is None else 1 - (1 - experts.top_k / experts.number) ** requests
+        for name, part in layer.tensors(config).items():
+            of_experts = experts is not None and name in ("gate_up_proj", "down_proj")
+            total += sum(part.modules.values()) * part.inputs * (chosen if of_experts else 1)
+    return total
+
+
+def operations(config: ModelConfig, context: int) -> tuple[float, int]:
+    """Of the last token of a context: all of them, and those of attention."""
+    attention = CostModel(paged(config)).pieces([(context - 1, 1)]).attention.operations
+    return 2 * weights_read(config) + attention, attention
 
 
 def takes(config: ModelConfig) -> dict[str, Any]:
     """The figures of one model."""
-    layout, cost = config.kv_layout(), CostModel(config).pieces([(CONTEXT - 1, 1)])
+    layout, (total, attention) = config.kv_layout(), operations(config, CONTEXT)
     return {
         "parameters": config.parameters / 1e9,
+        "active": weights_read(config) / 1e9,
         "kv_bytes": layout.bytes_per_token,
+        "state_bytes": state_bytes(config),
         "kv_gigabytes": layout.bytes_per_token * CONTEXT / 1e9,
         "reachable_gigabytes": reachable(config, CONTEXT) / 1e9,
-        "gflop": cost.operations / 1e9,
-        "attention_share": cost.attention.operations / cost.operations,
-        "attention_intensity": cost.attention.operations / cost.attention.kv_read,
-        "requests_in_80_gb": layout.requests_in(80 * 10**9 - config.bytes, CONTEXT),
+        "gflop": total / 1e9,
+        "attention_share": attention / total,
+        "attention_intensity": attention / reachable(config, CONTEXT),
     }
+
+
+def by_batch(config: ModelConfig) -> dict[str, float]:
+    """The weights in GB that a decode reads, by the requests in it, and of those the share of one request."""
+    size = DTYPE_BYTES[config.dtype] / 1e9
+    read = {requests: weights_read(config, requests) * size for requests in BATCHES}
+    step = {f"step_{requests}": each for requests, each in read.items()}
+    return step | {f"request_{requests}": each / requests for requests, each in read.items()}
 
 
 def main(arguments: list[str] | None = None) -> int:
     p = parser("phase2_prefill_decode.lab models.takes", __doc__)
     options = p.parse_args(arguments)
     figures: dict[str, Any] = {name.replace(".", "_"): takes(published(name)) for name in PUBLISHED}
-    names = "", "parameters", "KV bytes", "GB KV", "in reach", "GFLOP", "attention"
+    names = "", "billions", "active", "KV bytes", "states", "GB KV", "in reach", "GFLOP", "attention"
     rows = [
-        (name, *(row[column] for column in list(row)[:6]))
+        (name, *(row[column] for column in list(row)[:8]))
         for name, row in zip(PUBLISHED, figures.values(), strict=True)
     ]
     console = Console(highlight=False)
@@ -92,5 +131,9 @@ def main(arguments: list[str] | None = None) -> int:
         }
         figures[name] = row
         console.print(f"\n{name} stores {row['kv_bytes']:,} bytes of a token, instead of {row['per_head_bytes']:,}")
+    rates = {name: by_batch(published(name)) for name in BY_BATCH}
+    figures["by_batch"] = rates
+    rows = [(name, *(row[f"step_{requests}"] for requests in BATCHES)) for name, row in rates.items()]
+    console.print("", table(("", *map(str, BATCHES)), rows, title="GB of weights read by so many requests"))
     finish(p, options, arguments, figures, console=console)
     return 0

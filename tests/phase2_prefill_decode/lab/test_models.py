@@ -2,8 +2,9 @@
 
 import pytest
 
+from phase2_prefill_decode.lab.cost import CostModel
 from phase2_prefill_decode.lab.models.published import PUBLISHED, published
-from phase2_prefill_decode.lab.models.takes import LATENT, Latent, reachable
+from phase2_prefill_decode.lab.models.takes import LATENT, Latent, operations, reachable, takes, weights_read
 
 # Of the safetensors files on the hub; all parameters, with a tied lm_head once.
 PARAMETERS = {
@@ -17,6 +18,10 @@ PARAMETERS = {
     "Gemma-3-270M": 268_098_176,
     "Gemma-3-1B": 999_885_952,
     "Gemma-3-27B": 27_009_346_304,
+    "Mixtral-8x7B": 46_702_792_704,
+    "OLMoE-1B-7B": 6_919_161_856,
+    "Qwen3-30B-A3B": 30_532_122_624,
+    "LFM2-1.2B": 1_170_340_608,
 }
 
 
@@ -30,6 +35,29 @@ def test_a_window_ends_what_a_token_can_reach() -> None:
     config = published("Gemma-3-1B")
     assert reachable(config, 512) == 512 * config.kv_layout().bytes_per_token
     assert reachable(config, 32_768) == (22 * 512 + 4 * 32_768) * 1024
+
+
+def test_a_dense_model_has_the_operations_of_the_cost_model() -> None:
+    config = published("Qwen3-8B")
+    total, attention = operations(config, 100)
+    cost = CostModel(config).pieces([(99, 1)])
+    assert (total, attention) == (cost.operations, cost.attention.operations)
+
+
+def test_a_step_reads_the_experts_that_some_token_has_chosen() -> None:
+    """The active parameters are those that Mixtral's authors print, 12.9 billion; many tokens choose all experts."""
+    config = published("Mixtral-8x7B")
+    assert weights_read(config) + config.vocab_size * config.hidden_size == pytest.approx(12.9e9, rel=0.005)
+    every = config.parameters - (config.vocab_size + 2 * config.num_hidden_layers + 1) * config.hidden_size
+    assert weights_read(config, 1000) == pytest.approx(every)
+    assert weights_read(config) < weights_read(config, 2) < 2 * weights_read(config)
+
+
+def test_layers_with_states_take_the_same_at_any_length() -> None:
+    """LFM2 1.2B: ten layers of 16 keep two inputs of their convolution, of 2,048 numbers each."""
+    config = published("LFM2-1.2B")
+    assert takes(config)["state_bytes"] == 10 * 2 * 2048 * 2
+    assert reachable(config, 100) == 100 * 6 * 2 * 8 * 64 * 2
 
 
 def test_latent_attention_stores_one_vector_of_a_token_for_all_heads() -> None:
