@@ -71,16 +71,21 @@ class RoutedExperts:
         self._gate_up, self._down = (grouped(product, experts.number, device) for product in others)
         self._swiglu, self.kernel = backend.swiglu, others[-1].kernel
 
+    # region exercise 10.3
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The experts of each token, and the share of each in its result: [tokens, top_k]."""
         shares, chosen = softmax(self._router(x), -1, dtype=torch.float32).topk(self.experts.top_k)
         return chosen, shares / shares.sum(-1, keepdim=True) if self.experts.norm_topk else shares
 
+    # endregion
+
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         chosen, shares = self.route(x)
+        # region exercise 10.3
         ordered, order = chosen.flatten().sort(stable=True)
         groups = torch.arange(self.experts.number, device=x.device)
         ends = torch.searchsorted(ordered, groups, right=True, out_int32=True)
+        # endregion
         rows = x[order // self.experts.top_k]
         of_gate_up, of_down = self._biases
         inner = self._swiglu(with_bias(self._gate_up(rows, ends), of_gate_up, ordered))

@@ -52,6 +52,7 @@ def sequences(step: StepTensors) -> Sequences:
     return found
 
 
+# region exercise 10.4
 def causal_conv(x: Tensor, states: Tensor, weight: Tensor, bias: Tensor | None, step: StepTensors) -> Tensor:
     """A causal convolution of each channel over each sequence. x: [tokens, width]; states: [rows, taps - 1, width], the
     inputs before x, which become the last ones of x; weight: [width, taps]. Summed in float32."""
@@ -71,6 +72,9 @@ def causal_conv(x: Tensor, states: Tensor, weight: Tensor, bias: Tensor | None, 
     for tap in range(kept + 1):
         total = total + row[places - kept + tap].float() * weight[:, tap].float()
     return total.to(x.dtype)
+
+
+# endregion
 
 
 class ShortConv:
