@@ -75,6 +75,16 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "head_dim": 128, "num_experts": 128, "num_experts_per_tok": 8, "norm_topk_prob": True, "rope_theta": 1e6,
         "max_position_embeddings": 40_960,
     },
+    "gpt-oss-20b": {
+        "model_type": "gpt_oss", "vocab_size": 201_088, "num_hidden_layers": 24, "hidden_size": 2880,
+        "intermediate_size": 2880, "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64,
+        "sliding_window": 128, "num_local_experts": 32, "num_experts_per_tok": 4, "max_position_embeddings": 131_072,
+        "rope_theta": 150_000,
+        "rope_scaling": {
+            "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+            "original_max_position_embeddings": 4096,
+        },
+    },
     "LFM2-1.2B": {
         "model_type": "lfm2", "vocab_size": 65_536, "num_hidden_layers": 16, "hidden_size": 2048,
         "block_ff_dim": 12_288, "intermediate_size": 12_288, "num_attention_heads": 32, "num_key_value_heads": 8,

@@ -18,7 +18,7 @@ from phase2_prefill_decode.loading.config import ModelConfig
 
 CONTEXT = 32_768  # tokens of a request
 BATCHES = 1, 8, 64, 512  # requests that decode together
-BY_BATCH = "Qwen3-8B", "Mixtral-8x7B", "OLMoE-1B-7B", "Qwen3-30B-A3B"
+BY_BATCH = "Qwen3-8B", "Mixtral-8x7B", "OLMoE-1B-7B", "Qwen3-30B-A3B", "gpt-oss-20b"
 
 
 class Latent(NamedTuple):
