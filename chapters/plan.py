@@ -51,7 +51,7 @@ PAGES = (
     Page("07_fast", "7: fast", 0, 2, "what makes one step ahead possible"),
     Page("08_constrained", "8: constrained decoding", 0, 2.5, "masks, and a grammar that follows an output"),
     Page("09_fits_in_memory", "9: fits in memory", 0, 2, "numbers of 8 and 4 bits, and what files of them hide"),
-    Page("10_models", "10: models", 0, 1.5, "the description of a family, a layer that follows it, latent attention"),
+    Page("10_models", "10: models", 0, 2.5, "the description of a family, experts, a layer with a state"),
     Page("11_speculation", "11: speculation", 0, 2, "drafts, which of them count, and how many pay"),
     Page("12_scale", "12: scale", 0, 1, "what a rank holds, and a sum over ranks"),
     Page("capstone", "Capstone", 0, 3, "a policy of your own"),
