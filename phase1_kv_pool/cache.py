@@ -69,6 +69,10 @@ class PagedCache:
         """The number of tokens that the whole pool can hold: the limit for one request."""
         return self.allocator.num_pages * self.page_size
 
+    @property
+    def num_free(self) -> int:
+        return self.allocator.num_free
+
     def cached_tokens(self, request: Request) -> int:
         """The number of cached prefix tokens that `attach` would return now. Changes nothing."""
         return 0
@@ -129,8 +133,8 @@ class PagedCache:
         return self._rows[request.id]
 
     def changes(self) -> Iterator[tuple[int, int, Sequence[int]]]:
-        """The row, the first changed entry and the page table of each request in `changed`."""
-        return ((self._rows[name], first, self.tables[name]) for name, first in self.changed.items())
+        """The row, the first changed entry and the pages from there on, of each request in `changed`."""
+        return ((self._rows[name], first, self.tables[name][first:]) for name, first in self.changed.items())
 
     def copied(self) -> None:
         """Note that the device has these changes: the runner has launched a step that copies them."""

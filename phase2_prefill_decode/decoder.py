@@ -32,6 +32,7 @@ class StepTensors(NamedTuple):
     newest_rows: Tensor  # [draws] int64, the rows of the device state that get the drawn tokens
     sampling: SamplingInputs  # the parameters of the draws, which are from the first of these rows
     rows: Tensor | None = None  # [sequences] int32, the row of each in the device state
+    by_layer: Sequence["StepTensors"] = ()  # for each layer, if their page tables differ
 
 
 class WholeStep(Protocol):
@@ -169,8 +170,8 @@ class Decoder:
         """Compute one step: store the keys and values of its tokens. Returns the logits of the draws, in `out` if that
         is given, and the final hidden states, of which those after the draws may be read."""
         draws = step.newest_rows.shape[0]  # `len` of a tensor takes four times as long
-        only_draws = step.last is None or step.last.shape[0] == draws
-        if self.whole_step is not None and out is None and only_draws and self.whole_step.takes(step):
+        at_once = not step.by_layer and (step.last is None or step.last.shape[0] == draws)
+        if self.whole_step is not None and out is None and at_once and self.whole_step.takes(step):
             x, rope = self.inputs(step)
             return self.whole_step(x, rope[0], step, pool), x
         hidden = self.hidden(step, pool)
@@ -181,9 +182,9 @@ class Decoder:
     def hidden(self, step: StepTensors, pool: Sequence[KVLayer]) -> Tensor:
         """Compute a step up to `lm_head`: the final hidden states [rows, hidden_size]."""
         (x, rope), residual = self.inputs(step), None
-        for layer, angles, kv in zip(self.layers, rope, pool, strict=False):  # sizing: one layer over a whole pool
+        for layer, angles, kv, own in zip(self.layers, rope, pool, step.by_layer or [step] * len(rope), strict=False):
             rows = step.last if layer is self.layers[-1] else None  # other rows end with the last attention
-            x, residual = layer(x, residual, angles, step, kv, rows)
+            x, residual = layer(x, residual, angles, own, kv, rows)
         x, _ = self.norm(x, residual)
         return x
 

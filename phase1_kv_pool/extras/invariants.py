@@ -5,6 +5,7 @@ from collections.abc import Set
 
 from phase1_kv_pool.allocator import PageAllocator, PageError
 from phase1_kv_pool.cache import PagedCache
+from phase1_kv_pool.extras.windows import WindowedCache
 
 
 def check_allocator(allocator: PageAllocator) -> None:
@@ -30,3 +31,26 @@ def check_counts(cache: PagedCache, cached: Set[int] = frozenset()) -> None:
         references, count = tables[page] + (page in cached), cache.allocator.count(page)
         if count != references:
             raise PageError(f"page {page} has {references} references and a count of {count}")
+
+
+def check_windows(cache: WindowedCache, unheld: Set[int] = frozenset()) -> None:
+    """Raise PageError unless each physical page is free, or belongs to one group of one logical page, which needs it:
+    those of full groups to pages in use, those of windowed groups to pages in the span of a request, and to the
+    `unheld` pages of a prefix cache."""
+    pages, groups = cache.pages, cache.groups
+    check_allocator(pages.memory)
+    owned = [page for owner in (pages.full, pages.windowed) for each in owner.values() for page in each]
+    used = [page for page, count in enumerate(pages.memory.counts) if count]
+    if sorted(owned) != used or set(pages.memory.counts) > {0, 1}:
+        raise PageError(f"physical pages {used} are in use, and logical pages have {sorted(owned)}")
+    in_use = {page for page, count in enumerate(pages.counts) if count}
+    held = Counter(cache.tables[name][index] for name in cache.first for index in cache.span_of(name))
+    if {*pages.full} != in_use or {*pages.windowed} != held.keys() | unheld:
+        raise PageError(f"pages {in_use} are in use, {held} in spans; {pages.full} and {pages.windowed} have memory")
+    sizes = {*map(len, pages.full.values())}, {*map(len, pages.windowed.values())}
+    if not (sizes[0] <= {groups.full} and sizes[1] <= {groups.windowed}):
+        raise PageError(f"logical pages have {sizes} physical ones, of {groups.full} and {groups.windowed} groups")
+    if held != cache.holders or cache.debt != held.total() - len(held) or not held.keys().isdisjoint(unheld):
+        raise PageError(f"spans have the pages {held}, counted as {cache.holders}, {cache.debt} of them for later")
+    if cache.num_free < 0:
+        raise PageError(f"{-cache.num_free} more pages are promised to requests than can be had")

@@ -46,3 +46,16 @@ class PiecewiseOptions:
 
     def __post_init__(self) -> None:
         check_fields(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowOptions:
+    disable_hybrid_kv_cache_manager: bool | None = option(
+        None,
+        "keep all pages of layers with sliding windows (on a CPU if other layers have none, whose decodes are faster "
+        "with one page table; with draft models, tensor parallelism or graphs in pieces)",
+        check=check_bool,
+    )
+
+    def __post_init__(self) -> None:
+        check_fields(self)

@@ -42,7 +42,7 @@ class DeviceState:
         if not cache.changed:
             return
         rows = max((row + 1 for row, _, _ in cache.changes()), default=0)
-        pages = max((len(table) for _, _, table in cache.changes()), default=0)
+        pages = max((first + len(pages) for _, first, pages in cache.changes()), default=0)
         old_rows, old_pages = self.page_table.shape
         if rows < old_rows and pages <= old_pages:
             return

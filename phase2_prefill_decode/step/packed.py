@@ -139,9 +139,9 @@ def pack(
     rows = [cache.row(part.request) for part in batch.slices]
     changed: list[int] = []
     pages: list[int] = []
-    for row, first, table in cache.changes():
-        changed += range(row * width + first, row * width + len(table))
-        pages += table[first:]
+    for row, first, entries in cache.changes():
+        changed += range(row * width + first, row * width + first + len(entries))
+        pages += entries
     lengths = [part.length for part in batch.slices]
     return PackedStep(
         tokens=tokens,

@@ -6,15 +6,21 @@ from copy import deepcopy
 
 from phase1_kv_pool.allocator import PageError
 from phase1_kv_pool.cache import PagedCache
-from phase1_kv_pool.extras.invariants import check_counts
+from phase1_kv_pool.extras.invariants import check_counts, check_windows
+from phase1_kv_pool.extras.windows import WindowedCache
 from phase4_radix.extras.nodes import nodes_of, path_to
+from phase4_radix.extras.windows import WindowedPrefixCache
 from phase4_radix.prefix_cache import PrefixCache
 from phase4_radix.radix_tree import FREE, ROOT, RadixTree
 
 
 def check_cache(cache: PagedCache) -> None:
     """Raise PageError unless every page's reference count equals the tables that name it, plus one if the tree holds
-    it, and every node's reference count equals the requests that have locked it."""
+    it, and every node's reference count equals the requests that have locked it. Of layers with windows, also what
+    `check_windows` says."""
+    if isinstance(cache, WindowedCache):
+        unheld = {page for page, _ in cache.unheld.items()} if isinstance(cache, WindowedPrefixCache) else set[int]()
+        check_windows(cache, unheld)
     if not isinstance(cache, PrefixCache):
         check_counts(cache)
         return
@@ -22,6 +28,8 @@ def check_cache(cache: PagedCache) -> None:
     nodes = {view.node: view for view in nodes_of(cache.tree)}
     cached = {page for view in nodes.values() for page in view.pages}
     check_counts(cache, cached)
+    if isinstance(cache, WindowedPrefixCache) and not cached.issuperset([*cache.times, *cache.reused]):
+        raise PageError(f"windowed pages are cached of {cache.times.keys() | cache.reused}, and the tree has {cached}")
     locks = Counter[int]()
     for name, handle in cache.handles.items():
         path, table = path_to(cache.tree, handle.node), cache.tables[name]

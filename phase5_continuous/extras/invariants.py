@@ -111,8 +111,7 @@ def _check_room(scheduler: Scheduler) -> None:
     waits = any(sequence.request is request for sequence in scheduler.turns)
     _hold(waits, f"no other request may pass {request.id}, and it does not wait")
     watermark = running_set.watermark if running_set.running or running_set.leaving else 0
-    needed, available = demand(cache, request)
-    needed += watermark // cache.page_size
+    needed, available = demand(cache, request, watermark)
     fits = f"request {request.id} waits for pages: needed {needed}, available {available}"
     _hold(needed > available, fits)
 

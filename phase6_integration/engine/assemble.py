@@ -16,7 +16,6 @@ from phase2_prefill_decode.model import Model, load_tokenizer, sampler_for
 from phase2_prefill_decode.sampling.sampler import Sampler
 from phase2_prefill_decode.step.graphs import batch_sizes
 from phase2_prefill_decode.step.packed import PackedStep
-from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.connect import turns
 from phase5_continuous.policies import policy
 from phase5_continuous.scheduler import Scheduler
@@ -73,16 +72,19 @@ def connected(model: Model, options: EngineOptions) -> Assembled:
     activations += sum(graph_bytes(one, recorded, context) for one in computing)
     states = extras.state_bytes(model, options, 2 * running if on_gpu else running)
     activations += states
+    ahead = options.ahead(on_gpu and extender is None)
+    layouts = [extras.kv_layout(one.layout, model, options, budget, ahead, context) for one in computing]
+    longest = max(running * layouts[0].pages_for(min(context, LONG)), layouts[0].pages_for(context))
     pages = options.kv_cache_pages or pages_that_fit(
-        [one.layout for one in computing],
+        layouts,
         device,
         model.decoder.backend.free_bytes(device),
         options.gpu_memory_utilization,
         activations,
-        max(running * min(context, LONG), context),
+        longest * options.page_size,
     )
-    kind = PrefixCache if options.enable_prefix_caching and not states else PagedCache
-    caches = [kind(pages, options.page_size) for _ in computing]
+    shares = options.enable_prefix_caching and not states
+    caches = [extras.cache_for(layout, pages, shares) for layout in layouts]
     context = context_length(options, context, caches[0])
 
     scheduler = Scheduler(
@@ -92,17 +94,17 @@ def connected(model: Model, options: EngineOptions) -> Assembled:
         policy=policy(options.scheduling_policy),
         turns=turns(),
         max_running=running,
-        ahead=options.ahead(on_gpu and extender is None),
+        ahead=ahead,
         extender=extender,
     )
-    ahead = scheduler.ahead > 0
     runner, *others = (
-        make_runner(one, cache, context, recorded, ahead=ahead) for one, cache in zip(computing, caches, strict=True)
+        make_runner(one, cache, context, recorded, ahead=ahead > 0)
+        for one, cache in zip(computing, caches, strict=True)
     )
     extras.connect_companions(extender, runner, others)
     core = IsolatingCore(scheduler, IsolatingRunner(runner, LoadShedding(scheduler)), time.monotonic)
     served = replace(model, config=replace(model.config, max_position_embeddings=context))
-    parts = Assembled(served, scheduler, core, sampler, computing[0].layout)
+    parts = Assembled(served, scheduler, core, sampler, layouts[0])
     if model.decoder.processes is not None:
         parts.resources.callback(model.decoder.processes.close)
     core.observers += extras.observers(scheduler, options, parts.resources)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from phase0_request.params import MAX_LOGPROBS, SamplingParams
 from phase0_request.support.checks import ConfigError, has_extras
 from phase0_request.support.options import joined
+from phase1_kv_pool.cache import PagedCache
 from phase2_prefill_decode.connect import check_split
 from phase4_radix.prefix_cache import PrefixCache
 from phase6_integration.engine.options import EngineOptions
@@ -21,17 +22,21 @@ if TYPE_CHECKING:  # a server reads options without torch
     import torch
 
     from phase0_request.core import CoreObserver
+    from phase1_kv_pool.layout import KVLayout
     from phase1_kv_pool.pool import KVPool
     from phase2_prefill_decode.loading.config import ModelConfig
     from phase2_prefill_decode.model import Model
     from phase2_prefill_decode.sampling.sampler import Sampler
+    from phase2_prefill_decode.step.device_state import DeviceState
     from phase2_prefill_decode.step.runner import ModelRunner
+    from phase3_chunked_prefill.budget import TokenBudget
     from phase5_continuous.scheduler import Extender, Scheduler
     from phase6_integration.engine.loop_hooks import Extra
     from phase6_integration.engine.stats import Gauges
 
 log = logging.getLogger(__name__)
 ONE, TWO, FIVE, SIX = "phase1_kv_pool", "phase2_prefill_decode", "phase5_continuous", "phase6_integration"
+MOST_DRAFTED = 64  # tokens of a step
 SPARE_ROWS, SPARE_ROWS_ON_GPU = 3, 64  # of a step; a few on a CPU, where a small model's weights are in its cache
 Companions = Sequence[tuple["Model", "Sampler"]]
 
@@ -48,9 +53,14 @@ def extra_options() -> list[type]:
     """The option dataclasses of the installed extras."""
     kinds: list[type] = []
     if has_extras(TWO):
-        from phase2_prefill_decode.extras.options import ParallelOptions, PiecewiseOptions, QuantizationOptions
+        from phase2_prefill_decode.extras.options import (
+            ParallelOptions,
+            PiecewiseOptions,
+            QuantizationOptions,
+            WindowOptions,
+        )
 
-        kinds += [QuantizationOptions, ParallelOptions, PiecewiseOptions]
+        kinds += [QuantizationOptions, ParallelOptions, PiecewiseOptions, WindowOptions]
     if has_extras(FIVE):
         from phase5_continuous.extras.options import InvariantOptions, SpeculationOptions
 
@@ -175,6 +185,68 @@ def piece_counts(options: EngineOptions, device: torch.device, tokens: int) -> S
     from phase2_prefill_decode.extras.piecewise import token_counts
 
     return token_counts(tokens)
+
+
+def kv_layout(
+    layout: KVLayout, model: Model, options: EngineOptions, budget: TokenBudget, ahead: int, context: int
+) -> KVLayout:
+    """The layout of a pool. Layers with windows free the pages before them, unless what computes the steps has one page
+    table for all layers: ranks, pieces of graphs, a draft model beside the target, and on a CPU the whole step."""
+    if not has_extras(ONE) or not has_extras(TWO):
+        return layout
+    from phase1_kv_pool.extras.layer_groups import GroupedLayout, LayerGroups, within
+
+    disabled, speculative = options.more.get("disable_hybrid_kv_cache_manager"), options.more.get("speculative_config")
+    in_flight = budget.max_chunk_size * (1 + ahead) + (MOST_DRAFTED if speculative else 0)
+    groups = LayerGroups.of(within(model.config.windows, context), in_flight)
+    pieces, drafts = options.more.get("enable_piecewise_cuda_graph"), "model" in (speculative or {})
+    one_table = model.decoder.processes is not None or pieces or drafts
+    one_table |= not all(layer.paged for layer in model.config.layers)
+    if groups is None or disabled or (one_table and disabled is None):
+        return layout
+    if one_table:
+        raise ConfigError(
+            "disable_hybrid_kv_cache_manager=False gives layers page tables of their own: it goes neither with "
+            "tensor_parallel_size, nor with enable_piecewise_cuda_graph, a draft model, or layers that keep states"
+        )
+    if disabled is None and groups.count > 1 and model.decoder.whole_step is not None:
+        return layout
+    return GroupedLayout.of(layout, groups)
+
+
+def cache_for(layout: KVLayout, pages: int, shares: bool) -> PagedCache:
+    """The cache of a pool with this layout; with `shares`, a prefix cache."""
+    if not has_extras(ONE):
+        return (PrefixCache if shares else PagedCache)(pages, layout.page_size)
+    from phase1_kv_pool.extras.layer_groups import GroupedLayout
+    from phase1_kv_pool.extras.windows import WindowedCache
+    from phase4_radix.extras.windows import WindowedPrefixCache
+
+    if isinstance(layout, GroupedLayout) and layout.groups is not None:
+        return (WindowedPrefixCache if shares else WindowedCache)(layout.groups, pages, layout.page_size)
+    return (PrefixCache if shares else PagedCache)(pages, layout.page_size)
+
+
+def pool_for(layout: KVLayout, cache: PagedCache, device: torch.device) -> KVPool:
+    """The pool of a cache, for a model with this layout."""
+    if has_extras(ONE) and has_extras(TWO):
+        from phase2_prefill_decode.extras import windows
+
+        return windows.pool_for(layout, cache, device)
+    from phase1_kv_pool.pool import KVPool
+
+    return KVPool(layout, cache.usage.total, device)
+
+
+def state_for(cache: PagedCache, device: torch.device, rows: int = 0, pages: int = 0) -> DeviceState:
+    """What stays on the device between steps, for the page tables of a cache."""
+    if has_extras(ONE) and has_extras(TWO):
+        from phase2_prefill_decode.extras import windows
+
+        return windows.state_for(cache, device, rows, pages)
+    from phase2_prefill_decode.step.device_state import DeviceState
+
+    return DeviceState(device, rows, pages)
 
 
 def touch(pool: KVPool) -> None:

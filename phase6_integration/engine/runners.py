@@ -5,14 +5,12 @@ from typing import NamedTuple
 
 from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.layout import KVLayout
-from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.connect import runner_for
 from phase2_prefill_decode.model import Model
 from phase2_prefill_decode.sampling.sampler import Sampler
-from phase2_prefill_decode.step.device_state import DeviceState
 from phase2_prefill_decode.step.graphs import cuda_record
 from phase2_prefill_decode.step.runner import ModelRunner
-from phase6_integration.engine.connect_engine import record_pieces, touch
+from phase6_integration.engine.connect_engine import pool_for, record_pieces, state_for, touch
 
 
 class Computing(NamedTuple):
@@ -37,12 +35,12 @@ def make_runner(
     model, sampler, layout = computing
     decoder = model.decoder
     decoder.rope(context)  # the tables are built now, not in the middle of a step
-    pool = KVPool(layout, cache.max_tokens // cache.page_size, decoder.device)
+    pool = pool_for(layout, cache, decoder.device)
     touch(pool)
     if not recorded.sizes:
-        return runner_for(decoder, pool, cache, sampler, ahead=ahead)
+        return runner_for(decoder, pool, cache, sampler, state_for(cache, pool.device), ahead=ahead)
     rows = 2 * max(recorded.sizes)  # as many may have ended in flight as run
-    state = DeviceState(pool.device, rows, -(-context // cache.page_size))
+    state = state_for(cache, pool.device, rows, -(-context // cache.page_size))
     runner, record = runner_for(decoder, pool, cache, sampler, state, ahead=ahead), cuda_record()
     record_pieces(runner, recorded.counts, context, record)
     runner.record(recorded.sizes, context, record)

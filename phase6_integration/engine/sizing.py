@@ -42,7 +42,7 @@ def profile(computing: Computing, tokens: int, running: int, context: int) -> in
         kinds = dict(zip(model.config.layers, decoder.layers, strict=True))
         decoder.config = replace(model.config, num_hidden_layers=len(kinds), layers=tuple(kinds))
         decoder.layers = [*kinds.values()]
-    pool = KVPool(layout, cache.max_tokens // page_size, decoder.device)
+    pool = KVPool(layout, cache.usage.total, decoder.device)
     runner = runner_for(decoder, pool, cache, sampler)
     params = largest_params()
     dummies = [Request(f"{number}", (0,) * length, params) for number in range(requests)]

@@ -4,6 +4,7 @@ import json
 
 from phase0_request.core import CoreObserver, Step
 from phase0_request.request import Request
+from phase1_kv_pool.extras.windows import WindowedCache
 from phase3_chunked_prefill.budget import StepPlan
 from phase4_radix.extras.nodes import nodes_of, path_to
 from phase4_radix.prefix_cache import PrefixCache
@@ -108,7 +109,9 @@ class Recorded(CoreObserver):
                 return request.total > budget.max_chunk_size
             case "pages" | "watermark", (needed, available):
                 cache.attach(request)
-                missing = cache._missing(request, request.total)
+                missing = (cache.lacking if isinstance(cache, WindowedCache) else cache._missing)(
+                    request, request.total
+                )
                 fits = cache.can_grow(request, request.total)
                 fits_beside = cache.can_grow(request, request.total + running_set.watermark)
                 cache.release(request)

@@ -27,7 +27,7 @@ from phase5_continuous.policies import ByPriority, FirstComeFirstServed, Longest
 from phase5_continuous.scheduler import Scheduler
 from phase5_continuous.turns import OneQueue, Turns
 from tests.phase5_continuous.recorded import Recorded
-from tests.phase5_continuous.support import EOS, Engine, Oracle, draft_model, waiting_of
+from tests.phase5_continuous.support import EOS, Device, Engine, Oracle, draft_model, waiting_of
 
 BEGINNINGS = [(), (5,) * 4, (5,) * 8, (5,) * 8 + (6,) * 5]
 
@@ -49,6 +49,7 @@ class Anything(RuleBasedStateMachine):
     """Requests with shared prefixes, in a pool that holds a few of them."""
 
     cache_type: type[PagedCache] = PagedCache
+    device_type: type[Device] = Device
     how = "one by one"
     turns: Callable[[int | None], Turns] = FairQueues
     ahead = 0
@@ -76,7 +77,7 @@ class Anything(RuleBasedStateMachine):
         policy: FirstComeFirstServed | ByPriority | LongestPrefixFirst,
         queue_limit: int | None,
     ) -> None:
-        self.cache = self.cache_type(room // page_size, page_size)
+        self.cache = self.make_cache(room // page_size, page_size, min(chunk, batched))
         proposers: dict[str, Callable[[], Proposer]] = {
             "with drafts": Oracle,
             "with a draft model": lambda: draft_model(self.cache_type(room // page_size // 2, page_size)),
@@ -95,8 +96,12 @@ class Anything(RuleBasedStateMachine):
             extender=None if proposer is None else Speculation(proposer, 5, spare_rows=200),
         )
         self.engine, self.queue_limit = Engine(scheduler), queue_limit
+        self.engine.device = self.device_type(self.cache)
         self.recorded = Recorded(self.engine)
         self.joined: Recorded | None = None  # a record that began in the middle
+
+    def make_cache(self, pages: int, page_size: int, chunk: int) -> PagedCache:
+        return self.cache_type(pages, page_size)
 
     @rule(burst=st.lists(ARRIVALS, min_size=1, max_size=4))
     def submit(self, burst: list[Arrival]) -> None:
@@ -259,10 +264,11 @@ def run_machine(
     examples: int,
     rarely: int,
     turns: Callable[[int | None], Turns] = FairQueues,
+    machine: type[Anything] = Anything,
 ) -> int:
     """The number of rules that were run. Each rare case is counted, and must have happened."""
 
-    class Machine(Anything):
+    class Machine(machine):  # type: ignore[misc, valid-type]
         pass
 
     Machine.cache_type, Machine.how, Machine.ahead, Machine.turns = cache_type, how, int(how == "ahead"), turns

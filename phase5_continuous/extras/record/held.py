@@ -6,6 +6,7 @@ from typing import NamedTuple
 from phase0_request.queue import SequenceState
 from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
+from phase1_kv_pool.extras.windows import WindowedCache
 from phase3_chunked_prefill.budget import StepPlan
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.admission import waits_for_prefix
@@ -62,9 +63,12 @@ def _lacking(scheduler: Scheduler, request: Request) -> Held:
     return Held(request, "pages" if needed > available else "watermark", (needed, available))
 
 
-def demand(cache: PagedCache, request: Request) -> tuple[int, int]:
-    """The pages that a request without a page table needs for all its tokens, and the pages available to it."""
-    needed, available = -(-request.total // cache.page_size), cache.allocator.num_free
+def demand(cache: PagedCache, request: Request, more: int = 0) -> tuple[int, int]:
+    """The pages that a request without a page table needs for all its tokens and as many `more`, and the pages
+    available to it."""
+    if isinstance(cache, WindowedCache):
+        return cache.demand(request, request.total + more)
+    needed, available = -(-(request.total + more) // cache.page_size), cache.allocator.num_free
     if not isinstance(cache, PrefixCache):
         return needed, available
     cached = cache.match(request).pages  # its page table would lock those that no other names

@@ -1,0 +1,60 @@
+"""Page tables for each group of layers, on the device: a pool whose tensors the groups share, and a DeviceState that
+gives each layer the page table and slots of its group."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from phase1_kv_pool.cache import PagedCache
+from phase1_kv_pool.extras.layer_groups import GroupedLayout, LayerGroups
+from phase1_kv_pool.extras.windows import WindowedCache
+from phase1_kv_pool.layout import KVLayout
+from phase1_kv_pool.pool import KVPool
+from phase2_prefill_decode.decoder import StepTensors
+from phase2_prefill_decode.step.device_state import DeviceState
+from phase2_prefill_decode.step.packed import PackedStep
+
+
+def pool_for(layout: KVLayout, cache: PagedCache, device: torch.device) -> KVPool:
+    """The pool of a cache, for a model with this layout. Of a WindowedCache, layers in the same place of their groups
+    have one tensor, and the null page is the last."""
+    if not isinstance(cache, WindowedCache):
+        return KVPool(layout, cache.usage.total, device)
+    pool = KVPool(GroupedLayout.of(layout, cache.groups), cache.null + 1, device)
+    pool.layers = [pool.layers[place] for _, place in cache.groups.places]
+    return pool
+
+
+def state_for(cache: PagedCache, device: torch.device, rows: int, pages: int) -> DeviceState:
+    if isinstance(cache, WindowedCache):
+        return WindowedState(cache.groups, cache.page_size, device, rows, pages)
+    return DeviceState(device, rows, pages)
+
+
+class WindowedState(DeviceState):
+    """A DeviceState with the page tables of a WindowedCache: an entry has a page for each group."""
+
+    def __init__(self, groups: LayerGroups, page_size: int, device: torch.device, rows: int, pages: int) -> None:
+        super().__init__(device, rows, pages * groups.count)
+        self.groups = groups
+        self.page_size = page_size
+
+    def load(self, step: PackedStep, arrays: Sequence[Tensor]) -> StepTensors:
+        tensors = super().load(step, arrays)
+        metadata, positions = tensors.metadata, tensors.positions
+        entries = metadata.page_table.shape[1] // self.groups.count
+        table = metadata.page_table[:, : entries * self.groups.count]
+        tables = table.reshape(len(table), entries, -1).permute(2, 0, 1).contiguous()  # [groups, sequences, entries]
+        rows = torch.arange(len(positions), dtype=torch.int32, device=positions.device)
+        sequences = torch.bucketize(rows, metadata.cu_seqlens_q[1:], right=True)
+        pages = tables[:, sequences, positions // self.page_size].long()  # [groups, tokens]
+        slots = torch.where(tensors.slots < 0, -1, pages * self.page_size + positions % self.page_size)
+        steps = [
+            tensors._replace(slots=own, metadata=replace(metadata, page_table=table))
+            for own, table in zip(slots, tables, strict=True)
+        ]
+        if len(steps) == 1:
+            return steps[0]
+        return steps[0]._replace(by_layer=[steps[group] for group, _ in self.groups.places])

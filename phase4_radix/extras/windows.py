@@ -1,0 +1,150 @@
+"""WindowedPrefixCache: a prefix cache whose pages may have lost their windowed part.
+
+The tree names logical pages (`phase1_kv_pool.extras.windows`), and is that of the core. What a cached page has in
+windowed groups can be evicted before the page itself, since a match needs it of the last pages only: those that the
+window of the next token reaches. So a match is cut where these are not all there.
+
+What is evicted first decides what can be found again. Pages that a request has passed over on its way come first, since
+only a request that branches off there would use them. The end of a request, and where a match ended or a prefix had to
+be computed twice, is kept for as long as the leaves of the tree that were used at that time.
+"""
+
+from phase0_request.request import Request
+from phase1_kv_pool.cache import PageUsage
+from phase1_kv_pool.extras.layer_groups import LayerGroups
+from phase1_kv_pool.extras.windows import WindowedCache
+from phase4_radix.eviction import EvictionQueue
+from phase4_radix.prefix_cache import PrefixCache
+from phase4_radix.radix_tree import Match
+
+PASSED = 1 << 40  # earlier than any leaf was used
+
+
+class WindowedPrefixCache(WindowedCache, PrefixCache):
+    """A PrefixCache of logical pages. The windowed part of each is free, held by requests, or cached: evictable."""
+
+    def __init__(self, groups: LayerGroups, num_pages: int, page_size: int = 16) -> None:
+        super().__init__(groups, num_pages, page_size)
+        self.unheld = EvictionQueue()  # logical pages in the tree whose windowed pages are in no span
+        self.times: dict[int, int] = {}  # the last use of each, for that queue
+        self.reused: set[int] = set()  # logical pages that a match has used, or that were computed again
+
+    @property
+    def usage(self) -> PageUsage:
+        memory, groups = self.pages.memory, self.groups
+        cached = groups.full * self.tree.num_evictable + groups.windowed * len(self.unheld)
+        return PageUsage(memory.num_pages, memory.num_free, memory.num_used - cached, cached)
+
+    def match(self, request: Request) -> Match:
+        """The longest cached prefix at whose end the whole window is cached."""
+        match = super().match(request)
+        length = self._usable(match.pages)
+        if length == len(match.pages):
+            return match
+        return self.tree.match(request.tokens(0, length * self.page_size), request.cache_salt)
+
+    def _usable(self, pages: list[int]) -> int:
+        """How many of these pages of a prefix a request can begin with."""
+        length = index = len(pages)
+        while index > max(length - self.before, 0):
+            index -= 1
+            if pages[index] not in self.pages.windowed:
+                length = index
+        return length
+
+    def demand(self, request: Request, tokens: int) -> tuple[int, int]:
+        cached, groups, pages = self.match(request).pages, self.groups, -(-tokens // self.page_size)
+        first = max(len(cached) - self.before, 0)
+        needed = groups.windowed * (min(pages, first + self.span) - len(cached))
+        needed += groups.full * (pages - len(cached))
+        locked = sum(self.allocator.count(page) == 1 for page in cached)  # its page table would lock them
+        return needed, self.num_free - groups.full * locked - groups.windowed * (len(cached) - first)
+
+    def grow(self, request: Request, tokens: int) -> None:
+        handle = self.handles[request.id]
+        matched = [] if handle.counted else self.table(request)[self.first[request.id] :]
+        super().grow(request, tokens)
+        self.reused.update(matched)
+
+    def release(self, request: Request) -> None:
+        handle, table, span = self.handles.get(request.id), self.table(request), self.span_of(request.id)
+        super().release(request)
+        if handle is not None and handle.counted:
+            for page in table[span.start : handle.published]:
+                self.reused.add(page)
+                if page not in self.holders:
+                    self._cache_windowed(page, self.tree.nodes[handle.node].last_used)
+
+    def reset(self) -> int:
+        before = self.pages.memory.num_free
+        super().reset()
+        while self.unheld:
+            self._evict_windowed()
+        return self.pages.memory.num_free - before
+
+    def _publish(self, request: Request) -> None:
+        """Where the tree's page replaces one that was computed again, it takes over its windowed pages if it has lost
+        its own."""
+        start = self.handles[request.id].published
+        own = self.table(request)[start : request.computed // self.page_size]
+        self.allocator.share(own)
+        PrefixCache.publish(self, request)
+        windowed = self.pages.windowed
+        for index, (page, cached) in enumerate(zip(own, self.table(request)[start:], strict=False), start):
+            if page != cached and index >= self.first[request.id]:
+                del self.holders[page]
+                if cached not in windowed:
+                    windowed[cached] = windowed.pop(page)
+                self._hold(cached)
+                self.reused.add(cached)
+        self.allocator.release(own)
+
+    def _hold(self, page: int) -> None:
+        super()._hold(page)
+        self.unheld.discard(page)
+
+    def _unheld(self, request: Request, index: int) -> None:
+        handle, page = self.handles.get(request.id), self.tables[request.id][index]
+        if handle is None or index >= handle.published:  # it is not in the tree
+            super()._unheld(request, index)
+        elif handle.counted:
+            time = self.tree.nodes[handle.node].last_used
+            self._cache_windowed(page, time if page in self.reused else time - PASSED)
+        else:  # the request was never admitted
+            self._cache_windowed(page, self.times[page])
+
+    def _cache_windowed(self, page: int, time: int) -> None:
+        self.times[page] = time
+        self.unheld.add(page, time)
+
+    def _take(self, n: int) -> list[int]:
+        while self.pages.memory.num_free < n:
+            self._evict_next()
+        return super()._take(n)
+
+    def _evict_next(self) -> None:
+        """Evict the windowed pages, or the leaf of the tree, that were used least recently."""
+        self.counts.evictions += 1
+        leaves, unheld = self.tree.leaves if self.groups.full else (), self.unheld
+        if not unheld or (leaves and self.tree.nodes[leaves.oldest()].last_used <= self.times[unheld.oldest()]):
+            self._evict(1)
+        else:
+            self._evict_windowed()
+
+    def _evict_windowed(self) -> None:
+        page = self.unheld.oldest()
+        self._forget(page)
+        self.pages.free_windowed(page)
+
+    def _evict(self, count: int) -> int:
+        pages = self.tree.evict(count)
+        for page in pages:
+            self._forget(page)
+        for observer in self.observers if pages else ():
+            observer.removed(pages)
+        return self.allocator.release(pages)
+
+    def _forget(self, page: int) -> None:
+        self.unheld.discard(page)
+        self.times.pop(page, None)
+        self.reused.discard(page)

@@ -1,0 +1,146 @@
+"""Pages before a window are freed, and no token changes: greedy, float32, beside transformers."""
+
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from phase0_request.core import EngineCore
+from phase0_request.params import SamplingParams
+from phase1_kv_pool import PageUsage
+from phase1_kv_pool.extras.layer_groups import LayerGroups
+from phase1_kv_pool.extras.windows import WindowedCache
+from phase2_prefill_decode.connect import runner_for
+from phase2_prefill_decode.engine import Engine
+from phase2_prefill_decode.extras.windows import pool_for, state_for
+from phase2_prefill_decode.model import Model, sampler_for
+from phase3_chunked_prefill.budget import TokenBudget
+from phase4_radix.extras.windows import WindowedPrefixCache
+from phase5_continuous.engine import continuous
+from phase5_continuous.extras.invariants import check
+from phase5_continuous.scheduler import Scheduler
+from tests.phase2_prefill_decode.models import saved, variant
+from tests.phase2_prefill_decode.test_identity import theirs
+
+ANSWER = 24
+CHUNK = 8
+PAGE = 4
+BUDGET = TokenBudget(CHUNK, 20)
+
+
+class Case(NamedTuple):
+    model: Model
+    prompts: list[list[int]]
+    wanted: list[list[int]]
+
+    def cache(self, kind: type[WindowedCache], pages: int, ahead: int = 0) -> WindowedCache:
+        groups = LayerGroups.of(self.model.config.windows, CHUNK * (1 + ahead))
+        assert groups is not None
+        return kind(groups, pages * groups.count, PAGE)
+
+
+@pytest.fixture(scope="module", params=["mistral-window", "qwen2-window", "qwen3-window"])
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    """All layers have windows; the first has none; every second has none. Prompts share prefixes, two are equal."""
+    oracle = variant(request.param)
+    model = Model.load(saved(oracle, tmp_path_factory.mktemp("model")), device="cpu", dtype="float32")
+    draw = torch.Generator().manual_seed(3)
+
+    def tokens(count: int) -> list[int]:
+        return torch.randint(3, oracle.config.vocab_size, (count,), generator=draw).tolist()
+
+    prefix = tokens(60)
+    lengths = (48, 0), (48, 0), (48, 9), (60, 20), (31, 20), (0, 40), (1, 0)
+    prompts = [prefix[:shared] + tokens(own) for shared, own in lengths]
+    return Case(model, prompts, [theirs(oracle, prompt, ANSWER) for prompt in prompts])
+
+
+def engine_over(model: Model, cache: WindowedCache, ahead: int = 0) -> Engine[Scheduler]:
+    """Its invariants are checked after each step, and what a page that becomes free held is replaced by NaN."""
+    scheduler = Scheduler(cache, model.eos_ids, BUDGET, ahead=ahead)
+    pool = pool_for(model.config.kv_layout(PAGE, "float32"), cache, model.decoder.device)
+    state = state_for(cache, model.decoder.device, 0, 0)
+    runner = runner_for(model.decoder, pool, cache, sampler_for(model), state, ahead=ahead > 0)
+    engine = Engine(model, EngineCore(scheduler, runner, time.perf_counter))
+    step, release = engine.core.step, cache.pages.memory.release
+
+    def checked() -> Any:
+        done = step()
+        check(engine.core.scheduler)
+        return done
+
+    def poisoned(pages: Sequence[int]) -> int:
+        for layer in pool.layers:
+            layer.keys[[*pages]] = layer.values[[*pages]] = torch.nan
+        return release(pages)
+
+    engine.core.step = checked  # type: ignore[method-assign]
+    cache.pages.memory.release = poisoned  # type: ignore[method-assign]
+    return engine
+
+
+def generated(engine: Engine[Scheduler], prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+    params = SamplingParams(temperature=0, max_tokens=ANSWER, ignore_eos=True)
+    return [answer.output_tokens for answer in engine.generate(prompts, params)]
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+@pytest.mark.parametrize("kind", [WindowedCache, WindowedPrefixCache])
+@pytest.mark.parametrize("pages", [400, 27], ids=["large", "small"])
+def test_tokens_are_those_of_transformers(case: Case, kind: type[WindowedCache], pages: int, ahead: int) -> None:
+    """In a pool with room for all, and in one for the longest request: with preemptions and evictions."""
+    cache = case.cache(kind, pages, ahead)
+    engine = engine_over(case.model, cache, ahead)
+    for order in (1, -1):
+        assert generated(engine, case.prompts[::order]) == case.wanted[::order]
+    assert cache.usage.referenced == 0
+    if isinstance(cache, WindowedPrefixCache):
+        assert cache.counts.hit_tokens > 0
+        assert (cache.counts.evictions > 0) == (pages < 400)
+        cache.reset()
+    assert cache.usage == PageUsage(cache.usage.total, cache.usage.total, 0)
+
+
+def test_a_conversation_finds_its_last_turn_and_a_shared_prompt_its_end(case: Case) -> None:
+    cache = case.cache(WindowedPrefixCache, 400)
+    assert isinstance(cache, WindowedPrefixCache)
+    engine, (prompt, *_) = engine_over(case.model, cache), case.prompts
+    (answer,) = generated(engine, [prompt])
+    known = (len(prompt) + ANSWER - 1) // PAGE * PAGE
+    turn = [*prompt, *answer, 7, 8, 9]
+    before = cache.counts.hit_tokens
+    (answer,) = generated(engine, [turn])
+    assert cache.counts.hit_tokens - before == known
+    assert generated(engine, [[*prompt, *turn[:5]]])  # branches off at the end of the first prompt
+    assert cache.counts.hit_tokens - before == known + len(prompt) // PAGE * PAGE
+    plain = continuous(case.model, BUDGET)
+    assert generated(plain, [turn, [*prompt, *turn[:5]]]) == generated(engine, [turn, [*prompt, *turn[:5]]])
+
+
+def test_a_match_ends_where_the_whole_window_is_cached(case: Case) -> None:
+    """The windowed pages in the middle of a cached prompt are gone: a prompt that branches off there computes it again,
+    and then its windowed pages are there."""
+    cache = case.cache(WindowedPrefixCache, 400)
+    assert isinstance(cache, WindowedPrefixCache)
+    engine, prompt = engine_over(case.model, cache), case.prompts[3]
+    wanted = generated(engine, [prompt])
+    while cache.unheld and cache.times[cache.unheld.oldest()] < 0:
+        cache._evict_windowed()
+    other = [*prompt[:40], *range(5, 25)]
+    before = cache.counts.hit_tokens
+    first = generated(engine, [other])
+    assert cache.counts.hit_tokens == before
+    assert generated(engine, [other, prompt]) == [*first, *wanted]
+    assert cache.counts.hit_tokens > before + 40
+
+
+def test_a_long_request_holds_its_window_only(case: Case) -> None:
+    """Where all layers have windows, a pool of a few pages serves a request of any length."""
+    if None in case.model.config.windows:
+        pytest.skip("layers without a window keep every page")
+    cache = case.cache(WindowedCache, 5)
+    engine = engine_over(case.model, cache)
+    assert generated(engine, case.prompts) == case.wanted
+    assert cache.max_tokens > 1 << 30
