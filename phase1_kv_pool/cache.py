@@ -69,10 +69,6 @@ class PagedCache:
         """The number of tokens that the whole pool can hold: the limit for one request."""
         return self.allocator.num_pages * self.page_size
 
-    @property
-    def num_free(self) -> int:
-        return self.allocator.num_free
-
     def cached_tokens(self, request: Request) -> int:
         """The number of cached prefix tokens that `attach` would return now. Changes nothing."""
         return 0
@@ -164,8 +160,7 @@ class PagedCache:
 
     @property
     def usage(self) -> PageUsage:
-        allocator = self.allocator
-        return PageUsage(total=allocator.num_pages, free=allocator.num_free, referenced=allocator.num_used)
+        return PageUsage(self.allocator.num_pages, self.allocator.num_free, self.allocator.num_used)
 
     # region exercise 1.3
     def _missing(self, request: Request, tokens: int) -> int:

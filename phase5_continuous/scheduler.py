@@ -207,7 +207,7 @@ class Scheduler(BaseScheduler):
         cache, running_set, size = self.cache, self.running_set, self.cache.page_size
         if request.computed % size >= length:
             return
-        free = cache.num_free
+        usage = cache.usage
         cache.publish(request)  # a page has become full
         other, start = running_set.did_not_fit, (request.computed - length) // size * size
         if other is not None:
@@ -215,5 +215,5 @@ class Scheduler(BaseScheduler):
             is_alike = cache.shares and other.cache_salt == request.cache_salt and other.total > stop
             pieces = (start, stop), (0, start)  # the new page first: most requests differ there
             is_shared = is_alike and all(other.tokens(*piece) == request.tokens(*piece) for piece in pieces)
-            if is_shared or cache.num_free > free:  # it was a duplicate
+            if is_shared or cache.usage != usage:  # it was a duplicate
                 running_set.did_not_fit = None  # it needs fewer pages now, or there are more

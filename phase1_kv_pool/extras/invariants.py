@@ -52,5 +52,5 @@ def check_windows(cache: WindowedCache, unheld: Set[int] = frozenset()) -> None:
         raise PageError(f"logical pages have {sizes} physical ones, of {groups.full} and {groups.windowed} groups")
     if held != cache.holders or cache.debt != held.total() - len(held) or not held.keys().isdisjoint(unheld):
         raise PageError(f"spans have the pages {held}, counted as {cache.holders}, {cache.debt} of them for later")
-    if cache.num_free < 0:
-        raise PageError(f"{-cache.num_free} more pages are promised to requests than can be had")
+    if cache.available < 0:
+        raise PageError(f"{-cache.available} more pages are promised to requests than can be had")

@@ -73,15 +73,22 @@ class WindowedCache(PagedCache):
         return self.groups.tokens_in(self.pages.memory.num_pages, self.page_size)
 
     @property
-    def num_free(self) -> int:
-        """The number of pages that requests can get. Each pays for its whole span, also for what it shares: a request
-        leaves a shared page without freeing it, and needs another."""
-        return self.usage.free + self.usage.cached - self.groups.windowed * self.debt
+    def usage(self) -> PageUsage:
+        """Each request pays for its whole span, also for what it shares, because it leaves a shared page without
+        freeing it, and needs another. Such a page counts as referenced before it is taken."""
+        memory, evictable, owed = self.pages.memory, self._evictable, self.groups.windowed * self.debt
+        cached = max(evictable - owed, 0)
+        free = memory.num_free + min(evictable - owed, 0)
+        return PageUsage(memory.num_pages, free, memory.num_pages - free - cached, cached)
 
     @property
-    def usage(self) -> PageUsage:
-        memory = self.pages.memory
-        return PageUsage(total=memory.num_pages, free=memory.num_free, referenced=memory.num_used)
+    def available(self) -> int:
+        """The number of pages that requests can get."""
+        return self.pages.memory.num_free + self._evictable - self.groups.windowed * self.debt
+
+    @property
+    def _evictable(self) -> int:
+        return 0
 
     def attach(self, request: Request) -> int:
         cached = super().attach(request)
@@ -92,12 +99,12 @@ class WindowedCache(PagedCache):
         return cached
 
     def can_grow(self, request: Request, tokens: int) -> bool:
-        return self.lacking(request, tokens) <= self.num_free
+        return self.lacking(request, tokens) <= self.available
 
     def grow(self, request: Request, tokens: int) -> None:
-        lacking, free = self.lacking(request, tokens), self.num_free
-        if lacking > free:
-            raise OutOfPagesError(lacking, free)
+        lacking, available = self.lacking(request, tokens), self.available
+        if lacking > available:
+            raise OutOfPagesError(lacking, available)
         if not super().can_grow(request, tokens):
             self.pages.extend(self._missing(request, tokens))
         start, groups = len(self.table(request)), self.groups
@@ -151,7 +158,7 @@ class WindowedCache(PagedCache):
 
     def demand(self, request: Request, tokens: int) -> tuple[int, int]:
         """The pages that a request without a page table needs for this many tokens, and the pages available to it."""
-        return self.groups.pages_for(tokens, self.page_size), self.num_free
+        return self.groups.pages_for(tokens, self.page_size), self.available
 
     def span_of(self, name: str) -> range:
         """The entries of a request's page table that have windowed pages."""

@@ -10,7 +10,6 @@ be computed twice, is kept for as long as the leaves of the tree that were used 
 """
 
 from phase0_request.request import Request
-from phase1_kv_pool.cache import PageUsage
 from phase1_kv_pool.extras.layer_groups import LayerGroups
 from phase1_kv_pool.extras.windows import WindowedCache
 from phase4_radix.eviction import EvictionQueue
@@ -30,10 +29,8 @@ class WindowedPrefixCache(WindowedCache, PrefixCache):
         self.reused: set[int] = set()  # logical pages that a match has used, or that were computed again
 
     @property
-    def usage(self) -> PageUsage:
-        memory, groups = self.pages.memory, self.groups
-        cached = groups.full * self.tree.num_evictable + groups.windowed * len(self.unheld)
-        return PageUsage(memory.num_pages, memory.num_free, memory.num_used - cached, cached)
+    def _evictable(self) -> int:
+        return self.groups.full * self.tree.num_evictable + self.groups.windowed * len(self.unheld)
 
     def match(self, request: Request) -> Match:
         """The longest cached prefix at whose end the whole window is cached."""
@@ -58,7 +55,7 @@ class WindowedPrefixCache(WindowedCache, PrefixCache):
         needed = groups.windowed * (min(pages, first + self.span) - len(cached))
         needed += groups.full * (pages - len(cached))
         locked = sum(self.allocator.count(page) == 1 for page in cached)  # its page table would lock them
-        return needed, self.num_free - groups.full * locked - groups.windowed * (len(cached) - first)
+        return needed, self.available - groups.full * locked - groups.windowed * (len(cached) - first)
 
     def grow(self, request: Request, tokens: int) -> None:
         handle = self.handles[request.id]
