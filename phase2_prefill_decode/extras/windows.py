@@ -1,20 +1,45 @@
 """Page tables for each group of layers, on the device: a pool whose tensors the groups share, and a DeviceState that
 gives each layer the page table and slots of its group."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from phase0_request.support.checks import ConfigError
 from phase1_kv_pool.cache import PagedCache
-from phase1_kv_pool.extras.layer_groups import GroupedLayout, LayerGroups
+from phase1_kv_pool.extras.layer_groups import GroupedLayout, LayerGroups, within
 from phase1_kv_pool.extras.windows import WindowedCache
 from phase1_kv_pool.layout import KVLayout
 from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.decoder import StepTensors
+from phase2_prefill_decode.model import Model
 from phase2_prefill_decode.step.device_state import DeviceState
 from phase2_prefill_decode.step.packed import PackedStep
+
+MOST_DRAFTED = 64  # tokens of a step
+
+
+def layout_for(layout: KVLayout, model: Model, options: Mapping[str, Any], in_flight: int, context: int) -> KVLayout:
+    """The layout of a pool. Layers with windows free the pages before them, unless what computes the steps has one page
+    table for all layers: ranks, pieces of graphs, a draft model beside the target, and on a CPU the whole step."""
+    disabled, speculative = options.get("disable_hybrid_kv_cache_manager"), options.get("speculative_config")
+    groups = LayerGroups.of(within(model.config.windows, context), in_flight + (MOST_DRAFTED if speculative else 0))
+    pieces, drafts = options.get("enable_piecewise_cuda_graph"), "model" in (speculative or {})
+    stateful = not all(layer.paged for layer in model.config.layers)
+    one_table = model.decoder.processes is not None or pieces or drafts or stateful
+    if groups is None or disabled or (one_table and disabled is None):
+        return layout
+    if one_table:
+        raise ConfigError(
+            "disable_hybrid_kv_cache_manager=False gives layers page tables of their own: it goes neither with "
+            "tensor_parallel_size, nor with enable_piecewise_cuda_graph, a draft model, or layers that keep states"
+        )
+    if disabled is None and groups.count > 1 and model.decoder.whole_step is not None:
+        return layout
+    return GroupedLayout.of(layout, groups)
 
 
 def pool_for(layout: KVLayout, cache: PagedCache, device: torch.device) -> KVPool:
@@ -27,7 +52,7 @@ def pool_for(layout: KVLayout, cache: PagedCache, device: torch.device) -> KVPoo
     return pool
 
 
-def state_for(cache: PagedCache, device: torch.device, rows: int, pages: int) -> DeviceState:
+def state_for(cache: PagedCache, device: torch.device, rows: int = 0, pages: int = 0) -> DeviceState:
     if isinstance(cache, WindowedCache):
         return WindowedState(cache.groups, cache.page_size, device, rows, pages)
     return DeviceState(device, rows, pages)

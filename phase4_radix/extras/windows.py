@@ -10,13 +10,22 @@ be computed twice, is kept for as long as the leaves of the tree that were used 
 """
 
 from phase0_request.request import Request
-from phase1_kv_pool.extras.layer_groups import LayerGroups
+from phase1_kv_pool.cache import PagedCache
+from phase1_kv_pool.extras.layer_groups import GroupedLayout, LayerGroups
 from phase1_kv_pool.extras.windows import WindowedCache
+from phase1_kv_pool.layout import KVLayout
 from phase4_radix.eviction import EvictionQueue
 from phase4_radix.prefix_cache import PrefixCache
 from phase4_radix.radix_tree import Match
 
 PASSED = 1 << 40  # earlier than any leaf was used
+
+
+def cache_for(layout: KVLayout, pages: int, shares: bool) -> PagedCache:
+    """The cache of a pool with this layout; with `shares`, a prefix cache."""
+    if isinstance(layout, GroupedLayout) and layout.groups is not None:
+        return (WindowedPrefixCache if shares else WindowedCache)(layout.groups, pages, layout.page_size)
+    return (PrefixCache if shares else PagedCache)(pages, layout.page_size)
 
 
 class WindowedPrefixCache(WindowedCache, PrefixCache):

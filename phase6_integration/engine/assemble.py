@@ -73,7 +73,8 @@ def connected(model: Model, options: EngineOptions) -> Assembled:
     states = extras.state_bytes(model, options, 2 * running if on_gpu else running)
     activations += states
     ahead = options.ahead(on_gpu and extender is None)
-    layouts = [extras.kv_layout(one.layout, model, options, budget, ahead, context) for one in computing]
+    in_flight = budget.max_chunk_size * (1 + ahead)
+    layouts = [extras.kv_layout(one.layout, model, options, in_flight, context) for one in computing]
     longest = max(running * layouts[0].pages_for(min(context, LONG)), layouts[0].pages_for(context))
     pages = options.kv_cache_pages or pages_that_fit(
         layouts,
@@ -83,8 +84,7 @@ def connected(model: Model, options: EngineOptions) -> Assembled:
         activations,
         longest * options.page_size,
     )
-    shares = options.enable_prefix_caching and not states
-    caches = [extras.cache_for(layout, pages, shares) for layout in layouts]
+    caches = [extras.cache_for(layout, pages, options.enable_prefix_caching and not states) for layout in layouts]
     context = context_length(options, context, caches[0])
 
     scheduler = Scheduler(

@@ -29,14 +29,12 @@ if TYPE_CHECKING:  # a server reads options without torch
     from phase2_prefill_decode.sampling.sampler import Sampler
     from phase2_prefill_decode.step.device_state import DeviceState
     from phase2_prefill_decode.step.runner import ModelRunner
-    from phase3_chunked_prefill.budget import TokenBudget
     from phase5_continuous.scheduler import Extender, Scheduler
     from phase6_integration.engine.loop_hooks import Extra
     from phase6_integration.engine.stats import Gauges
 
 log = logging.getLogger(__name__)
 ONE, TWO, FIVE, SIX = "phase1_kv_pool", "phase2_prefill_decode", "phase5_continuous", "phase6_integration"
-MOST_DRAFTED = 64  # tokens of a step
 SPARE_ROWS, SPARE_ROWS_ON_GPU = 3, 64  # of a step; a few on a CPU, where a small model's weights are in its cache
 Companions = Sequence[tuple["Model", "Sampler"]]
 
@@ -53,14 +51,9 @@ def extra_options() -> list[type]:
     """The option dataclasses of the installed extras."""
     kinds: list[type] = []
     if has_extras(TWO):
-        from phase2_prefill_decode.extras.options import (
-            ParallelOptions,
-            PiecewiseOptions,
-            QuantizationOptions,
-            WindowOptions,
-        )
+        from phase2_prefill_decode.extras import options as two
 
-        kinds += [QuantizationOptions, ParallelOptions, PiecewiseOptions, WindowOptions]
+        kinds += [two.QuantizationOptions, two.ParallelOptions, two.PiecewiseOptions, two.WindowOptions]
     if has_extras(FIVE):
         from phase5_continuous.extras.options import InvariantOptions, SpeculationOptions
 
@@ -187,66 +180,34 @@ def piece_counts(options: EngineOptions, device: torch.device, tokens: int) -> S
     return token_counts(tokens)
 
 
-def kv_layout(
-    layout: KVLayout, model: Model, options: EngineOptions, budget: TokenBudget, ahead: int, context: int
-) -> KVLayout:
-    """The layout of a pool. Layers with windows free the pages before them, unless what computes the steps has one page
-    table for all layers: ranks, pieces of graphs, a draft model beside the target, and on a CPU the whole step."""
-    if not has_extras(ONE) or not has_extras(TWO):
+def kv_layout(layout: KVLayout, model: Model, options: EngineOptions, in_flight: int, context: int) -> KVLayout:
+    """The layout of a pool; `in_flight` tokens of a request may be computed before a commit frees pages."""
+    if not has_extras(TWO):
         return layout
-    from phase1_kv_pool.extras.layer_groups import GroupedLayout, LayerGroups, within
+    from phase2_prefill_decode.extras.windows import layout_for
 
-    disabled, speculative = options.more.get("disable_hybrid_kv_cache_manager"), options.more.get("speculative_config")
-    in_flight = budget.max_chunk_size * (1 + ahead) + (MOST_DRAFTED if speculative else 0)
-    groups = LayerGroups.of(within(model.config.windows, context), in_flight)
-    pieces, drafts = options.more.get("enable_piecewise_cuda_graph"), "model" in (speculative or {})
-    one_table = model.decoder.processes is not None or pieces or drafts
-    one_table |= not all(layer.paged for layer in model.config.layers)
-    if groups is None or disabled or (one_table and disabled is None):
-        return layout
-    if one_table:
-        raise ConfigError(
-            "disable_hybrid_kv_cache_manager=False gives layers page tables of their own: it goes neither with "
-            "tensor_parallel_size, nor with enable_piecewise_cuda_graph, a draft model, or layers that keep states"
-        )
-    if disabled is None and groups.count > 1 and model.decoder.whole_step is not None:
-        return layout
-    return GroupedLayout.of(layout, groups)
+    return layout_for(layout, model, options.more, in_flight, context)
 
 
 def cache_for(layout: KVLayout, pages: int, shares: bool) -> PagedCache:
     """The cache of a pool with this layout; with `shares`, a prefix cache."""
-    if not has_extras(ONE):
+    if not has_extras(TWO):
         return (PrefixCache if shares else PagedCache)(pages, layout.page_size)
-    from phase1_kv_pool.extras.layer_groups import GroupedLayout
-    from phase1_kv_pool.extras.windows import WindowedCache
-    from phase4_radix.extras.windows import WindowedPrefixCache
+    from phase4_radix.extras import windows
 
-    if isinstance(layout, GroupedLayout) and layout.groups is not None:
-        return (WindowedPrefixCache if shares else WindowedCache)(layout.groups, pages, layout.page_size)
-    return (PrefixCache if shares else PagedCache)(pages, layout.page_size)
+    return windows.cache_for(layout, pages, shares)
 
 
-def pool_for(layout: KVLayout, cache: PagedCache, device: torch.device) -> KVPool:
-    """The pool of a cache, for a model with this layout."""
-    if has_extras(ONE) and has_extras(TWO):
-        from phase2_prefill_decode.extras import windows
+def device_parts(layout: KVLayout, cache: PagedCache, device: torch.device, *size: int) -> tuple[KVPool, DeviceState]:
+    """The pool of a cache, and a device state; `size`: its rows and pages, if they are fixed."""
+    if has_extras(TWO):
+        from phase2_prefill_decode.extras.windows import pool_for, state_for
 
-        return windows.pool_for(layout, cache, device)
+        return pool_for(layout, cache, device), state_for(cache, device, *size)
     from phase1_kv_pool.pool import KVPool
-
-    return KVPool(layout, cache.usage.total, device)
-
-
-def state_for(cache: PagedCache, device: torch.device, rows: int = 0, pages: int = 0) -> DeviceState:
-    """What stays on the device between steps, for the page tables of a cache."""
-    if has_extras(ONE) and has_extras(TWO):
-        from phase2_prefill_decode.extras import windows
-
-        return windows.state_for(cache, device, rows, pages)
     from phase2_prefill_decode.step.device_state import DeviceState
 
-    return DeviceState(device, rows, pages)
+    return KVPool(layout, cache.usage.total, device), DeviceState(device, *size)
 
 
 def touch(pool: KVPool) -> None:
@@ -256,7 +217,7 @@ def touch(pool: KVPool) -> None:
 
         from phase1_kv_pool.extras import touched
 
-        tensors = [(tensor.data_ptr(), tensor.nbytes) for tensor in pool.tensors]
+        tensors = sorted({(tensor.data_ptr(), tensor.nbytes) for tensor in pool.tensors})
         given, size = touched.touch(tensors, torch.get_num_threads()), sum(size for _, size in tensors)
         log.info("%d of %d MB of the KV cache are in memory; the rest comes when written", given >> 20, size >> 20)
 

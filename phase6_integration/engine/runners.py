@@ -10,7 +10,7 @@ from phase2_prefill_decode.model import Model
 from phase2_prefill_decode.sampling.sampler import Sampler
 from phase2_prefill_decode.step.graphs import cuda_record
 from phase2_prefill_decode.step.runner import ModelRunner
-from phase6_integration.engine.connect_engine import pool_for, record_pieces, state_for, touch
+from phase6_integration.engine.connect_engine import device_parts, record_pieces, touch
 
 
 class Computing(NamedTuple):
@@ -35,13 +35,14 @@ def make_runner(
     model, sampler, layout = computing
     decoder = model.decoder
     decoder.rope(context)  # the tables are built now, not in the middle of a step
-    pool = pool_for(layout, cache, decoder.device)
+    rows = 2 * max(recorded.sizes, default=0)  # as many may have ended in flight as run
+    size = (rows, -(-context // cache.page_size)) if rows else ()
+    pool, state = device_parts(layout, cache, decoder.device, *size)
     touch(pool)
+    runner = runner_for(decoder, pool, cache, sampler, state, ahead=ahead)
     if not recorded.sizes:
-        return runner_for(decoder, pool, cache, sampler, state_for(cache, pool.device), ahead=ahead)
-    rows = 2 * max(recorded.sizes)  # as many may have ended in flight as run
-    state = state_for(cache, pool.device, rows, -(-context // cache.page_size))
-    runner, record = runner_for(decoder, pool, cache, sampler, state, ahead=ahead), cuda_record()
+        return runner
+    record = cuda_record()
     record_pieces(runner, recorded.counts, context, record)
     runner.record(recorded.sizes, context, record)
     return runner
