@@ -119,7 +119,7 @@ class Case:
         """The result of `attend`, on the CPU. It must not change its arguments."""
         arguments = [side for side in (inputs.query, *inputs.kv) if side is not None]
         before = [side.clone() for side in arguments]
-        sinks = torch.tensor(self.sinks).to(inputs.query) if self.sinks else None
+        sinks = torch.tensor(self.sinks, dtype=inputs.query.dtype).to(inputs.query.device) if self.sinks else None
         found = attend(inputs.query, inputs.kv, inputs.metadata, self.scaling, self.window, sinks)
         assert all(map(same_bits, arguments, before))
         assert found.shape == inputs.query.shape
