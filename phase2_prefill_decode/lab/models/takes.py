@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from rich.console import Console
 
 from phase0_request.lab.report import finish, parser, table
+from phase1_kv_pool.extras.layer_groups import GroupedLayout, LayerGroups
 from phase1_kv_pool.layout import DTYPE_BYTES
 from phase2_prefill_decode.extras.families.layer import Experts
 from phase2_prefill_decode.extras.families.stateful import state_bytes
@@ -17,6 +18,7 @@ from phase2_prefill_decode.lab.models.published import PUBLISHED, published
 from phase2_prefill_decode.loading.config import ModelConfig
 
 CONTEXT = 32_768  # tokens of a request
+IN_FLIGHT = 2048  # tokens of a request that are computed before pages are freed
 BATCHES = 1, 8, 64, 512  # requests that decode together
 BY_BATCH = "Qwen3-8B", "Mixtral-8x7B", "OLMoE-1B-7B", "Qwen3-30B-A3B", "gpt-oss-20b"
 
@@ -67,6 +69,13 @@ def reachable(config: ModelConfig, context: int) -> int:
     return tokens * layout.bytes_per_token // layout.layers
 
 
+def held(config: ModelConfig, context: int) -> int:
+    """The most bytes of pages that a request of this length holds, if layers with windows give theirs back."""
+    layout, groups = config.kv_layout(), LayerGroups.of(paged(config).windows, IN_FLIGHT)
+    layout = layout if groups is None else GroupedLayout.of(layout, groups)
+    return layout.pages_for(context) * layout.bytes_per_page
+
+
 def weights_read(config: ModelConfig, requests: float = 1) -> float:
     """The parameters of the matrices that a decode of so many requests reads, with lm_head: each once, and of experts
     those that some token has chosen, if all are equally likely."""
@@ -96,6 +105,7 @@ def takes(config: ModelConfig) -> dict[str, Any]:
         "state_bytes": state_bytes(config),
         "kv_gigabytes": layout.bytes_per_token * CONTEXT / 1e9,
         "reachable_gigabytes": reachable(config, CONTEXT) / 1e9,
+        "held_gigabytes": held(config, CONTEXT) / 1e9,
         "gflop": total / 1e9,
         "attention_share": attention / total,
         "attention_intensity": attention / reachable(config, CONTEXT),
@@ -114,13 +124,13 @@ def main(arguments: list[str] | None = None) -> int:
     p = parser("phase2_prefill_decode.lab models.takes", __doc__)
     options = p.parse_args(arguments)
     figures: dict[str, Any] = {name.replace(".", "_"): takes(published(name)) for name in PUBLISHED}
-    names = "", "billions", "active", "KV bytes", "states", "GB KV", "in reach", "GFLOP", "attention"
+    names = "", "billions", "active", "KV bytes", "states", "GB KV", "in reach", "held", "GFLOP", "attention"
     rows = [
-        (name, *(row[column] for column in list(row)[:8]))
+        (name, *(row[column] for column in list(row)[:9]))
         for name, row in zip(PUBLISHED, figures.values(), strict=True)
     ]
     console = Console(highlight=False)
-    console.print(table(names, rows, 3, f"Billions of parameters, and a request of {CONTEXT:,} tokens"))
+    console.print(table(names, rows, 2, f"Billions of parameters, and a request of {CONTEXT:,} tokens"))
     for name, latent in LATENT.items():
         size = DTYPE_BYTES["bfloat16"]
         row = {

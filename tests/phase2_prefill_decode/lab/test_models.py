@@ -4,7 +4,7 @@ import pytest
 
 from phase2_prefill_decode.lab.cost import CostModel
 from phase2_prefill_decode.lab.models.published import PUBLISHED, published
-from phase2_prefill_decode.lab.models.takes import LATENT, Latent, operations, reachable, takes, weights_read
+from phase2_prefill_decode.lab.models.takes import LATENT, Latent, held, operations, reachable, takes, weights_read
 
 # Of the safetensors files on the hub; all parameters, with a tied lm_head once.
 PARAMETERS = {
@@ -36,6 +36,9 @@ def test_a_window_ends_what_a_token_can_reach() -> None:
     config = published("Gemma-3-1B")
     assert reachable(config, 512) == 512 * config.kv_layout().bytes_per_token
     assert reachable(config, 32_768) == (22 * 512 + 4 * 32_768) * 1024
+    whole = 32_768 * config.kv_layout().bytes_per_token
+    assert reachable(config, 32_768) < held(config, 32_768) < whole / 4
+    assert held(published("Qwen3-8B"), 32_768) == 32_768 * published("Qwen3-8B").kv_layout().bytes_per_token
 
 
 def test_a_dense_model_has_the_operations_of_the_cost_model() -> None:
