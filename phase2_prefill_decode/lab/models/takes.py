@@ -124,11 +124,9 @@ def main(arguments: list[str] | None = None) -> int:
     p = parser("phase2_prefill_decode.lab models.takes", __doc__)
     options = p.parse_args(arguments)
     figures: dict[str, Any] = {name.replace(".", "_"): takes(published(name)) for name in PUBLISHED}
-    names = "", "billions", "active", "KV bytes", "states", "GB KV", "in reach", "held", "GFLOP", "attention"
-    rows = [
-        (name, *(row[column] for column in list(row)[:9]))
-        for name, row in zip(PUBLISHED, figures.values(), strict=True)
-    ]
+    names = "", "billions", "active", "KV B", "GB", "reach", "held", "GFLOP", "of it"
+    shown = "parameters active kv_bytes kv_gigabytes reachable_gigabytes held_gigabytes gflop attention_share".split()
+    rows = [(name, *(row[column] for column in shown)) for name, row in zip(PUBLISHED, figures.values(), strict=True)]
     console = Console(highlight=False)
     console.print(table(names, rows, 2, f"Billions of parameters, and a request of {CONTEXT:,} tokens"))
     for name, latent in LATENT.items():
