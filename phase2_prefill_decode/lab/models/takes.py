@@ -125,7 +125,16 @@ def main(arguments: list[str] | None = None) -> int:
     options = p.parse_args(arguments)
     figures: dict[str, Any] = {name.replace(".", "_"): takes(published(name)) for name in PUBLISHED}
     names = "", "billions", "active", "KV B", "GB", "reach", "held", "GFLOP", "of it"
-    shown = "parameters active kv_bytes kv_gigabytes reachable_gigabytes held_gigabytes gflop attention_share".split()
+    shown = [
+        "parameters",
+        "active",
+        "kv_bytes",
+        "kv_gigabytes",
+        "reachable_gigabytes",
+        "held_gigabytes",
+        "gflop",
+        "attention_share",
+    ]
     rows = [(name, *(row[column] for column in shown)) for name, row in zip(PUBLISHED, figures.values(), strict=True)]
     console = Console(highlight=False)
     console.print(table(names, rows, 2, f"Billions of parameters, and a request of {CONTEXT:,} tokens"))
