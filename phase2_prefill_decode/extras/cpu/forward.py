@@ -9,10 +9,11 @@ so a thread that comes late finds no item left, and all that it reads complete.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import chain
 from threading import Lock
+from weakref import ref
 
 import numpy as np
 import torch
@@ -97,6 +98,9 @@ class Forward:
         numbers = (3 * heads + 2 * kv_heads) * head_dim + 2 * config.hidden_size + config.intermediate_size
         self._shared = torch.empty(config.num_hidden_layers * MAX_TOKENS * numbers, dtype=dtype)
         self._lock = Lock()  # guards the memory that steps share
+        self._pool: Callable[[], Tensor | None] = lambda: (
+            None
+        )  # of whose layers the table has the addresses: its first tensor
         self._counters = torch.empty(5 * config.num_hidden_layers + 1, 2, 8, dtype=torch.int64)  # a cache line each
 
     @staticmethod
@@ -114,10 +118,11 @@ class Forward:
         """x: [tokens, hidden_size], the embedded tokens. Returns the logits [rows, vocab_size]."""
         c, tokens, metadata = self.config, len(x), step.metadata
         logits = torch.empty((tokens, c.vocab_size), dtype=x.dtype)
-        check_shapes(x.new_empty(0, c.num_attention_heads, c.head_dim), layers[0])
         with self._lock:  # the call lets other Python threads run
-            for row, kv in zip(self._table, layers, strict=True):
-                row[-4:] = [address(side) for side in kv]
+            if layers[0].keys is not self._pool():
+                check_shapes(x.new_empty(0, c.num_attention_heads, c.head_dim), layers[0])
+                self._table[:, -4:] = [[address(side) for side in kv] for kv in layers]
+                self._pool = ref(layers[0].keys)
             forward_kernel(
                 forward_body(x.dtype, layers[0].keys.dtype),
                 (x.data_ptr(), rope[0].data_ptr(), rope[1].data_ptr(), step.positions.data_ptr(),

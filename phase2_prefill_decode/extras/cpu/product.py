@@ -27,7 +27,16 @@ from torch.nn.functional import pad
 
 from phase1_kv_pool.memory import LINE
 from phase2_prefill_decode.extras.cpu.blocks import Blocks
-from phase2_prefill_decode.extras.cpu.intrinsics import NO_TENSOR, TAGS, array, compiled, narrow
+from phase2_prefill_decode.extras.cpu.intrinsics import (
+    NO_TENSOR,
+    TAGS,
+    array,
+    as_float,
+    compiled,
+    float_from_half,
+    kernel,
+    narrow,
+)
 from phase2_prefill_decode.extras.cpu.microkernel import (
     BLOCK,
     DOTS,
@@ -50,7 +59,7 @@ PART = 128  # inputs that share a scale of a row, at most
 UNIT = 8  # inputs: parts with scales are multiples
 MOST = 6  # rows of a tile
 SPAN, SPAN_OF_TWO = (VECTORS, VECTORS) if WIDE else (1, 2)  # vectors of tiles, and of those of two rows
-FLOAT32, INT64, UINT8 = map(np.dtype, (np.float32, np.int64, np.uint8))
+FLOAT32, INT64, UINT8, UINT32 = map(np.dtype, (np.float32, np.int64, np.uint8, np.uint32))
 AT_ONCE = 256  # rows of a quantized weight that are packed together: what this takes besides stays small
 WEIGHT_NUMBERS = 11  # that describe a weight to a kernel
 SCALES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
@@ -171,26 +180,44 @@ class PackedWeight:
         """These rows of the weight, as of an embedding: a tied lm_head is in memory once."""
         if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < self.outputs:
             raise IndexError("a token is not in the vocabulary")
-        units = self._blocks[0].rows(tokens)
+        units = self._blocks[0].rows(tokens).contiguous()
         if self.dtype in TAGS:
             return units.view(self.dtype)[:, : self.inputs].to(dtype)
-        heads, together = self.inputs // self.group * self.span // self.part, self._together
-        words = self.part // (8 if self.dtype == torch.uint8 else 4)
-        units = pad(units, (0, heads % together * words)).view(len(tokens), -1, 1 + together * words)
-        numbers = units[..., 1:].unflatten(2, (together, -1)).flatten(1, 2)[:, :heads].contiguous()
-        scales = units[..., 0].clone(memory_format=torch.contiguous_format)
-        scales = scales.view(self._scale_dtype)[:, :heads, None].float()
-        if self.dtype == torch.uint8:
-            pairs = numbers.view(torch.uint8).unflatten(2, (-1, 1, 4))
-            values = torch.cat((pairs & 15, pairs >> 4), 3).flatten(2).float() - MIDDLE
-        else:
-            floats = self.dtype.is_floating_point
-            values = (numbers.view(self.dtype) if floats else numbers.view(torch.int8) ^ -128).float()
-        values *= scales
+        heads, table = self.inputs // self.group * self.span // self.part, number_table(self.dtype)
+        values = torch.empty(len(tokens), heads, self.part)
+        sizes = *units.shape, heads, self.part, self._together, SCALES[self._scale_dtype], len(table)
+        scaled_rows(units.data_ptr(), values.data_ptr(), table.data_ptr(), sizes)
         if len(self._blocks) > 2:
             values -= self._blocks[2].rows(tokens).view(torch.float32)[..., None]
         result = values.view(len(tokens), -1, self.span)[..., : self.group].flatten(1).to(dtype)
         return result if self.order is None else torch.empty_like(result).index_copy_(1, self.order, result)
+
+
+@cache
+def number_table(stored: torch.dtype) -> Tensor:
+    """The numbers that the bits of a packed weight stand for."""
+    if stored == torch.float8_e4m3fn:
+        return torch.arange(256, dtype=torch.uint8).view(stored).float()
+    return torch.arange(-MIDDLE, MIDDLE).float() if stored == torch.uint8 else torch.arange(-128, 128).float()
+
+
+@kernel
+def scaled_rows(units, values, table, sizes):
+    """Of rows of a quantized weight, the numbers of each part times its scale."""
+    count, width, heads, part, together, narrowed, different = sizes
+    units, values = array(units, (count, width), UINT32), array(values, (count, heads, part), FLOAT32)
+    table, per_unit = array(table, (different,), FLOAT32), 8 if different == 16 else 4
+    words = part // per_unit
+    for row in range(count):
+        for head in range(heads):
+            first, index = head // together * (1 + together * words), head % together
+            word, start = units[row, first] >> np.uint32(16 * index), first + 1 + index * words
+            scale = float_from_half(np.int16(word)) if narrowed == 1 else as_float(word << np.uint32(8 * narrowed))
+            for i in range(part):
+                shift = i % 4 * 8 + i % per_unit // 4 * 4  # of the last four of eight, 4 more
+                values[row, head, i] = (
+                    table[units[row, start + i // per_unit] >> np.uint32(shift) & (different - 1)] * scale
+                )
 
 
 @cache
