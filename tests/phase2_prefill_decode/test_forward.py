@@ -171,6 +171,19 @@ def test_tokens_that_are_verified_have_the_bits_of_decodes(window: int | None) -
         assert torch.equal(decoder(step, pool.layers)[0], together[:, place])
 
 
+def test_engines_that_share_a_model_store_in_their_own_pools() -> None:
+    decoder, first, second = Decoder(SMALL, random_weights(SMALL), CPU), pool_of(SMALL), pool_of(SMALL)
+    twin, step = [tensor.clone() for tensor in second.tensors], packed(LENGTHS)
+    wanted, _ = decoder(step, first.layers)
+    assert all(map(torch.equal, second.tensors, twin)), "a step of the first engine is not in the pool of the second"
+    assert torch.equal(decoder(step, second.layers)[0], wanted)
+    assert all(map(torch.equal, second.tensors, first.tensors))
+    other = pool_of(replace(SMALL, head_dim=32))
+    with pytest.raises(ValueError, match="all heads of one size"):
+        decoder(step, other.layers)
+    assert torch.equal(decoder(step, first.layers)[0], wanted)
+
+
 def test_padding_stores_nothing_and_only_the_rows_that_are_wanted_return() -> None:
     decoder = Decoder(SMALL, random_weights(SMALL), CPU)
     pool, untouched, step = pool_of(SMALL), pool_of(SMALL), packed(LENGTHS[:2])
