@@ -1,7 +1,7 @@
 """GGUF files, written by llama.cpp's own package. It is imported where it is used. Types are given by their names."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     import gguf
 
 NORMAL, CONTROL = 1, 3  # types of tokens
+EXPERTS = {"mlp.gate": "ffn_gate_inp"}
+ARCHITECTURES = {"mistral": "llama", "mixtral": "llama", "qwen3_moe": "qwen3moe"}
 TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 KindOf = Callable[[str], str]  # of the matrix with a name
 
@@ -26,15 +28,34 @@ def gguf_name(name: str) -> str:
     if module in TOP:
         return f"{TOP[module]}.{suffix}"
     _, _, number, part = module.split(".", 3)
-    return f"blk.{number}.{LAYER[part]}.{suffix}"
+    return f"blk.{number}.{(LAYER | EXPERTS)[part]}.{suffix}"
+
+
+def tensors_of(model: PreTrainedModel) -> Iterator[tuple[str, str, Tensor]]:
+    """The tensors of a model as llama.cpp has them: their names here and there, and parts of the parameters."""
+    for name, weight in model.named_parameters():
+        layer, found, kind = name.partition(".mlp.experts.")
+        place = f"blk.{layer.rpartition('.')[2]}"
+        if not found:
+            yield name, gguf_name(name), weight
+        elif kind == "gate_up_proj":
+            gate, up = weight.chunk(2, 1)
+            yield name, f"{place}.ffn_gate_exps.weight", gate
+            yield name, f"{place}.ffn_up_exps.weight", up
+        else:
+            yield name, f"{place}.ffn_down_exps.weight", weight
 
 
 def writer(file: Path, config: Any, tokenizer: bool = False) -> "gguf.GGUFWriter":
     """A file with the metadata of a model."""
     import gguf
 
-    kind = "llama" if config.model_type == "mistral" else config.model_type
-    out = gguf.GGUFWriter(str(file), kind)
+    out = gguf.GGUFWriter(str(file), ARCHITECTURES.get(config.model_type, config.model_type))
+    if hasattr(config, "num_experts_per_tok"):
+        out.add_expert_count(config.num_local_experts)
+        out.add_expert_used_count(config.num_experts_per_tok)
+    if hasattr(config, "moe_intermediate_size"):
+        out.add_expert_feed_forward_length(config.moe_intermediate_size)
     out.add_block_count(config.num_hidden_layers)
     out.add_context_length(config.max_position_embeddings)
     out.add_embedding_length(config.hidden_size)
@@ -87,12 +108,13 @@ def saved_gguf(model: PreTrainedModel, file: Path, kind_of: KindOf, tokenizer: b
     config = model.config
     out = writer(file, config, tokenizer)
     with torch.no_grad():
-        for name, weight in model.named_parameters():
+        for name, theirs, weight in tensors_of(model):
             heads = config.num_attention_heads if ".q_proj." in name else config.num_key_value_heads
             turned = out.arch == "llama" and (".q_proj." in name or ".k_proj." in name)
-            kind = kind_of(name) if weight.ndim > 1 else "F32"
-            blocks = encoded((rows_for_llama(weight, heads) if turned else weight).float().numpy(), kind)
-            out.add_tensor(gguf_name(name), blocks, raw_dtype=number(kind))
+            kind = kind_of(name) if weight.ndim > 1 and ".mlp.gate." not in name else "F32"
+            rows = (rows_for_llama(weight, heads) if turned else weight).float()
+            blocks = encoded(rows.flatten(0, -2).numpy() if rows.ndim > 1 else rows.numpy(), kind)
+            out.add_tensor(theirs, blocks.reshape(*weight.shape[:-1], -1), raw_dtype=number(kind))
             decoded = dequantized(blocks, kind).reshape(weight.shape)
             if turned:
                 decoded = decoded.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)

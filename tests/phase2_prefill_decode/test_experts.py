@@ -14,7 +14,7 @@ from torch.nn.functional import linear
 from phase0_request.params import SamplingParams
 from phase0_request.support.checks import ConfigError
 from phase2_prefill_decode.backend import TORCH
-from phase2_prefill_decode.connect import check_split, config_of
+from phase2_prefill_decode.connect import check_split, config_of, source_of
 from phase2_prefill_decode.engine import static
 from phase2_prefill_decode.extras.cpu.backend import packed_linear
 from phase2_prefill_decode.extras.families.experts import RoutedExperts, grouped, grouped_reference
@@ -22,9 +22,11 @@ from phase2_prefill_decode.extras.families.layer import Experts
 from phase2_prefill_decode.extras.quantized.at_load import Quantization
 from phase2_prefill_decode.extras.quantized.layout import SCHEMES, bytes_in
 from phase2_prefill_decode.extras.quantized.quantize import quantize
+from phase2_prefill_decode.extras.streams import weights_for_gpu
 from phase2_prefill_decode.linear import TorchLinear
 from phase2_prefill_decode.model import Model
 from tests.phase2_prefill_decode.models import saved, tiny_model
+from tests.phase2_prefill_decode.quantized import checkpoints as made
 from tests.phase2_prefill_decode.ranks_in_threads import split
 from tests.phase2_prefill_decode.test_families import VARIANTS
 from tests.phase2_prefill_decode.test_identity import follows, logits, prompts
@@ -150,6 +152,41 @@ def test_experts_are_quantized_at_load_and_their_router_is_not(scheme: str, tmp_
     config = config_of(directory)
     assert config.parameters == sum(tensor.numel() for tensor in oracle.parameters())
     assert bytes_in(config, scheme) == config.bytes - int(matrices * (2 - SCHEMES[scheme]))
+
+
+@pytest.mark.parametrize(
+    ("make", "config"),
+    [
+        (lambda: made.compressed("fp8 block"), lambda: made.compressed_config("fp8 block")),
+        (lambda: made.compressed("int8"), lambda: made.compressed_config("int8")),
+        (made.gptq, made.gptq_config),
+        (lambda: made.awq, lambda: made.AWQ_CONFIG),
+    ],
+    ids=["fp8", "int8", "gptq", "awq"],
+)
+def test_a_quantized_checkpoint_has_a_matrix_for_each_expert(make: Any, config: Any, tmp_path: Path) -> None:
+    torch.manual_seed(5)
+    options = {"num_experts": 3, "num_experts_per_tok": 3, "moe_intermediate_size": 64}  # rounding cannot choose others
+    oracle = made.quantized(tmp_path, make(), config(), family="qwen3_moe", intermediate_size=64, **options)
+    read = config_of(tmp_path, "float32")
+    (layer, *_) = weights_for_gpu(source_of(tmp_path, read), read, CPU).layers
+    for field in ("gate_up_proj", "down_proj"):
+        wanted = oracle.get_parameter(f"model.layers.0.mlp.experts.{field}").flatten(0, 1)
+        torch.testing.assert_close(layer[field].dequantize().float(), wanted.float(), rtol=0, atol=0)
+    (prompt,) = prompts(307, [1])
+    with torch.inference_mode():
+        wanted = oracle(torch.tensor([prompt])).logits[0]
+    found = logits(Model.load(tmp_path, device="cpu", dtype="float32"), prompt)
+    assert (found - wanted).norm() < 0.05 * wanted.norm(), "rows are rounded to 8 bits"
+
+
+def test_experts_whose_inputs_have_other_orders_are_refused(tmp_path: Path) -> None:
+    """As GPTQ with act-order has them: a group's inputs are from anywhere, and each expert's from elsewhere."""
+    options = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+    shuffled = made.gptq(group_of=lambda inputs: (torch.arange(inputs) // made.GROUP)[torch.randperm(inputs)])
+    made.quantized(tmp_path, shuffled, made.gptq_config(), family="qwen3_moe", intermediate_size=64, **options)
+    with pytest.raises(ConfigError, match="experts of one matrix must have one format, with one order of their inputs"):
+        Model.load(tmp_path, device="cpu", dtype="float32")
 
 
 def test_ranks_have_a_part_of_each_expert(tmp_path: Path) -> None:

@@ -18,7 +18,9 @@ NAMES = {
     "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm", "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj",
     "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm", "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
+    "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj", "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.{}.gate_proj", "ffn_up_exps": "mlp.experts.{}.up_proj",
+    "ffn_down_exps": "mlp.experts.{}.down_proj",
 }  # fmt: skip
 _NAME = re.compile(r"(?:(blk)\.(\d+)\.)?(\w+)\.(weight|bias)")
 _TURNED = re.compile(r".*\.(q|k)_proj\.(weight|bias)")
@@ -36,10 +38,12 @@ class GGUFCheckpoint:
         size = header.file.stat().st_size
         for name, tensor in header.tensors.items():
             known = _transformers_name(name)
-            if fault := _fault(tensor, size):
+            fault = _fault(tensor, size)
+            if fault is not None:
                 self.faults.append(f"{name} {list(tensor.shape)} {fault}")
-            self._tensors[known] = tensor
-            if name != ROPE_FACTORS:
+            self._tensors |= {known: tensor} if fault else _apart(known, tensor)
+        for known, tensor in self._tensors.items():
+            if known != ROPE_FACTORS:
                 dtype = FLOATS[tensor.kind][0] if tensor.kind in FLOATS else ENCODED
                 self.stored[known] = Stored(header.file, tensor.shape, dtype, tensor.start)
 
@@ -84,6 +88,15 @@ def _transformers_name(name: str) -> str:
     return f"{layer}{NAMES[found[3]]}.{found[4]}"
 
 
+def _apart(known: str, tensor: GGUFTensor) -> dict[str, GGUFTensor]:
+    """The matrices of a tensor that has those of all experts: [experts, out, in]."""
+    if "{}" not in known:
+        return {known: tensor}
+    one = tensor._replace(shape=tensor.shape[1:])
+    starts = range(tensor.start, tensor.start + _nbytes(tensor), _nbytes(one))
+    return {known.format(expert): one._replace(start=start) for expert, start in enumerate(starts)}
+
+
 def _nbytes(tensor: GGUFTensor) -> int:
     if tensor.kind in FLOATS:
         return tensor.numel * FLOATS[tensor.kind][1].itemsize
@@ -97,7 +110,7 @@ def _fault(tensor: GGUFTensor, size: int) -> str | None:
         return f"is of type {OTHERS.get(tensor.kind, tensor.kind)}: readable are {READABLE}"
     if not tensor.shape or tensor.numel < 1:
         return "is empty"
-    if tensor.kind in BLOCKS and (len(tensor.shape) != 2 or tensor.shape[1] % BLOCKS[tensor.kind].numbers):
+    if tensor.kind in BLOCKS and (len(tensor.shape) not in (2, 3) or tensor.shape[-1] % BLOCKS[tensor.kind].numbers):
         return f"is no matrix of whole blocks of {BLOCKS[tensor.kind].numbers}"
     if tensor.start + _nbytes(tensor) > size:
         return "reaches beyond the end of the file, which was not copied whole"

@@ -2,14 +2,17 @@
 
 import math
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from phase0_request.extras.gguf_file import GGUFHeader, read_header
 from phase0_request.support.checks import ConfigError, check_choice, check_int, check_number
 
-ARCHITECTURES = "llama", "qwen2", "qwen3"  # Mistral's models are llama
+ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "olmoe": "olmoe", "qwen3moe": "qwen3_moe"}
+MIXTRAL = "mixtral"  # is llama with experts; Mistral's other models are llama
 ROPE_FACTORS = "rope_freqs.weight"
+SOFTMAX = 1  # as llama.cpp numbers what a router makes of its scores
 MAX_SIZE = 1 << 24  # the most of anything that is counted here before ModelConfig checks it
 NEUTRAL = {"attn_factor": 1.0, "yarn_log_multiplier": 0.0, "scale_linear": 1.0}  # rope is computed without these
 
@@ -34,14 +37,15 @@ def config_of(header: GGUFHeader) -> dict[str, Any]:
         raise ConfigError(f"{header.file} must hold a matrix token_embd.weight")
     heads, size, context = count("attention.head_count"), count("embedding_length"), count("context_length")
     head_dim = count("attention.key_length", size // heads)
-    unlike = {"attention.value_length": head_dim, "rope.dimension_count": head_dim, "expert_count": 0}
+    unlike = {"attention.value_length": head_dim, "rope.dimension_count": head_dim}
+    unlike |= {"expert_shared_count": 0, "expert_gating_func": SOFTMAX, "expert_weights_scale": 1.0}
     for name, only in unlike.items():
         if get(name, only) != only:
             raise ConfigError(f"{header.file}: {kind}.{name} is {get(name)}; supported is {only}")
     if 0 < get("attention.sliding_window", 0) < context:
         raise ConfigError(f"{header.file}: {kind}.attention.sliding_window is not supported")
-    return {
-        "model_type": kind,
+    experts = _experts(kind, get) if get("expert_count", 0) else {"model_type": ARCHITECTURES[kind]}
+    return experts | {
         "vocab_size": embedding.shape[0],
         "hidden_size": size,
         "intermediate_size": get("feed_forward_length"),
@@ -57,6 +61,17 @@ def config_of(header: GGUFHeader) -> dict[str, Any]:
         "tie_word_embeddings": "output.weight" not in tensors,
         "eos_token_id": list(header.eos_ids),
         "dtype": _dtype(header),
+    }
+
+
+def _experts(kind: str, get: Callable[..., Any]) -> dict[str, Any]:
+    """What llama.cpp's file says of experts; whether probabilities are normed follows from the architecture there."""
+    return {
+        "model_type": MIXTRAL if kind == "llama" else ARCHITECTURES[kind],
+        "num_local_experts": get("expert_count"),
+        "num_experts_per_tok": get("expert_used_count"),
+        "moe_intermediate_size": get("expert_feed_forward_length", get("feed_forward_length")),
+        "norm_topk_prob": kind == "qwen3moe",
     }
 
 
@@ -102,5 +117,6 @@ def _floats(header: GGUFHeader, name: str, count: int) -> tuple[float, ...]:
 
 def _dtype(header: GGUFHeader) -> str:
     """The dtype to compute in: the dtype of the matrices, if all have the same."""
-    kinds = {tensor.kind for name, tensor in header.tensors.items() if len(tensor.shape) > 1}
+    matrices = {name: tensor for name, tensor in header.tensors.items() if len(tensor.shape) > 1}
+    kinds = {tensor.kind for name, tensor in matrices.items() if "ffn_gate_inp" not in name}  # which is float32 in all
     return {frozenset({0}): "float32", frozenset({1}): "float16"}.get(frozenset(kinds), "bfloat16")

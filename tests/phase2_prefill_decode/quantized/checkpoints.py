@@ -5,7 +5,7 @@ layouts are written here number by number, as their `pack` and `unpack` have the
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,19 @@ def with_rows_in_8_bits(
     return model
 
 
+def parameters(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """The parameters of a model as checkpoints have them: each expert apart."""
+    for name, weight in model.named_parameters():
+        place, _, kind = name.rpartition(".")
+        if not place.endswith(".mlp.experts"):
+            yield name, weight
+            continue
+        modules = ("gate_proj", "up_proj") if kind == "gate_up_proj" else (kind,)
+        for expert, matrix in enumerate(weight):
+            for module, part in zip(modules, matrix.chunk(len(modules)), strict=True):
+                yield f"{place}.{expert}.{module}.weight", part
+
+
 def is_quantized(name: str) -> bool:
     return name.endswith("_proj.weight")
 
@@ -61,7 +74,7 @@ def quantized(
     model = tiny_model(family, **options)
     tensors: Parts = {}
     with torch.no_grad():
-        for name, weight in model.named_parameters():
+        for name, weight in parameters(model):
             if is_quantized(name):
                 parts, dequantized = make(weight)
                 tensors |= {name.removesuffix("weight") + suffix: part.contiguous() for suffix, part in parts.items()}

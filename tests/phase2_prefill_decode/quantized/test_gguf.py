@@ -11,17 +11,18 @@ import torch
 from phase0_request.extras.gguf_file import GGUFHeader, GGUFTensor, read_header
 from phase0_request.params import SamplingParams
 from phase0_request.support.checks import ConfigError
-from phase2_prefill_decode.connect import config_of
+from phase2_prefill_decode.connect import config_of, source_of
 from phase2_prefill_decode.engine import static
 from phase2_prefill_decode.extras.gguf import gguf_config
 from phase2_prefill_decode.extras.quantized.ggml import BLOCKS
+from phase2_prefill_decode.extras.streams import weights_for_gpu
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.model import Model
 from tests import gguf_files
 from tests.gguf_files import KindOf, saved_gguf
 from tests.phase2_prefill_decode.models import ROPES, saved, tiny_model
 from tests.phase2_prefill_decode.quantized import checkpoints as made
-from tests.phase2_prefill_decode.test_identity import follows, prompts
+from tests.phase2_prefill_decode.test_identity import follows, logits, prompts
 
 WIDE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64, "num_hidden_layers": 2}
 
@@ -69,6 +70,36 @@ def test_an_engine_answers_as_transformers_with_the_dequantized_weights(name: st
     assert all(follows(oracle, prompt, answer.output_tokens) for prompt, answer in zip(asked, answers, strict=True))
 
 
+EXPERTS: dict[str, dict[str, Any]] = {
+    "qwen3_moe": {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 256, "norm_topk_prob": True},
+    "olmoe": {"num_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": 4},
+    "mixtral": {"num_local_experts": 3, "num_experts_per_tok": 2},
+}
+
+
+@pytest.mark.parametrize("family", EXPERTS)
+def test_experts_are_read_as_the_package_reads_them(family: str, tmp_path: Path) -> None:
+    """In 16 bits, the tokens of transformers; in a mixture of 4 and 6, its weights bit for bit."""
+    options = {name: size for name, size in WIDE.items() if name != "head_dim" or family != "olmoe"} | EXPERTS[family]
+    oracle = saved_gguf(tiny_model(family, **options), tmp_path / "plain.gguf", lambda name: "F16")
+    engine = static(Model.load(tmp_path / "plain.gguf", dtype="float32", device="cpu"))
+    asked = prompts(307, (3, 17))
+    answers = engine.generate(asked, SamplingParams(max_tokens=12, temperature=0, ignore_eos=True))
+    assert all(follows(oracle, prompt, answer.output_tokens) for prompt, answer in zip(asked, answers, strict=True))
+
+    oracle = saved_gguf(tiny_model(family, **options), tmp_path / "model.gguf", Q4_K_M)
+    config = config_of(tmp_path / "model.gguf")
+    (layer, *_) = weights_for_gpu(source_of(tmp_path / "model.gguf", config), config, torch.device("cpu")).layers
+    assert config.dtype == "bfloat16"
+    for field in ("gate_up_proj", "down_proj"):
+        wanted = oracle.get_parameter(f"model.layers.0.mlp.experts.{field}").flatten(0, 1)
+        assert torch.equal(layer[field].dequantize(), wanted)
+    model = Model.load(tmp_path / "model.gguf", dtype="float32", device="cpu")
+    (prompt,) = prompts(307, (1,))
+    wanted = oracle(torch.tensor([prompt])).logits[0]
+    assert (logits(model, prompt) - wanted).norm() < 0.05 * wanted.norm(), "rows are rounded to 8 bits"
+
+
 @pytest.mark.parametrize("rope", ROPES)
 def test_the_config_is_that_of_the_model(rope: str, tmp_path: Path) -> None:
     parameters: dict[str, Any] = ROPES[rope]
@@ -114,7 +145,8 @@ def test_types_that_are_not_supported_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda out: out.add_uint32("llama.expert_count", 8), "llama.expert_count is 8; supported is 0"),
+        (lambda out: out.add_expert_shared_count(1), "llama.expert_shared_count is 1; supported is 0"),
+        (lambda out: out.add_uint32("llama.expert_gating_func", 2), "llama.expert_gating_func is 2; supported is 1"),
         (lambda out: out.add_sliding_window(64), "llama.attention.sliding_window is not supported"),
         (lambda out: out.add_string("llama.rope.scaling.type", "longrope"), "rope_type must be one of .*'longrope'"),
         (lambda out: out.add_float32("llama.rope.scaling.attn_factor", 2.0), "attn_factor is 2.0; supported is 1.0"),
