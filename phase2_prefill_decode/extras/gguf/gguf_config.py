@@ -38,7 +38,7 @@ def config_of(header: GGUFHeader) -> dict[str, Any]:
     heads, size, context = count("attention.head_count"), count("embedding_length"), count("context_length")
     head_dim = count("attention.key_length", size // heads)
     unlike = {"attention.value_length": head_dim, "rope.dimension_count": head_dim}
-    unlike |= {"expert_shared_count": 0, "expert_gating_func": SOFTMAX, "expert_weights_scale": 1.0}
+    unlike |= {"expert_shared_count": 0, "expert_gating_func": SOFTMAX, "expert_weights_scale": 1}
     for name, only in unlike.items():
         if get(name, only) != only:
             raise ConfigError(f"{header.file}: {kind}.{name} is {get(name)}; supported is {only}")
