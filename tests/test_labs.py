@@ -20,6 +20,7 @@ from phase0_request.lab.commands import contents, main
 from phase0_request.support.machine import describe
 from phase0_request.tokenizer import BUNDLED
 from phase2_prefill_decode.lab import ceilings
+from phase2_prefill_decode.lab.models import experts
 from phase2_prefill_decode.lab.shapes import SHAPES
 from phase4_radix.lab import replay
 from phase5_continuous.lab import fairness, growth
@@ -42,6 +43,10 @@ CEILINGS = {
     "phase2_prefill_decode.lab.rows.OUTPUTS": 128,
     "phase2_prefill_decode.lab.rows.INPUTS": 256,
 }
+SMALL_EXPERTS = {
+    "hidden_size": 64, "intermediate_size": 32, "num_attention_heads": 4, "num_key_value_heads": 4, "num_experts": 8,
+    "num_experts_per_tok": 2,
+}  # fmt: skip
 # The result, its benchmark with options, and what makes it small.
 BENCHMARKS: dict[str, tuple[str, list[str], dict[str, object]]] = {
     "phase0.json": ("phase0_request.lab.bench", ["-n", "60"], {"BATCH_SIZES": (32, 128)}),
@@ -59,6 +64,11 @@ BENCHMARKS: dict[str, tuple[str, list[str], dict[str, object]]] = {
         "phase2_prefill_decode.lab.alone",
         ["--requests", "5"],
         {"LENGTHS": (8, 20), "OUTPUT": 4, "BATCHES": (4,)},
+    ),
+    "experts.json": (
+        "phase2_prefill_decode.lab.models.experts",
+        [],
+        {"SHAPE": experts.SHAPE | SMALL_EXPERTS, "STEPS": 2, "ROUNDS": 1},
     ),
     "phase2_recompute.json": ("phase2_prefill_decode.lab.naive.recompute", [], {"ANSWERS": (4, 8), "RUNS": 1}),
     "phase2_phases.json": (

@@ -1,4 +1,4 @@
-"""`python -m phase2_prefill_decode.lab experts`: decodes of an OLMoE shape on the CPU, beside transformers.
+"""`python -m phase2_prefill_decode.lab models.experts`: decodes of an OLMoE shape on the CPU, beside transformers.
 
 A step reads the weights of the experts that some token chose. A batch of dense layers reads no more than one request;
 a batch of experts does. The shape is OLMoE's (64 experts, of which a token goes through 8) with few layers and a small
@@ -120,7 +120,7 @@ def measure(progress: Callable[[str], None]) -> dict[str, Any]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    p = parser("phase2_prefill_decode.lab experts", __doc__)
+    p = parser("phase2_prefill_decode.lab models.experts", __doc__)
     options = p.parse_args(arguments)
     console = Console()
     figures = measure(lambda words: console.print(words, style="dim"))
