@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 NORMAL, CONTROL = 1, 3  # types of tokens
 EXPERTS = {"mlp.gate": "ffn_gate_inp"}
-ARCHITECTURES = {"mistral": "llama", "mixtral": "llama", "qwen3_moe": "qwen3moe"}
+ARCHITECTURES = {"mistral": "llama", "mixtral": "llama", "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss"}
 TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 KindOf = Callable[[str], str]  # of the matrix with a name
 
@@ -33,6 +33,9 @@ def gguf_name(name: str) -> str:
 
 def tensors_of(model: PreTrainedModel) -> Iterator[tuple[str, str, Tensor]]:
     """The tensors of a model as llama.cpp has them: their names here and there, and parts of the parameters."""
+    if model.config.model_type == "gpt_oss":
+        yield from _tensors_of_oss(model)
+        return
     for name, weight in model.named_parameters():
         layer, found, kind = name.partition(".mlp.experts.")
         place = f"blk.{layer.rpartition('.')[2]}"
@@ -46,6 +49,23 @@ def tensors_of(model: PreTrainedModel) -> Iterator[tuple[str, str, Tensor]]:
             yield name, f"{place}.ffn_down_exps.weight", weight
 
 
+def _tensors_of_oss(model: PreTrainedModel) -> Iterator[tuple[str, str, Tensor]]:
+    """The same of gpt-oss, whose experts have gate and up alternating, and matrices that are transposed."""
+    for name, weight in model.named_parameters():
+        layer, found, kind = name.partition(".mlp.experts.")
+        place, suffix = f"blk.{layer.rpartition('.')[2]}", "bias" if kind.endswith("_bias") else "weight"
+        if name.endswith(".sinks"):
+            yield name, f"blk.{name.split('.')[2]}.attn_sinks.weight", weight
+        elif not found:
+            named = gguf_name(name.replace(".mlp.router.", ".mlp.gate."))
+            yield name, named.replace("ffn_norm", "post_attention_norm"), weight
+        else:
+            rows = weight if suffix == "bias" else weight.transpose(1, 2)
+            parts = {"gate": rows[:, ::2], "up": rows[:, 1::2]} if kind.startswith("gate_up") else {"down": rows}
+            for part, own in parts.items():
+                yield name, f"{place}.ffn_{part}_exps.{suffix}", own
+
+
 def writer(file: Path, config: Any, tokenizer: bool = False) -> "gguf.GGUFWriter":
     """A file with the metadata of a model."""
     import gguf
@@ -56,6 +76,12 @@ def writer(file: Path, config: Any, tokenizer: bool = False) -> "gguf.GGUFWriter
         out.add_expert_used_count(config.num_experts_per_tok)
     if hasattr(config, "moe_intermediate_size"):
         out.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if config.model_type == "gpt_oss":
+        rope = config.rope_parameters
+        out.add_sliding_window(config.sliding_window)
+        out.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        out.add_rope_scaling_factor(rope["factor"])
+        out.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
     out.add_block_count(config.num_hidden_layers)
     out.add_context_length(config.max_position_embeddings)
     out.add_embedding_length(config.hidden_size)
@@ -111,7 +137,8 @@ def saved_gguf(model: PreTrainedModel, file: Path, kind_of: KindOf, tokenizer: b
         for name, theirs, weight in tensors_of(model):
             heads = config.num_attention_heads if ".q_proj." in name else config.num_key_value_heads
             turned = out.arch == "llama" and (".q_proj." in name or ".k_proj." in name)
-            kind = kind_of(name) if weight.ndim > 1 and ".mlp.gate." not in name else "F32"
+            plain = weight.ndim == 1 or name.endswith("_bias") or ".mlp.gate." in name or ".mlp.router." in name
+            kind = "F32" if plain else kind_of(name)
             rows = (rows_for_llama(weight, heads) if turned else weight).float()
             blocks = encoded(rows.flatten(0, -2).numpy() if rows.ndim > 1 else rows.numpy(), kind)
             out.add_tensor(theirs, blocks.reshape(*weight.shape[:-1], -1), raw_dtype=number(kind))

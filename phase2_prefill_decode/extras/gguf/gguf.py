@@ -20,7 +20,8 @@ NAMES = {
     "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm", "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj", "ffn_gate_inp": "mlp.gate",
     "ffn_gate_exps": "mlp.experts.{}.gate_proj", "ffn_up_exps": "mlp.experts.{}.up_proj",
-    "ffn_down_exps": "mlp.experts.{}.down_proj",
+    "ffn_down_exps": "mlp.experts.{}.down_proj", "attn_sinks": "self_attn.sinks",
+    "post_attention_norm": "post_attention_layernorm",
 }  # fmt: skip
 _NAME = re.compile(r"(?:(blk)\.(\d+)\.)?(\w+)\.(weight|bias)")
 _TURNED = re.compile(r".*\.(q|k)_proj\.(weight|bias)")

@@ -9,7 +9,12 @@ from typing import Any
 from phase0_request.extras.gguf_file import GGUFHeader, read_header
 from phase0_request.support.checks import ConfigError, check_choice, check_int, check_number
 
-ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "olmoe": "olmoe", "qwen3moe": "qwen3_moe"}
+OSS = "gpt-oss"
+ARCHITECTURES = {
+    **{name: name for name in ("llama", "qwen2", "qwen3", "olmoe")},
+    "qwen3moe": "qwen3_moe",
+    OSS: "gpt_oss",
+}
 MIXTRAL = "mixtral"  # is llama with experts; Mistral's other models are llama
 ROPE_FACTORS = "rope_freqs.weight"
 SOFTMAX = 1  # as llama.cpp numbers what a router makes of its scores
@@ -42,7 +47,7 @@ def config_of(header: GGUFHeader) -> dict[str, Any]:
     for name, only in unlike.items():
         if get(name, only) != only:
             raise ConfigError(f"{header.file}: {kind}.{name} is {get(name)}; supported is {only}")
-    if 0 < get("attention.sliding_window", 0) < context:
+    if 0 < (window := get("attention.sliding_window", 0)) < context and kind != OSS:
         raise ConfigError(f"{header.file}: {kind}.attention.sliding_window is not supported")
     experts = _experts(kind, get) if get("expert_count", 0) else {"model_type": ARCHITECTURES[kind]}
     return experts | {
@@ -54,6 +59,7 @@ def config_of(header: GGUFHeader) -> dict[str, Any]:
         "num_key_value_heads": get("attention.head_count_kv", heads),
         "head_dim": head_dim,
         "max_position_embeddings": context,
+        "sliding_window": window or None,
         "rms_norm_eps": get("attention.layer_norm_rms_epsilon"),
         "rope_parameters": _rope(header, kind, head_dim),
         "attention_bias": "blk.0.attn_q.bias" in tensors,
@@ -87,6 +93,7 @@ def _rope(header: GGUFHeader, kind: str, head_dim: int) -> dict[str, Any]:
     if scaling != "none":
         rope |= {"rope_type": scaling, "factor": header.metadata.get(f"{prefix}.factor")}
         rope["original_max_position_embeddings"] = header.metadata.get(f"{prefix}.original_context_length")
+        rope |= {"truncate": False} if kind == OSS else {}  # which no file says
     if ROPE_FACTORS not in header.tensors:
         return rope
     # Llama 3 has a factor for each pair, computed from one. The other constants are those of all its versions.

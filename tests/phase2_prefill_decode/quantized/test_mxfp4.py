@@ -16,6 +16,7 @@ from phase2_prefill_decode.connect import config_of, source_of
 from phase2_prefill_decode.engine import static
 from phase2_prefill_decode.extras.quantized.weight import QuantizedWeight
 from phase2_prefill_decode.model import Model
+from tests.gguf_files import saved_gguf
 from tests.phase2_prefill_decode.models import saved, tiny_model
 from tests.phase2_prefill_decode.quantized import checkpoints as made
 from tests.phase2_prefill_decode.test_identity import follows, prompts
@@ -64,14 +65,29 @@ def test_every_number_is_what_transformers_reads(checkpoint: tuple[Any, Path]) -
 
 
 def test_a_packed_model_answers_as_its_dequantized_one_in_transformers(checkpoint: tuple[Any, Path]) -> None:
-    """With the rows of the experts' products in 8 bits, as a CPU multiplies them with integers."""
     oracle, directory = checkpoint
+    with_rows_in_8_bits(oracle)
+    assert_same_answers(oracle, Model.load(directory, device="cpu", dtype="float32"))
+
+
+def test_a_gguf_file_answers_as_its_dequantized_model_in_transformers(tmp_path: Path) -> None:
+    """Its experts in MXFP4, as llama.cpp's package writes it."""
+    oracle = tiny_model("gpt_oss", **SIZES)
+    saved_gguf(oracle, tmp_path / "model.gguf", lambda name: "MXFP4" if EXPERTS in name else "F32")
+    with_rows_in_8_bits(oracle)
+    assert_same_answers(oracle, Model.load(tmp_path / "model.gguf", device="cpu", dtype="float32"))
+
+
+def with_rows_in_8_bits(oracle: Any) -> None:
+    """The rows of the experts' products, as a CPU multiplies them with integers."""
     for layer in oracle.model.layers:
         experts = layer.mlp.experts
         activated = experts._apply_gate
         experts.register_forward_pre_hook(lambda _, rows: (made.in_8_bits(rows[0], 32).float(), *rows[1:]))
         experts._apply_gate = lambda rows, activated=activated: made.in_8_bits(activated(rows), 32).float()
-    model = Model.load(directory, device="cpu", dtype="float32")
+
+
+def assert_same_answers(oracle: Any, model: Model) -> None:
     given = prompts(oracle.config.vocab_size)
     answers = static(model).generate(given, SamplingParams(temperature=0, max_tokens=24, ignore_eos=True))
     assert all(len(answer.output_tokens) == 24 for answer in answers)
