@@ -21,12 +21,14 @@ from phase4_radix.extras.windows import WindowedPrefixCache
 from phase5_continuous.engine import continuous
 from phase5_continuous.extras.invariants import check
 from phase5_continuous.scheduler import Scheduler
-from tests.phase2_prefill_decode.models import saved, variant
+from tests.phase2_prefill_decode.models import VARIANTS, saved, tiny_model, variant
+from tests.phase2_prefill_decode.test_families import VARIANTS as MORE_VARIANTS
 from tests.phase2_prefill_decode.test_identity import theirs
 
 ANSWER = 24
 CHUNK = 8
 PAGE = 4
+LONGEST = 128  # tokens
 BUDGET = TokenBudget(CHUNK, 20)
 
 
@@ -41,10 +43,15 @@ class Case(NamedTuple):
         return kind(groups, pages * groups.count, PAGE)
 
 
-@pytest.fixture(scope="module", params=["mistral-window", "qwen2-window", "qwen3-window"])
+@pytest.fixture(scope="module", params=["mistral-window", "qwen2-window", "qwen3-window", "gemma3", "gpt-oss-limits"])
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
-    """All layers have windows; the first has none; every second has none. Prompts share prefixes, two are equal."""
-    oracle = variant(request.param)
+    """All layers have windows; the first has none; the second has none; the last has none, also beside rotary angles of
+    its own, and with sinks and experts. Prompts share prefixes, two are equal."""
+    if request.param in VARIANTS:
+        oracle = variant(request.param)
+    else:
+        family, options = MORE_VARIANTS[request.param]
+        oracle = tiny_model(family, **options)
     model = Model.load(saved(oracle, tmp_path_factory.mktemp("model")), device="cpu", dtype="float32")
     draw = torch.Generator().manual_seed(3)
 
@@ -57,12 +64,15 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return Case(model, prompts, [theirs(oracle, prompt, ANSWER) for prompt in prompts])
 
 
-def engine_over(model: Model, cache: WindowedCache, ahead: int = 0) -> Engine[Scheduler]:
-    """Its invariants are checked after each step, and what a page that becomes free held is replaced by NaN."""
+def engine_over(model: Model, cache: WindowedCache, ahead: int = 0, recorded: int = 0) -> Engine[Scheduler]:
+    """Its invariants are checked after each step, and what a page that becomes free held is replaced by NaN. Steps of
+    up to `recorded` decodes are recorded."""
     scheduler = Scheduler(cache, model.eos_ids, BUDGET, ahead=ahead)
     pool = pool_for(model.config.kv_layout(PAGE, "float32"), cache, model.decoder.device)
-    state = state_for(cache, model.decoder.device, 0, 0)
+    state = state_for(cache, model.decoder.device, *((2 * recorded, LONGEST // PAGE) if recorded else ()))
     runner = runner_for(model.decoder, pool, cache, sampler_for(model), state, ahead=ahead > 0)
+    if recorded:
+        runner.record([1, 2, recorded], LONGEST, lambda compute: compute)
     engine = Engine(model, EngineCore(scheduler, runner, time.perf_counter))
     step, release = engine.core.step, cache.pages.memory.release
 
@@ -134,6 +144,17 @@ def test_a_match_ends_where_the_whole_window_is_cached(case: Case) -> None:
     assert cache.counts.hit_tokens == before
     assert generated(engine, [other, prompt]) == [*first, *wanted]
     assert cache.counts.hit_tokens > before + 40
+
+
+def test_recorded_steps_have_page_tables_of_all_groups(case: Case) -> None:
+    cache = case.cache(WindowedPrefixCache, 400, ahead=1)
+    engine = engine_over(case.model, cache, ahead=1, recorded=8)
+    graphs = engine.core.runner.graphs
+    assert graphs is not None
+    replay, sizes = graphs.replay, list[int]()
+    graphs.replay = lambda step: (sizes.append(step.graph_size), replay(step))[1]  # type: ignore[method-assign]
+    assert generated(engine, case.prompts) == case.wanted
+    assert len(sizes) > ANSWER // 2
 
 
 def test_a_long_request_holds_its_window_only(case: Case) -> None:
