@@ -41,7 +41,7 @@ $(error $(VENV) has TORCH=$(INSTALLED): run `make clean` before TORCH=$(TORCH))
 endif
 endif
 
-.PHONY: help serve install test speed test-avx2 test-all test-browser pictures clients cluster routers operate lint types gates house book resolve pins notebooks clean
+.PHONY: help serve install test speed test-avx2 test-all test-browser pictures test-models clients cluster routers operate lint types gates house book resolve pins notebooks clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -67,6 +67,9 @@ speed: $(VENV)/.dev ## the engine beside itself as of the last commit (AGAINST=C
 	@rm -f build/peers/speed.json
 	@$(BIN)/nanoserve bench compare --against $(AGAINST) --peers ours before ours_int4 before_int4 --shapes 17m 596m \
 	  --rounds 2 --workloads 1x16+64 16x128+64 8x128+32 4x512+1 --json build/peers/speed.json
+
+test-models: $(VENV)/.dev ## models with trained weights beside transformers and llama.cpp (JSON=FILE: also their study, written there)
+	@$(BIN)/python -m phase6_integration.lab real_models $(MODEL) $(if $(JSON),--study --json $(JSON))
 
 clients: $(CLIENTS)/.done ## LangChain, LiteLLM, the AI SDK and others against a server (needs no more than `make serve`)
 	@$(if $(NPM),,echo "npm is not installed: the clients for Node are left out")

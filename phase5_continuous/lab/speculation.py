@@ -1,9 +1,10 @@
 """`python -m phase5_continuous.lab speculation`: tokens a second with drafts and without, in turns.
 
-The bundled model answers questions: new ones, such that it has answered before in the same conversation, so that its
-answer copies its prompt, and with method suffix such that it has answered in another conversation, in text and in JSON
-of a schema. Then a drafter that knows the output proposes tokens of which a chosen share is right: copied text has
-about 0.95, code 0.7, chat 0.3. It also drafts for random weights of another shape, which no other drafter could guess.
+A model answers questions, by default the bundled one: new ones, such that it has answered before in the same
+conversation, so that its answer copies its prompt, and with method suffix such that it has answered in another
+conversation, in text and in JSON of a schema. Then, for the bundled model, a drafter that knows the output proposes
+tokens of which a chosen share is right: copied text has about 0.95, code 0.7, chat 0.3. It also drafts for random
+weights of another shape, which no other drafter could guess.
 
 With `--drafter`, a draft model of the bundled one's tokens drafts instead: for the bundled model, and for one that is
 the bundled model with seven times as many layers more, which add nothing. That one has the same answers, and is slower.
@@ -91,8 +92,8 @@ def compare(
     }
 
 
-def answers(model: Model, rounds: int) -> dict[str, dict[str, float]]:
-    """The bundled model's answers to new questions and to ones asked again, by the same client or by others."""
+def answers(model: Model, rounds: int, batches: Sequence[int]) -> dict[str, dict[str, float]]:
+    """A model's answers to new questions and to ones asked again, by the same client or by others."""
     params, plain, figures = SamplingParams(temperature=0, max_tokens=64), continuous(model), dict[str, Any]()
     assert model.tokenizer is not None
     chat = model.tokenizer.chat
@@ -111,7 +112,7 @@ def answers(model: Model, rounds: int) -> dict[str, dict[str, float]]:
         ("new", asked, NGRAM, params),
     )
     for name, conversations, config, params in texts:
-        for batch in BATCHES:
+        for batch in batches:
             prompts = [chat(messages) for messages in conversations[:batch]]
             drafting = continuous(model, speculative_config=config)
             figures[f"{name}_{batch}"] = compare(plain, drafting, prompts, params, rounds)
@@ -174,9 +175,17 @@ def drafted(drafter: str, rounds: int) -> dict[str, dict[str, float]]:
     return figures
 
 
+def model_of(name: str) -> Model:
+    if name in SHAPES:
+        return Model.random(SHAPES[name], device="cpu")
+    return Model.load(BUNDLED if name == "tiny_chat" else name, device="cpu")
+
+
 def main(arguments: list[str] | None = None) -> int:
     p = parser("phase5_continuous.lab speculation", __doc__)
-    p.add_argument("--model", choices=TOKENS, default="tiny_chat", help="the bundled one or random (%(default)s)")
+    about = "a directory or a GGUF file, or 596m: random weights (%(default)s)"
+    p.add_argument("--model", default="tiny_chat", help=about)
+    p.add_argument("--batches", nargs="+", type=at_least_one, metavar="N", help="requests with --model (1 4 16)")
     p.add_argument("--drafter", metavar="DIR", help="a draft model for the bundled one (none)")
     p.add_argument("--rounds", type=at_least_one, default=5, help="of which the best counts (%(default)s)")
     p.add_argument("--threads", type=at_least_one, help="of torch (torch's choice)")
@@ -187,10 +196,11 @@ def main(arguments: list[str] | None = None) -> int:
     if options.drafter is not None:
         studies.append(partial(drafted, options.drafter, options.rounds))
     else:
-        bundled = options.model == "tiny_chat"
-        model = Model.load(device="cpu") if bundled else Model.random(SHAPES[options.model], device="cpu")
-        studies += [partial(answers, model, options.rounds)] if bundled else []
-        studies.append(partial(constructed, model, TOKENS[options.model], options.rounds))
+        model = model_of(options.model)
+        if options.model not in SHAPES:
+            studies.append(partial(answers, model, options.rounds, options.batches or BATCHES))
+        if options.model in TOKENS:
+            studies.append(partial(constructed, model, TOKENS[options.model], options.rounds))
     figures = dict[str, dict[str, float]]()
     for study in studies:
         figures |= study()
