@@ -69,7 +69,7 @@ speed: $(VENV)/.dev ## the engine beside itself as of the last commit (AGAINST=C
 	  --rounds 2 --workloads 1x16+64 16x128+64 8x128+32 4x512+1 --json build/peers/speed.json
 
 test-models: $(VENV)/.dev ## models with trained weights beside transformers and llama.cpp (JSON=FILE: also their study, written there)
-	@$(BIN)/python -m phase6_integration.lab real_models $(MODEL) $(if $(JSON),--study --json $(JSON))
+	@$(BIN)/python -m phase6_integration.lab peers.real_models $(MODEL) $(if $(JSON),--study --json $(JSON))
 
 clients: $(CLIENTS)/.done ## LangChain, LiteLLM, the AI SDK and others against a server (needs no more than `make serve`)
 	@$(if $(NPM),,echo "npm is not installed: the clients for Node are left out")

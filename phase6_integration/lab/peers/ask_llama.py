@@ -1,4 +1,4 @@
-"""llama.cpp on one file, for `real_models`: ask_llama.py MODEL.gguf THREADS, in an environment that setup.sh makes.
+"""llama.cpp on one file, for `real_models.py`: ask_llama.py MODEL.gguf THREADS, in an environment that setup.sh makes.
 
 Reads a JSON of questions from stdin and writes one of answers: the tokens of texts, the mean negative log-likelihood of
 a passage, and the most likely tokens after prompts.

@@ -1,4 +1,4 @@
-"""`lab real_models` on a small random model with the bundled tokenizer. transformers has the same tokens."""
+"""`lab peers.real_models` on a small random model with the bundled tokenizer. transformers has the same tokens."""
 
 import json
 import re
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from phase0_request.tokenizer import Tokenizer
-from phase6_integration.lab import real_models
+from phase6_integration.lab.peers import real_models
 from tests.gguf_files import saved_gguf
 from tests.phase2_prefill_decode.models import tiny_model
 

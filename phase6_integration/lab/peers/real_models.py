@@ -1,4 +1,4 @@
-"""`python -m phase6_integration.lab real_models`: models with trained weights, beside transformers and llama.cpp.
+"""`python -m phase6_integration.lab peers.real_models`: models with trained weights, beside transformers and llama.cpp.
 
 Each is a model with a short name (`nanoserve models`), or a GGUF file. On the same file: the tokens of texts, those of
 conversations, the mean negative log-likelihood of a passage, and the first tokens of greedy answers. transformers
@@ -135,7 +135,7 @@ def theirs(model: Any, passage: Sequence[int], prompts: Sequence[Sequence[int]])
 
 
 def llama(python: Path, file: Path, threads: int, asked: dict[str, Any]) -> dict[str, Any]:
-    command = [str(python), str(Path(__file__).with_name("peers") / "ask_llama.py"), str(file), str(threads)]
+    command = [str(python), str(Path(__file__).with_name("ask_llama.py")), str(file), str(threads)]
     done = subprocess.run(command, input=json.dumps(asked), capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"llama.cpp has failed: {done.stderr[-500:]}")
@@ -255,7 +255,7 @@ def show(console: Console, name: str, figures: dict[str, Any]) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    p = parser("phase6_integration.lab real_models", __doc__)
+    p = parser("phase6_integration.lab peers.real_models", __doc__)
     p.add_argument("models", nargs="*", metavar="MODEL", help="short names or GGUF files (all short names that load)")
     p.add_argument("--llama", type=Path, default=LLAMA, metavar="DIR", help="of llama-cpp-python (%(default)s)")
     p.add_argument("--threads", type=at_least_one, default=2, help="of each engine (%(default)s)")
