@@ -17,7 +17,7 @@ from phase2_prefill_decode.backend import TORCH
 from phase2_prefill_decode.connect import check_split, config_of, source_of
 from phase2_prefill_decode.engine import static
 from phase2_prefill_decode.extras.cpu.backend import packed_linear
-from phase2_prefill_decode.extras.families.experts import RoutedExperts, grouped, grouped_reference
+from phase2_prefill_decode.extras.families.experts import PRODUCTS, RoutedExperts, grouped, grouped_reference
 from phase2_prefill_decode.extras.families.layer import Experts
 from phase2_prefill_decode.extras.quantized.at_load import Quantization
 from phase2_prefill_decode.extras.quantized.layout import SCHEMES, bytes_in
@@ -107,6 +107,32 @@ def test_a_token_s_result_does_not_depend_on_its_neighbours(norm_topk: bool) -> 
         assert torch.equal(fast(x[token : token + 1])[0], together[token])
         assert torch.equal(fast(x[token : token + 9]), together[token : token + 9])
     assert fast(x[:0]).shape == (0, 64)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled where there is a GPU")
+@pytest.mark.parametrize("kernel", ["reference", "triton"])
+def test_a_recorded_step_routes_the_tokens_of_its_replay(kernel: str) -> None:
+    """As strict as a CUDA graph: the host reads nothing, so tokens that choose other experts are right, too."""
+    from tests.gpu.captured import Recorder
+
+    draw = torch.Generator().manual_seed(2)
+    experts = Experts(number=6, top_k=2, inner=32, norm_topk=True)
+    weights = {
+        name: torch.randn(sum(tensor.modules.values()), tensor.inputs, generator=draw) / tensor.inputs**0.5
+        for name, tensor in experts.tensors(32).items()
+    }
+    layer = RoutedExperts(experts, weights, TORCH)
+    if kernel == "triton":
+        from phase2_prefill_decode.extras.quantized.triton_grouped import TritonGroups
+
+        layer._gate_up, layer._down = (TritonGroups(TorchLinear(weights[name]), 6) for name in PRODUCTS)
+    x, result = torch.zeros(3, 32), torch.zeros(3, 32)
+    with torch.inference_mode():
+        replay = Recorder()(lambda: result.copy_(layer(x)))
+        for _ in range(3):
+            x.copy_(torch.randn(3, 32, generator=draw))
+            replay()
+            torch.testing.assert_close(result, RoutedExperts(experts, weights, TORCH)(x), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["qwen3-moe-norm", "olmoe", "mixtral"])
