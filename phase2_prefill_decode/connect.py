@@ -49,9 +49,8 @@ def config_of(model: str | Path, dtype: str | None = None) -> ModelConfig:
         config = read_config(file)
         with naming(file):
             return ModelConfig.from_dict(config, dtype)
-    config_of_directory = ModelConfig.from_pretrained(file, dtype)
     _format_of(file)
-    return config_of_directory
+    return ModelConfig.from_pretrained(file, dtype)
 
 
 def source_of(model: str | Path, config: ModelConfig) -> "Source":
@@ -61,7 +60,7 @@ def source_of(model: str | Path, config: ModelConfig) -> "Source":
         check_extras(PACKAGE, "a GGUF file")
         from phase2_prefill_decode.extras.gguf.gguf import open_file
 
-        return open_file(file)
+        return open_file(file, config)
     from phase2_prefill_decode.loading.checkpoint import Checkpoint
 
     source: Source = Checkpoint(file)

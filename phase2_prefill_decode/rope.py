@@ -4,16 +4,17 @@ Each pair rotates at its own frequency, the first one fastest. To extend a train
 that no angle exceeds those seen in training. The types of RopeParameters differ in the pairs that are slowed:
 
     default   none
-    none      all, to a standstill: the layer has no rotary embedding
     linear    all
     llama3    pairs with few turns over the trained context; those between few and many, in part
     yarn      the same with other bounds, and queries and keys are scaled up a little, which sharpens attention
+    longrope  each by a factor of its own
 """
 
 import math
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from phase2_prefill_decode.loading.config import RopeParameters
 
@@ -25,33 +26,32 @@ def tables(
     # region exercise 2.3
     angles = torch.arange(positions).float()[:, None] * frequencies(rope, head_dim)
     # endregion
-    scaling = attention_scaling(rope)
-    return (angles.cos() * scaling).to(device), (angles.sin() * scaling).to(device)
+    scaling, still = attention_scaling(rope), (0, head_dim // 2 - angles.shape[1])  # pairs that are not rotated
+    return pad(angles.cos() * scaling, still, value=1.0).to(device), pad(angles.sin() * scaling, still).to(device)
 
 
 def frequencies(rope: RopeParameters, head_dim: int) -> Tensor:
-    """The angle between neighbouring positions of each pair: [head_dim / 2] float32."""
+    """The angle between neighbouring positions of each pair that is rotated, float32."""
+    head_dim = int(head_dim * rope.partial_rotary_factor)
     # region exercise 2.3
     powers = rope.rope_theta ** (torch.arange(0, head_dim, 2).float() / head_dim)
     # endregion
     unscaled = 1 / powers
-    if rope.rope_type == "none":
-        return torch.zeros_like(powers)
     if rope.rope_type == "default":
         return unscaled
     if rope.rope_type == "linear":
         return unscaled / rope.factor
+    if rope.rope_type == "longrope":
+        return 1 / (torch.tensor(rope.factors) * powers)
     # A pair keeps its frequency where `kept` is 1, is slowed by the factor where it is 0, and is interpolated between.
     kept = _kept_by_llama3(rope, unscaled) if rope.rope_type == "llama3" else _kept_by_yarn(rope, head_dim)
     return (1 - kept) * (1 / (rope.factor * powers)) + kept * unscaled
 
 
 def attention_scaling(rope: RopeParameters) -> float:
-    """The factor that scales queries and keys, each. It is 1 except for yarn."""
-    if rope.rope_type != "yarn":
-        return 1.0
-    if rope.attention_factor is not None:
-        return rope.attention_factor
+    """The factor that scales queries and keys, each. It is 1 except for yarn and longrope."""
+    if rope.attention_factor is not None or rope.rope_type != "yarn":
+        return rope.attention_factor or 1.0
     if rope.mscale and rope.mscale_all_dim:
         return _yarn_mscale(rope.factor, rope.mscale) / _yarn_mscale(rope.factor, rope.mscale_all_dim)
     return _yarn_mscale(rope.factor)

@@ -23,10 +23,10 @@ HEAD_DIMS = range(8, 257, 8)  # the kernels' head sizes
 _YARN = "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate"
 ROPE_TYPES: dict[str, tuple[str, ...]] = {  # the parameters that each type has
     "default": (),
-    "none": (),
     "linear": ("factor",),
     "llama3": ("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
     "yarn": ("factor", "original_max_position_embeddings", *_YARN),
+    "longrope": ("factors", "attention_factor"),
 }
 
 
@@ -36,21 +36,24 @@ class RopeParameters:
 
     rope_type: str = "default"
     rope_theta: float = 10_000.0  # the last pair rotates nearly this many times slower than the first
+    partial_rotary_factor: float = 1.0  # the part of a head that is rotated: its first numbers
     factor: float = 1.0  # by which the context was extended
+    factors: tuple[float, ...] = ()  # longrope: of each pair
     original_max_position_embeddings: int = 0  # the context before that
     low_freq_factor: float = 1.0  # llama3: pairs with fewer turns than this over that context are slowed by `factor`
     high_freq_factor: float = 4.0  # llama3: pairs with more turns than this are unchanged
     beta_slow: float = 1.0  # yarn: the same two bounds
     beta_fast: float = 32.0
     truncate: bool = True  # yarn: round the bounds outward to whole pairs
-    attention_factor: float | None = None  # yarn: scale of queries and keys; None: from `factor`
+    attention_factor: float | None = None  # yarn and longrope: scale of queries and keys; None: from `factor`
     mscale: float = 0.0  # yarn: if both are set, they change the scale that follows from `factor`
     mscale_all_dim: float = 0.0
 
     def __post_init__(self) -> None:
         used = ROPE_TYPES[check_choice("rope_type", self.rope_type, ROPE_TYPES)]
         check_number("rope_theta", self.rope_theta, 1, above=True)
-        for parameter in fields(self)[2:]:
+        check_number("partial_rotary_factor", self.partial_rotary_factor, 0, 1)
+        for parameter in fields(self)[3:]:
             value = getattr(self, parameter.name)
             if parameter.name not in used and value != parameter.default:
                 raise ConfigError(f"rope_type {self.rope_type!r} has no parameter {parameter.name}, got {value!r}")
@@ -64,14 +67,14 @@ class RopeParameters:
         check_bool("rope truncate", self.truncate)
         check_number("rope mscale", self.mscale, 0)
         check_number("rope mscale_all_dim", self.mscale_all_dim, 0)
-        if self.attention_factor is not None:
-            check_number("rope attention_factor", self.attention_factor, 0, above=True)
+        check_number("rope attention_factor", 1 if (f := self.attention_factor) is None else f, 0, above=True)
 
     @classmethod
     def from_dict(cls, written: Mapping[str, Any], max_position_embeddings: int) -> "RopeParameters":
         """Read the `rope_parameters` of a config.json, or its `rope_scaling` with `rope_theta` added."""
-        rope_type = check_choice("rope_type", written.get("rope_type") or written.get("type") or "default", ROPE_TYPES)
-        names = "rope_theta", *ROPE_TYPES[rope_type]
+        types = [name for name in ROPE_TYPES if name != "longrope"]  # whose factors its family chooses
+        rope_type = check_choice("rope_type", written.get("rope_type") or written.get("type") or "default", types)
+        names = "rope_theta", "partial_rotary_factor", *ROPE_TYPES[rope_type]
         known = {name: written[name] for name in names if written.get(name) is not None}
         if "original_max_position_embeddings" in names:
             known.setdefault("original_max_position_embeddings", max_position_embeddings)
@@ -79,8 +82,7 @@ class RopeParameters:
             original = known["original_max_position_embeddings"]
             check_int("original_max_position_embeddings", original, 1, MAX_LENGTH)
             known.setdefault("factor", max_position_embeddings / original)
-        missing = {"factor", "low_freq_factor", "high_freq_factor"} & set(names) - known.keys()
-        if missing:
+        if missing := {"factor", "low_freq_factor", "high_freq_factor"} & set(names) - known.keys():
             raise ConfigError(f"rope_type {rope_type!r} needs {', '.join(sorted(missing))}, got {dict(written)}")
         return cls(rope_type=rope_type, **known)
 

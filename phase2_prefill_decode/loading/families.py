@@ -1,7 +1,4 @@
-"""Reads the config.json of a model into the fields of ModelConfig. Families, and how they differ, are data.
-
-A config that would be computed wrongly is refused.
-"""
+"""Reads a config.json into the fields of ModelConfig, or refuses it. Families, and how they differ, are data."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -21,6 +18,7 @@ class Family:
     ignored: Mapping[str, Any]  # values of keys that count for nothing here, whatever the file says
     qkv_bias: bool = False  # biases of q, k and v also without attention_bias
     qk_norm: bool = False
+    partial_rotary: bool = False  # whether partial_rotary_factor is supported
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # supported values, if they are not the usual
     read: "Callable[[Family, Mapping[str, Any]], dict[str, Any]] | None" = None  # None: `fields_of`
 
@@ -51,6 +49,7 @@ FAMILIES: dict[str, Family] = {
         qk_norm=True,
     ),
 }  # fmt: skip
+UNSUPPORTED: dict[str, str] = {}  # what some other model types would need
 _REQUIRED = "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"
 _ABSENT_IN_ALL = {
     **dict.fromkeys(("attention_bias", "mlp_bias", "tie_word_embeddings", "use_sliding_window"), False),
@@ -59,7 +58,6 @@ _ABSENT_IN_ALL = {
 # Keys that change the computation, and the values that are supported.
 _ONLY: dict[str, tuple[Any, ...]] = {
     "hidden_act": (None, "silu", "swish"),
-    "partial_rotary_factor": (None, 1),
     "is_causal": (None, True),
     "add_cross_attention": (None, False),
 }
@@ -69,6 +67,8 @@ def read(config: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a ModelConfig, from the content of a config.json. `rope_parameters` is a dict."""
     if not isinstance(config, Mapping):
         raise ConfigError(f"a model's configuration must be a JSON object, got {type(config).__name__}")
+    if (kind := str(config.get("model_type"))) in UNSUPPORTED:
+        raise ConfigError(f"{config.get('architectures') or kind} is not supported: {UNSUPPORTED[kind]}")
     family = FAMILIES[str(check_choice("model_type", config.get("model_type"), FAMILIES))]
     return (family.read or fields_of)(family, config)
 
@@ -87,7 +87,7 @@ def fields_of(family: Family, config: Mapping[str, Any]) -> dict[str, Any]:
         "tie_word_embeddings": config["tie_word_embeddings"],
         "num_key_value_heads": config["num_key_value_heads"] or 0,
         "head_dim": config.get("head_dim") or 0,
-        "rope_parameters": rope_of(config),
+        "rope_parameters": rope_of(config, partial=family.partial_rotary),
         "qkv_bias": attention_bias or family.qkv_bias,
         "out_bias": attention_bias,
         "qk_norm": family.qk_norm,
@@ -104,16 +104,15 @@ def _refuse_unsupported(config: Mapping[str, Any], only: Mapping[str, tuple[Any,
             raise ConfigError(f"{name} is {config.get(name)!r}; supported is {supported}")
 
 
-def rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
+def rope_of(config: Mapping[str, Any], partial: bool = False) -> dict[str, Any]:
     """`rope_parameters`, or the earlier form: `rope_scaling` with `rope_theta` beside it."""
     written = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(written, Mapping) or any(isinstance(value, Mapping) for value in written.values()):
         raise ConfigError(f"rope must be one set of parameters for all layers, got {written!r}")
-    _refuse_unsupported(written, {"partial_rotary_factor": (None, 1)})
-    written = {"rope_theta": config.get("rope_theta"), **written}
-    original = config.get("original_max_position_embeddings")
-    if original is not None:  # at the top level it takes precedence, as in transformers
-        written["original_max_position_embeddings"] = original
+    written = {**{name: config.get(name) for name in ("rope_theta", "partial_rotary_factor")}, **written}
+    _refuse_unsupported(written, {} if partial else {"partial_rotary_factor": (None, 1)})
+    if (original := config.get("original_max_position_embeddings")) is not None:
+        written["original_max_position_embeddings"] = original  # it takes precedence, as in transformers
     return written
 
 
@@ -122,8 +121,7 @@ def windows_of(config: Mapping[str, Any]) -> tuple[int | None, ...]:
     layers = check_int("num_hidden_layers", config["num_hidden_layers"], 1, 1 << 16)
     first = check_int("max_window_layers", config["max_window_layers"], 0, MAX_LENGTH)
     window = config.get("sliding_window") if check_bool("use_sliding_window", config["use_sliding_window"]) else None
-    types = config.get("layer_types")
-    if types is None:
+    if (types := config.get("layer_types")) is None:
         return tuple(None if number < first else window for number in range(layers))
     meaning = {"full_attention": None} | ({} if window is None else {"sliding_attention": window})
     if not isinstance(types, list) or len(types) != layers or not all(str(kind) in meaning for kind in types):

@@ -211,7 +211,7 @@ def test_the_dtype_is_read_by_both_of_its_names(written: dict[str, str], dtype: 
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5; supported is 1"),
         ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor is 0.5"),
         ({"is_causal": False}, "is_causal is False; supported is True"),
-        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "default, none, linear, llama3, yarn, got 'dynamic'"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "default, linear, llama3, yarn, got 'dynamic'"),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "rope must be one set of parameters"),
         ({"rope_parameters": [1]}, "rope must be one set of parameters for all layers, got"),
         ({"head_dim": 12}, "head_dim must be a multiple of 8 from 8 to 256, got 12"),

@@ -19,6 +19,9 @@ from tests.phase2_prefill_decode.models import SIZES, saved, tiny_model
 from tests.phase2_prefill_decode.test_identity import follows, logits, prompts
 
 ANSWER = 24
+HALF = {"rope_type": "default", "rope_theta": 1e3, "partial_rotary_factor": 0.5}
+LONG: dict[str, Any] = {"rope_type": "longrope", "rope_theta": 1e3, "short_factor": [1.0, 1.1, 1.3, 1.8, 2.0, 2.5]}
+LONG |= {"long_factor": [1.0, 1.5, 2.0, 4.0, 5.0, 7.5], "partial_rotary_factor": 0.75}
 KINDS = ["sliding_attention", "sliding_attention", "full_attention"]
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": ("gemma3_text", {"head_dim": 24, "query_pre_attn_scalar": 20, "sliding_window": 9, "layer_types": KINDS}),
@@ -53,6 +56,39 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "granite-biases": ("granite", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
     "olmo2": ("olmo2", {}),
     "olmo2-one-kv-head": ("olmo2", {"num_key_value_heads": 1, "tie_word_embeddings": True}),
+    "ministral3": (
+        "ministral3",
+        {
+            "head_dim": 24,
+            "rope_parameters": {
+                "rope_type": "yarn", "rope_theta": 1e3, "factor": 4.0, "original_max_position_embeddings": 16,
+                "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.6,
+            },
+        },
+    ),
+    "ministral3-window": ("ministral3", {"head_dim": 16, "sliding_window": 7, "num_key_value_heads": 1}),
+    "olmo3": (
+        "olmo3",
+        {
+            "num_hidden_layers": 4, "sliding_window": 7, "num_key_value_heads": 1,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+                "full_attention": {
+                    "rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 16
+                },
+            },
+        },
+    ),
+    "phi3": ("phi3", {}),
+    "phi3-partial": ("phi3", {"rope_parameters": HALF, "sliding_window": 9}),
+    "phi3-long": (
+        "phi3",
+        {"rope_parameters": LONG, "original_max_position_embeddings": 16, "tie_word_embeddings": True},
+    ),
+    "phi3-short": (
+        "phi3",
+        {"rope_parameters": {**LONG, "factor": 4.0}, "original_max_position_embeddings": 256, "num_key_value_heads": 4},
+    ),
     "smollm3": ("smollm3", {"no_rope_layers": [1, 0, 1]}),
     "smollm3-window": (
         "smollm3",

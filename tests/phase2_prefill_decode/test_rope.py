@@ -146,7 +146,7 @@ EXTENDED = {"factor": 8, "original_max_position_embeddings": 64}
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"rope_type": "dynamic"}, "rope_type must be one of default, none, linear, llama3, yarn, got 'dynamic'"),
+        ({"rope_type": "dynamic"}, "rope_type must be one of default, linear, llama3, yarn, longrope, got 'dynamic'"),
         ({"rope_theta": 1}, "rope_theta must be a number above 1, got 1"),
         ({"rope_theta": "10000"}, "rope_theta must be a number above 1, got '10000'"),
         ({"factor": 2}, "rope_type 'default' has no parameter factor, got 2"),

@@ -6,29 +6,50 @@ experts   the module of a layer's experts
 stateful  a description of a layer with a state in place of pages
 recurrent the modules that it stands for
 states    the runner that keeps the states of requests
-sources   what checkpoints write otherwise
-*         a module for each group of families
+sources   what a checkpoint writes otherwise than the decoder reads it
+known     what a config.json may say
+*         a module for each group of families; some are in `dense`
 """
 
 from collections.abc import Mapping
 
+from phase2_prefill_decode.extras.families.dense.ministral import MINISTRAL3
+from phase2_prefill_decode.extras.families.dense.olmo import OLMO2, OLMO3
+from phase2_prefill_decode.extras.families.dense.phi import PHI3
 from phase2_prefill_decode.extras.families.gemma import GEMMA3
 from phase2_prefill_decode.extras.families.granite import GRANITE
+from phase2_prefill_decode.extras.families.known.classes import CLASSES, NEEDS
+from phase2_prefill_decode.extras.families.known.strict import lenient, strict
+from phase2_prefill_decode.extras.families.known.wrappers import GEMMA3_WITH_IMAGES, MISTRAL3
 from phase2_prefill_decode.extras.families.lfm import LFM2
 from phase2_prefill_decode.extras.families.moe import MIXTRAL, OLMOE, QWEN3_MOE
-from phase2_prefill_decode.extras.families.olmo import OLMO2
 from phase2_prefill_decode.extras.families.oss import GPT_OSS
 from phase2_prefill_decode.extras.families.smollm import SMOLLM3
-from phase2_prefill_decode.loading.families import Family
+from phase2_prefill_decode.loading.families import FAMILIES, UNSUPPORTED, Family
 
-OTHERS: Mapping[str, Family] = {
+_OTHERS: Mapping[str, Family] = {
     "gemma3_text": GEMMA3,
     "gpt_oss": GPT_OSS,
     "granite": GRANITE,
     "lfm2": LFM2,
+    "ministral3": MINISTRAL3,
     "mixtral": MIXTRAL,
     "olmo2": OLMO2,
+    "olmo3": OLMO3,
     "olmoe": OLMOE,
+    "phi3": PHI3,
     "qwen3_moe": QWEN3_MOE,
     "smollm3": SMOLLM3,
 }
+OTHERS: Mapping[str, Family] = {
+    **{name: lenient(family) for name, family in FAMILIES.items()},
+    **{name: strict(family) for name, family in _OTHERS.items()},
+    "gemma3": GEMMA3_WITH_IMAGES,
+    "mistral3": MISTRAL3,
+}
+UNSUPPORTED.update(NEEDS)
+
+
+def supported() -> Mapping[str, str]:
+    """The classes of transformers that load, and their model types."""
+    return {CLASSES[kind]: kind for kind in sorted(OTHERS)}

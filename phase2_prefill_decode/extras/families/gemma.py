@@ -39,7 +39,8 @@ def _read(family: Family, config: Mapping[str, Any]) -> dict[str, Any]:
 
 GEMMA3 = Family(
     absent={
-        "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131_072, "eos_token_id": 1,
+        "vocab_size": 262_208, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
+        "max_position_embeddings": 131_072, "eos_token_id": 1,
         "sliding_window": 4096, "sliding_window_pattern": 6, "layer_types": None, "tie_word_embeddings": True,
         "query_pre_attn_scalar": 256, "rope_theta": 1_000_000.0, "rope_local_base_freq": 10_000.0,
     },

@@ -66,6 +66,7 @@ class FamilyLayer(LayerConfig):
     activation: str = "silu"
     scale: float | None = None  # of attention scores; None: 1 / sqrt(head_dim)
     input_multiplier: float = 1.0  # of the embeddings, in the first layer
+    query_growth: tuple[float, int] | None = None  # q * (1 + first * log(1 + position // second))
     residual_multiplier: float = 1.0  # of what attention and MLP add to the residual
     experts: Experts | None = None  # in place of the MLP
     sinks: bool = False  # of attention, one for each head

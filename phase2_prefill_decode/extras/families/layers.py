@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from phase2_prefill_decode.extras.families.layer import FamilyLayer
 from phase2_prefill_decode.extras.families.recurrent import StatefulDecoderLayer
 from phase2_prefill_decode.extras.families.stateful import ShortConvLayer
 from phase2_prefill_decode.extras.linears import Product, Wrapped
-from phase2_prefill_decode.kernels.pointwise import rms_norm
+from phase2_prefill_decode.kernels.pointwise import RotateStore, rms_norm
 from phase2_prefill_decode.linear import Linear
 from phase2_prefill_decode.loading.config import LayerConfig, ModelConfig
 from phase2_prefill_decode.loading.weights import LayerWeights
@@ -35,6 +36,8 @@ class FamilyDecoderLayer(DecoderLayer):
         self.first, self.multiplier = torch.tensor(layer.input_multiplier).to(dtype).item(), layer.residual_multiplier
         self.self_attn = (RowNormedAttention if layer.norms_rows else Attention)(config, layer, weights, backend)
         self.self_attn.scale = layer.scale or self.self_attn.scale
+        if layer.query_growth is not None:
+            self.self_attn.rotate_store = _growing(self.self_attn.rotate_store, *layer.query_growth)
         backend = replace(backend, swiglu=activation(layer, backend))
         self.mlp = MLP(weights, backend) if layer.experts is None else ExpertMLP(layer.experts, weights, backend)
 
@@ -94,6 +97,17 @@ class RowNormedAttention(Attention):
             return qkv
 
         self.qkv_proj = Wrapped(project, normed)
+
+
+def _growing(rotate_store: RotateStore, beta: float, original: int) -> RotateStore:
+    """Scale queries by their position: more the further it is beyond the original context."""
+
+    def scaled(qkv: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, *further: Any) -> Tensor:
+        q = rotate_store(qkv, cos, sin, positions, *further)
+        scale = 1 + beta * torch.log1p((positions // original).float())
+        return q * scale.to(q.dtype)[:, None, None]
+
+    return scaled
 
 
 def activation(layer: FamilyLayer, backend: Backend) -> Callable[[Tensor], Tensor]:

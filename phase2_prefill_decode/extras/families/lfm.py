@@ -65,7 +65,6 @@ LFM2 = Family(
     },
     ignored={
         "use_sliding_window": False, "max_window_layers": 0, "attention_bias": False, "mlp_bias": False,
-        "head_dim": None,
     },
     qk_norm=True,
     read=_read,

@@ -36,11 +36,12 @@ def _read(family: Family, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 EXPERTS = "default number of experts"  # a key that no file has: the number has one of two names there
+_NUMBER: dict[str, Any] = {EXPERTS: 8, "num_experts": None, "num_local_experts": None}
 _ALL = {"decoder_sparse_step": 1, "mlp_only_layers": None}
 QWEN3_MOE = Family(
     absent={
-        "num_key_value_heads": 4, "max_position_embeddings": 32_768, "sliding_window": 4096, **_ALL, EXPERTS: 128,
-        "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": False,
+        "num_key_value_heads": 4, "max_position_embeddings": 32_768, "sliding_window": 4096, **_ALL, **_NUMBER,
+        EXPERTS: 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": False,
     },
     ignored={"mlp_bias": False, "max_window_layers": 0, "layer_types": None},
     qk_norm=True,
@@ -49,7 +50,7 @@ QWEN3_MOE = Family(
 OLMOE = Family(
     absent={
         "num_key_value_heads": None, "max_position_embeddings": 4096, "eos_token_id": 50_279, "rms_norm_eps": 1e-5,
-        EXPERTS: 64, "num_experts_per_tok": 8, "norm_topk_prob": False,
+        **_NUMBER, EXPERTS: 64, "num_experts_per_tok": 8, "norm_topk_prob": False,
     },
     ignored={
         "use_sliding_window": False, "max_window_layers": 0, "layer_types": None, "mlp_bias": False,
@@ -62,7 +63,7 @@ OLMOE = Family(
 MIXTRAL = Family(
     absent={
         "num_key_value_heads": 8, "max_position_embeddings": 131_072, "eos_token_id": 2, "rms_norm_eps": 1e-5,
-        "rope_theta": 1_000_000.0, "sliding_window": None, EXPERTS: 8, "num_experts_per_tok": 2,
+        "rope_theta": 1_000_000.0, "sliding_window": None, **_NUMBER, "num_experts_per_tok": 2,
     },
     ignored={
         "use_sliding_window": True, "max_window_layers": 0, "layer_types": None, "attention_bias": False,

@@ -7,7 +7,7 @@ from phase0_request.support.checks import ConfigError, check_int
 from phase2_prefill_decode.loading.config import LayerConfig, RopeParameters
 from phase2_prefill_decode.loading.families import Family, fields_of, windows_of
 
-NOT_ROTATED = RopeParameters(rope_type="none")
+NOT_ROTATED = RopeParameters(partial_rotary_factor=0)
 
 
 def _read(family: Family, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,13 +1,15 @@
-"""What a checkpoint writes otherwise than the decoder reads it. A GGUF file holds it as the decoder reads it."""
+"""What a checkpoint writes otherwise than the decoder reads it."""
 
+import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import chain, product, starmap
 from math import prod
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from phase2_prefill_decode.extras.families.lfm import NAMES as LFM_NAMES
@@ -15,6 +17,8 @@ from phase2_prefill_decode.extras.families.oss_source import OssSource
 from phase2_prefill_decode.loading.checkpoint import DTYPES, Checkpoint, Source, Stored
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.weights import NORM
+
+log = logging.getLogger(__name__)
 
 
 class Translated:
@@ -47,15 +51,25 @@ class Renamed:
 
 
 def translated(source: Source, config: ModelConfig) -> Source:
-    """The source of a model's weights, with its tensors as the decoder reads them."""
-    if config.model_type == "gpt_oss":
+    """The source of a model's weights, with its tensors as the decoder reads them. A GGUF file has some of them so."""
+    if config.model_type == "gpt_oss" and not source.directory.is_file():
         return OssSource(source)
     if isinstance(source, Checkpoint):
         source.stored = dict(chain.from_iterable(starmap(_apart, source.stored.items())))
     if config.model_type in RENAMED:
         source = Renamed(source, RENAMED[config.model_type])
+    if any(name.startswith(TEXT) for name in source.stored):
+        log.warning("%s: only the text model is loaded; images are not read", source.directory)
+        source = Renamed(source, _alone)
+        source.stored = {name: stored for name, stored in source.stored.items() if not name.startswith(IMAGES)}
+    if any("qkv_proj" in name or "gate_up_proj" in name for name in source.stored):
+        source = Unfused(source, config)
+    if any((layer.rope or config.rope_parameters).partial_rotary_factor < 1 for layer in config.layers):
+        source = Paired(source, config)
     if config.logits_multiplier != 1:
         source = Translated(source, partial(_scale_logits, config.logits_multiplier))
+    if source.directory.is_file():
+        return source
     return Translated(source, _norms_from_zero) if config.model_type in FROM_ZERO else source
 
 
@@ -107,3 +121,97 @@ def _apart(name: str, stored: Stored) -> Iterator[tuple[str, Stored]]:
 
 
 FUSED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+TEXT = "language_model.model.", "model.language_model."
+IMAGES = "vision_tower.", "multi_modal_projector.", "visual.", "vision_model."
+
+
+def _alone(name: str) -> str:
+    for prefix in TEXT:
+        if name.startswith(prefix):
+            return "model." + name.removeprefix(prefix)
+    return name.removeprefix("language_model.").removeprefix("model.")  # of lm_head, and of what reads images
+
+
+class Unfused(Translated):
+    """A source that has q, k, v and gate, up apart, where the checkpoint has them as one tensor."""
+
+    def __init__(self, source: Source, config: ModelConfig) -> None:
+        super().__init__(source, lambda name, rows: rows)
+        q, kv = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
+        inner = config.intermediate_size
+        fused = {"qkv_proj": {"q_proj": q, "k_proj": kv, "v_proj": kv}, "gate_up_proj": dict.fromkeys(GATED, inner)}
+        self._places: dict[str, tuple[str, range]] = {}  # of a part: its tensor in the checkpoint, and its rows there
+        self.stored: Mapping[str, Stored] = {}
+        for name, stored in source.stored.items():
+            *path, module, kind = name.split(".")
+            parts = fused.get(module, {})
+            if sum(parts.values()) != stored.shape[0]:  # none, or not of these sizes: `check_tensors` reports it
+                self.stored[name] = stored
+                continue
+            first = 0
+            for part, rows in parts.items():
+                own = ".".join((*path, part, kind))
+                self._places[own] = name, range(first, first + rows)
+                self.stored[own] = replace(stored, shape=(rows, *stored.shape[1:]))
+                first += rows
+
+    def chunks(self, name: str) -> Iterator[Any]:
+        whole, place = self._places.get(name, (name, None))
+        stop = 0
+        for rows in self._source.chunks(whole):
+            start, stop = stop, stop + len(rows)
+            if place is None:
+                yield rows
+            elif place.start < stop and start < place.stop:
+                part = slice(max(place.start - start, 0), min(place.stop, stop) - start)
+                yield rows[part] if isinstance(rows, Tensor) else rows.part(part, slice(None))
+
+
+GATED = "gate_proj", "up_proj"
+
+
+class Paired(Translated):
+    """A source with the numbers of each head of q and k in another order, where only the first of them are rotated.
+
+    A rotation pairs number i of a head with number i + head_dim / 2. Of a head whose first `rotated` numbers are
+    rotated, the checkpoint pairs number i with number i + rotated / 2. Queries and keys have one order, so their
+    products stay what they were."""
+
+    def __init__(self, source: Source, config: ModelConfig) -> None:
+        super().__init__(source, lambda name, rows: rows)
+        self._config = config
+
+    def chunks(self, name: str) -> Iterator[Any]:
+        found = _ROTATED.fullmatch(name)
+        if found is None:
+            yield from self._source.chunks(name)
+            return
+        config = self._config
+        rope = config.layers[int(found[1])].rope or config.rope_parameters
+        rotated = -(-int(config.head_dim * rope.partial_rotary_factor) // 2) * 2
+        yield paired(_whole(self._source.chunks(name)), config.head_dim, rotated)
+
+
+_ROTATED = re.compile(r"model\.layers\.(\d+)\.self_attn\.[qk]_(?:proj|norm)\.(?:weight|bias)")
+
+
+def paired(rows: Any, head_dim: int, rotated: int) -> Any:
+    """The rows of some heads, with those that rotate together half a head apart."""
+    first, still = rotated // 2, (head_dim - rotated) // 2
+    numbers = torch.split(torch.arange(head_dim), [first, first, still, still])
+    order = torch.cat((numbers[0], numbers[2], numbers[1], numbers[3]))
+    index = (torch.arange(0, len(rows), head_dim)[:, None] + order).flatten()
+    if isinstance(rows, Tensor):
+        return rows[index]
+    return rows.with_rows({name: tensor[index] for name, tensor in rows.by_rows().items()}, rows.dtype)
+
+
+def _whole(chunks: Iterator[Any]) -> Any:
+    """All rows at once."""
+    first, *others = chunks
+    if not others:
+        return first
+    if isinstance(first, Tensor):
+        return torch.cat((first, *others))
+    parts = [part.by_rows() for part in (first, *others)]
+    return first.with_rows({name: torch.cat([part[name] for part in parts]) for name in parts[0]}, first.dtype)

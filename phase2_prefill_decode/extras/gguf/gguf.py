@@ -1,16 +1,17 @@
 """GGUFCheckpoint: the tensors of a GGUF file, by the names that transformers gives them."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from torch import Tensor
 
 from phase0_request.extras.gguf_file import GGUFHeader, GGUFTensor, read_header
-from phase2_prefill_decode.extras.gguf.gguf_config import ROPE_FACTORS
+from phase2_prefill_decode.extras.families.sources import translated
+from phase2_prefill_decode.extras.gguf.gguf_config import FACTORS, ROPE_FACTORS
 from phase2_prefill_decode.extras.quantized.ggml import BLOCKS, FLOATS, OTHERS, READABLE
 from phase2_prefill_decode.extras.quantized.weight import QuantizedWeight
-from phase2_prefill_decode.loading.checkpoint import ENCODED, Stored, mapped
+from phase2_prefill_decode.loading.checkpoint import ENCODED, Source, Stored, mapped
 from phase2_prefill_decode.loading.config import ModelConfig
 
 NAMES = {
@@ -23,6 +24,15 @@ NAMES = {
     "ffn_down_exps": "mlp.experts.{}.down_proj", "attn_sinks": "self_attn.sinks",
     "post_attention_norm": "post_attention_layernorm",
 }  # fmt: skip
+OWN = {  # of an architecture, where a name stands for another module
+    "gemma3": {
+        "post_attention_norm": "post_attention_layernorm", "ffn_norm": "pre_feedforward_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
+    },
+    "olmo2": {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"},
+    "phi3": {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
+}  # fmt: skip
+TURNED = "llama", "granite", "smollm3"  # whose converter reorders the rows of q and k
 _NAME = re.compile(r"(?:(blk)\.(\d+)\.)?(\w+)\.(weight|bias)")
 _TURNED = re.compile(r".*\.(q|k)_proj\.(weight|bias)")
 
@@ -36,15 +46,15 @@ class GGUFCheckpoint:
         self.stored: dict[str, Stored] = {}
         self._header = header
         self._tensors: dict[str, GGUFTensor] = {}
-        size = header.file.stat().st_size
+        size, names = header.file.stat().st_size, NAMES | OWN.get(self._kind, {})
         for name, tensor in header.tensors.items():
-            known = _transformers_name(name)
+            known = _transformers_name(name, names)
             fault = _fault(tensor, size)
             if fault is not None:
                 self.faults.append(f"{name} {list(tensor.shape)} {fault}")
             self._tensors |= {known: tensor} if fault else _apart(known, tensor)
         for known, tensor in self._tensors.items():
-            if known != ROPE_FACTORS:
+            if known not in (ROPE_FACTORS, *FACTORS.values()):
                 dtype = FLOATS[tensor.kind][0] if tensor.kind in FLOATS else ENCODED
                 self.stored[known] = Stored(header.file, tensor.shape, dtype, tensor.start)
 
@@ -67,26 +77,30 @@ class GGUFCheckpoint:
                 block = BLOCKS[tensor.kind]
                 yield block.read(rows.view(len(rows), -1, block.bytes))
 
+    @property
+    def _kind(self) -> str:
+        return str(self._header.metadata["general.architecture"])
+
     def _reordered_heads(self, name: str) -> int | None:
         """llama.cpp rotates neighbouring numbers of a head where transformers rotates its halves, so its converter
-        has reordered the rows of each head of q and k. Qwen's rows are in the order of transformers."""
+        has reordered the rows of each head of q and k, of some families."""
         found = _TURNED.fullmatch(name)
-        if found is None or self._header.metadata["general.architecture"] != "llama":
+        if found is None or self._kind not in TURNED:
             return None
-        heads: int = self._header.metadata["llama.attention.head_count"]
-        return heads if found[1] == "q" else self._header.metadata.get("llama.attention.head_count_kv", heads)
+        heads: int = self._header.metadata[f"{self._kind}.attention.head_count"]
+        return heads if found[1] == "q" else self._header.metadata.get(f"{self._kind}.attention.head_count_kv", heads)
 
 
-def open_file(file: Path) -> GGUFCheckpoint:
-    return GGUFCheckpoint(read_header(file))
+def open_file(file: Path, config: ModelConfig) -> Source:
+    return translated(GGUFCheckpoint(read_header(file)), config)
 
 
-def _transformers_name(name: str) -> str:
+def _transformers_name(name: str, names: Mapping[str, str]) -> str:
     found = _NAME.fullmatch(name)
-    if found is None or found[3] not in NAMES:
+    if found is None or found[3] not in names:
         return name
     layer = f"model.layers.{found[2]}." if found[1] else ""
-    return f"{layer}{NAMES[found[3]]}.{found[4]}"
+    return f"{layer}{names[found[3]]}.{found[4]}"
 
 
 def _apart(known: str, tensor: GGUFTensor) -> dict[str, GGUFTensor]:

@@ -10,13 +10,15 @@ from phase0_request.extras.gguf_file import GGUFHeader, read_header
 from phase0_request.support.checks import ConfigError, check_choice, check_int, check_number
 
 OSS = "gpt-oss"
-ARCHITECTURES = {
-    **{name: name for name in ("llama", "qwen2", "qwen3", "olmoe")},
+ARCHITECTURES = {  # and the model type of each
+    **{name: name for name in ("llama", "qwen2", "qwen3", "granite", "olmo2", "olmoe", "phi3", "smollm3")},
+    "gemma3": "gemma3_text",
     "qwen3moe": "qwen3_moe",
     OSS: "gpt_oss",
 }
 MIXTRAL = "mixtral"  # is llama with experts; Mistral's other models are llama
 ROPE_FACTORS = "rope_freqs.weight"
+LONG, SHORT = "rope_factors_long.weight", "rope_factors_short.weight"  # of LongRoPE
 SOFTMAX = 1  # as llama.cpp numbers what a router makes of its scores
 MAX_SIZE = 1 << 24  # the most of anything that is counted here before ModelConfig checks it
 NEUTRAL = {"attn_factor": 1.0, "yarn_log_multiplier": 0.0, "scale_linear": 1.0}  # rope is computed without these
@@ -42,15 +44,18 @@ def config_of(header: GGUFHeader) -> dict[str, Any]:
         raise ConfigError(f"{header.file} must hold a matrix token_embd.weight")
     heads, size, context = count("attention.head_count"), count("embedding_length"), count("context_length")
     head_dim = count("attention.key_length", size // heads)
-    unlike = {"attention.value_length": head_dim, "rope.dimension_count": head_dim}
-    unlike |= {"expert_shared_count": 0, "expert_gating_func": SOFTMAX, "expert_weights_scale": 1}
+    rotated = count("rope.dimension_count", head_dim)
+    unlike = {"attention.value_length": head_dim, "expert_shared_count": 0, "expert_gating_func": SOFTMAX}
+    unlike |= {"expert_weights_scale": 1} | ({} if kind == "phi3" else {"rope.dimension_count": head_dim})
     for name, only in unlike.items():
         if get(name, only) != only:
             raise ConfigError(f"{header.file}: {kind}.{name} is {get(name)}; supported is {only}")
-    if 0 < (window := get("attention.sliding_window", 0)) < context and kind != OSS:
+    window = get("attention.sliding_window", 0)
+    if 0 < window < context and kind not in WINDOWED:
         raise ConfigError(f"{header.file}: {kind}.attention.sliding_window is not supported")
     experts = _experts(kind, get) if get("expert_count", 0) else {"model_type": ARCHITECTURES[kind]}
     return experts | {
+        **_own(kind, get, size // heads if get("block_count") == LAYERS_OF_27B else head_dim),
         "vocab_size": embedding.shape[0],
         "hidden_size": size,
         "intermediate_size": get("feed_forward_length"),
@@ -59,9 +64,9 @@ def config_of(header: GGUFHeader) -> dict[str, Any]:
         "num_key_value_heads": get("attention.head_count_kv", heads),
         "head_dim": head_dim,
         "max_position_embeddings": context,
-        "sliding_window": window or None,
+        "sliding_window": window if 0 < window < context else None,
         "rms_norm_eps": get("attention.layer_norm_rms_epsilon"),
-        "rope_parameters": _rope(header, kind, head_dim),
+        "rope_parameters": _rope(header, kind, rotated) | {"partial_rotary_factor": rotated / head_dim},
         "attention_bias": "blk.0.attn_q.bias" in tensors,
         "mlp_bias": "blk.0.ffn_gate.bias" in tensors,
         "tie_word_embeddings": "output.weight" not in tensors,
@@ -81,10 +86,40 @@ def _experts(kind: str, get: Callable[..., Any]) -> dict[str, Any]:
     }
 
 
+WINDOWED = "gemma3", OSS, "phi3"  # the other files with a window are of families whose layers have one by turns
+LAYERS_OF_27B = 62  # Gemma 3 27B, whose scores alone have a scale of their own; no file says so
+
+
+def _own(kind: str, get: Callable[..., Any], scored: int) -> dict[str, Any]:
+    """What only this family has, as its config.json writes it. What a file may lack are llama.cpp's constants."""
+    if kind == "gemma3":
+        return {
+            "query_pre_attn_scalar": scored,
+            "rope_local_base_freq": get("rope.freq_base_swa", 10_000.0),
+            "sliding_window_pattern": get("attention.sliding_window_pattern", 6),
+        }
+    if kind == "granite":
+        return {
+            "attention_multiplier": get("attention.scale"),
+            "embedding_multiplier": get("embedding_scale"),
+            "residual_multiplier": get("residual_scale"),
+            "logits_scaling": get("logit_scale"),
+        }
+    return {}
+
+
 def _rope(header: GGUFHeader, kind: str, head_dim: int) -> dict[str, Any]:
+    """Of a model that rotates the first `head_dim` numbers of a head."""
     prefix = f"{kind}.rope.scaling"
     theta = header.get(f"{kind}.rope.freq_base", (int, float), 10_000.0)
     rope: dict[str, Any] = {"rope_theta": check_number(f"{header.file}: {kind}.rope.freq_base", theta, 0, above=True)}
+    if LONG in header.tensors and SHORT in header.tensors:
+        by_pair = {key: list(_floats(header, name, head_dim // 2)) for key, name in FACTORS.items()}
+        original = header.get(f"{prefix}.original_context_length", int)
+        scale = header.get(f"{prefix}.attn_factor", (int, float), 1.0)
+        return rope | by_pair | {
+            "rope_type": "longrope", "attention_factor": scale, "original_max_position_embeddings": original
+        }  # fmt: skip
     for name, neutral in NEUTRAL.items():
         for key in (f"{prefix}.{name}", f"{kind}.rope.{name}"):
             if header.metadata.get(key, neutral) != neutral:
@@ -108,6 +143,9 @@ def _rope(header: GGUFHeader, kind: str, head_dim: int) -> dict[str, Any]:
         if not math.isclose(factor, 1 / (kept + (1 - kept) / max(factors)), rel_tol=1e-4):
             raise ConfigError(f"{header.file}: {ROPE_FACTORS} is not that of Llama 3, and no other is supported")
     return rope | llama3
+
+
+FACTORS = {"long_factor": LONG, "short_factor": SHORT}
 
 
 def _floats(header: GGUFHeader, name: str, count: int) -> tuple[float, ...]:

@@ -1,0 +1,1 @@
+"""Dense families: a module for each group."""
