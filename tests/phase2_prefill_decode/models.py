@@ -83,7 +83,7 @@ def tiny_model(family: str, *, seed: int = 0, dtype: torch.dtype = torch.float32
         for name, tensor in model.named_parameters():
             if "norm" in name:
                 tensor.normal_(1, 0.2, generator=draw)
-            elif name.endswith(("bias", "sinks")):
+            elif tensor.dim() == 1 or name.endswith("bias"):
                 tensor.normal_(0, 1 if "sinks" in name else 0.2, generator=draw)
             else:
                 tensor.normal_(0, (1.5 if ".layers." in name else 1) * tensor.shape[1] ** -0.5, generator=draw)

@@ -3,6 +3,7 @@ their requests."""
 
 import json
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.functional import conv1d, pad
+from transformers.models.qwen3_5.modeling_qwen3_5 import torch_recurrent_gated_delta_rule
 
 from phase0_request.batch import Batch, Slice
 from phase0_request.params import SamplingParams
@@ -20,6 +23,7 @@ from phase0_request.support.checks import ConfigError
 from phase1_kv_pool.cache import PagedCache
 from phase2_prefill_decode.connect import check_split, config_of
 from phase2_prefill_decode.engine import static
+from phase2_prefill_decode.extras.families.delta_rule import Tokens, delta_rule
 from phase2_prefill_decode.extras.families.recurrent import causal_conv
 from phase2_prefill_decode.extras.families.states import LayerState, StatefulRunner
 from phase2_prefill_decode.model import Model
@@ -42,6 +46,28 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {
             "full_attn_idxs": [2, 4], "num_hidden_layers": 5, "num_key_value_heads": 1, "conv_bias": True,
             "conv_L_cache": 4, "tie_word_embeddings": False, "block_auto_adjust_ff_dim": False,
+        },
+    ),
+    "qwen3.5": (
+        "qwen3_5_text",
+        {
+            "num_hidden_layers": 5, "full_attention_interval": 4, "head_dim": 24, "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 24,
+            "rope_parameters": {
+                "rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5, "mrope_section": [2, 2, 2]
+            },
+        },
+    ),
+    "qwen3.5-whole-rotation": (
+        "qwen3_5_text",
+        {
+            "layer_types": ["full_attention", "linear_attention", "full_attention"], "head_dim": 16,
+            "linear_num_key_heads": 3, "linear_num_value_heads": 3, "linear_key_head_dim": 8,
+            "linear_value_head_dim": 16, "linear_conv_kernel_dim": 2, "attention_bias": True,
+            "tie_word_embeddings": True,
+            "rope_parameters": {
+                "rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0, "mrope_section": [3, 3, 2]
+            },
         },
     ),
 }  # fmt: skip
@@ -80,9 +106,9 @@ def test_it_has_the_tokens_and_the_logits_of_transformers(pair: Pair) -> None:
     (prompt,) = prompts(model.config.vocab_size, [81])
     with torch.inference_mode():
         wanted = oracle(torch.tensor([prompt])).logits[0]
-        theirs_in_bf16 = oracle.to(torch.bfloat16)(torch.tensor([prompt])).logits[0].float()
-        rounded = oracle.float()(torch.tensor([prompt])).logits[0]  # the same weights, without further rounding
-    oracle.load_state_dict(type(oracle).from_pretrained(directory).state_dict())
+        coarse = deepcopy(oracle).to(torch.bfloat16)
+        theirs_in_bf16 = coarse(torch.tensor([prompt])).logits[0].float()
+        rounded = coarse.float()(torch.tensor([prompt])).logits[0]  # the same weights, without further rounding
     for cuts in ([81], [70, *[1] * 11]):  # at once, and the last tokens one at a time
         found = logits(model, prompt, cuts)
         assert (found - wanted[-len(found) :]).abs().max() < 1e-4 * max(1, float(wanted.abs().max()))
@@ -278,6 +304,47 @@ def test_a_convolution_over_chunks_is_one_over_the_whole_sequence(
             torch.testing.assert_close(own, wanted)
 
 
+@given(st.lists(st.tuples(st.integers(0, 90), st.integers(1, 140)), min_size=1, max_size=4), st.integers(0, 99))
+@settings(max_examples=15, deadline=None)
+def test_the_delta_rule_over_a_step_is_that_of_transformers_token_by_token(
+    sizes: list[tuple[int, int]], seed: int
+) -> None:
+    """Sequences with tokens of earlier steps and new ones: decodes beside chunks of any length."""
+    draw = torch.Generator().manual_seed(seed)
+    heads, key_dim, value_dim, cache, batch, whole = 3, 4, 5, PagedCache(512, 16), list[Slice](), list[Tokens]()
+    states = torch.full((len(sizes), heads, key_dim, value_dim), torch.nan)
+    for number, (old, new) in enumerate(sizes):
+        request, shape = Request(f"{number}", (0,) * (old + new)), (old + new, heads)
+        cache.attach(request)
+        cache.grow(request, old + new)
+        q, k = (torch.randn(*shape, key_dim, generator=draw) for _ in range(2))
+        k = k / k.norm(dim=-1, keepdim=True)
+        v, g = torch.randn(*shape, value_dim, generator=draw), -3 * torch.rand(shape, generator=draw)
+        whole.append(Tokens(q, k, v, g, torch.rand(shape, generator=draw)))
+        if old:
+            before = Tokens(*(each[:old][None] for each in whole[-1]))
+            states[number] = in_order(before)[1]
+        batch.append(Slice(request, old, new))
+    step = loaded(Batch(tuple(batch)), cache)
+    given = Tokens(
+        *(
+            torch.cat([own[part.start :] for own, part in zip(side, batch, strict=True)])
+            for side in zip(*whole, strict=True)
+        )
+    )
+    found = delta_rule(given, states, step).split([part.length for part in batch])
+    for number, (own, part) in enumerate(zip(whole, batch, strict=True)):
+        wanted, state = in_order(Tokens(*(each[None] for each in own)))
+        torch.testing.assert_close(found[number], wanted[0, part.start :], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(states[number], state[0], rtol=1e-4, atol=1e-4)
+
+
+def in_order(tokens: Tokens) -> tuple[Tensor, Tensor]:
+    """The results and the last state of transformers, token by token. It scales queries; ours are scaled before."""
+    q, k, v, g, beta = tokens
+    return torch_recurrent_gated_delta_rule(q * q.shape[-1] ** 0.5, k, v, g, beta, output_final_state=True)  # type: ignore[no-any-return]
+
+
 @pytest.mark.parametrize(
     ("what", "build"),
     [
@@ -314,6 +381,22 @@ def test_an_lfm2_that_would_be_computed_wrongly_is_refused(change: dict[str, Any
     file.write_text(json.dumps(json.loads(file.read_text()) | change))
     with pytest.raises(ConfigError, match=match):
         config_of(tmp_path)
+
+
+def test_the_text_of_a_qwen3_5_with_images_and_drafting_layers_loads(tmp_path: Path) -> None:
+    family, options = VARIANTS["qwen3.5"]
+    oracle = tiny_model(family, **options)
+    file = saved(oracle, tmp_path) / "config.json"
+    text = json.loads(file.read_text())
+    file.write_text(json.dumps({"model_type": "qwen3_5", "text_config": text | {"mtp_num_hidden_layers": 1}}))
+    tensors = load_file(tmp_path / "model.safetensors")
+    beside = {"mtp.fc.weight": torch.zeros(4, 4), "model.visual.merger.norm.weight": torch.zeros(4)}
+    inside = {name.replace("model.", "model.language_model.", 1): tensor for name, tensor in tensors.items()}
+    save_file(inside | beside, tmp_path / "model.safetensors")
+    engine = static(Model.load(tmp_path, device="cpu", dtype="float32"))
+    (prompt,) = prompts(307, [19])
+    (answer,) = engine.generate([prompt], GREEDY)
+    assert follows(oracle, prompt, answer.output_tokens)
 
 
 def test_a_server_s_engine_serves_it_and_says_that_prefixes_are_not_shared(

@@ -5,6 +5,7 @@ layers    the modules that such a description stands for
 experts   the module of a layer's experts
 stateful  a description of a layer with a state in place of pages
 recurrent the modules that it stands for
+delta_rule what Gated DeltaNet computes
 states    the runner that keeps the states of requests
 sources   what a checkpoint writes otherwise than the decoder reads it
 known     what a config.json may say
@@ -20,10 +21,11 @@ from phase2_prefill_decode.extras.families.gemma import GEMMA3
 from phase2_prefill_decode.extras.families.granite import GRANITE
 from phase2_prefill_decode.extras.families.known.classes import CLASSES, NEEDS
 from phase2_prefill_decode.extras.families.known.strict import lenient, strict
-from phase2_prefill_decode.extras.families.known.wrappers import GEMMA3_WITH_IMAGES, MISTRAL3
+from phase2_prefill_decode.extras.families.known.wrappers import GEMMA3_WITH_IMAGES, MISTRAL3, QWEN3_5_WITH_IMAGES
 from phase2_prefill_decode.extras.families.lfm import LFM2
 from phase2_prefill_decode.extras.families.moe import MIXTRAL, OLMOE, QWEN3_MOE
 from phase2_prefill_decode.extras.families.oss import GPT_OSS
+from phase2_prefill_decode.extras.families.qwen import QWEN3_5
 from phase2_prefill_decode.extras.families.smollm import SMOLLM3
 from phase2_prefill_decode.loading.families import FAMILIES, UNSUPPORTED, Family
 
@@ -39,6 +41,7 @@ _OTHERS: Mapping[str, Family] = {
     "olmoe": OLMOE,
     "phi3": PHI3,
     "qwen3_moe": QWEN3_MOE,
+    "qwen3_5_text": QWEN3_5,
     "smollm3": SMOLLM3,
 }
 OTHERS: Mapping[str, Family] = {
@@ -46,6 +49,7 @@ OTHERS: Mapping[str, Family] = {
     **{name: strict(family) for name, family in _OTHERS.items()},
     "gemma3": GEMMA3_WITH_IMAGES,
     "mistral3": MISTRAL3,
+    "qwen3_5": QWEN3_5_WITH_IMAGES,
 }
 UNSUPPORTED.update(NEEDS)
 

@@ -14,8 +14,8 @@ from phase2_prefill_decode.backend import Backend
 from phase2_prefill_decode.decoder import MLP, Attention, DecoderLayer, RMSNorm, StepTensors
 from phase2_prefill_decode.extras.families.experts import ExpertMLP
 from phase2_prefill_decode.extras.families.layer import FamilyLayer
-from phase2_prefill_decode.extras.families.recurrent import StatefulDecoderLayer
-from phase2_prefill_decode.extras.families.stateful import ShortConvLayer
+from phase2_prefill_decode.extras.families.recurrent import MixedDecoderLayer
+from phase2_prefill_decode.extras.families.stateful import DeltaLayer, GatedLayer, ShortConvLayer
 from phase2_prefill_decode.extras.linears import Product, Wrapped
 from phase2_prefill_decode.kernels.pointwise import RotateStore, rms_norm
 from phase2_prefill_decode.linear import Linear
@@ -130,5 +130,7 @@ def _clamped_swiglu(alpha: float, limit: float, gate_up: Tensor) -> Tensor:
 
 MODULES: Mapping[type[LayerConfig], type[DecoderLayer]] = {  # by their descriptions
     FamilyLayer: FamilyDecoderLayer,
-    ShortConvLayer: StatefulDecoderLayer,
+    ShortConvLayer: MixedDecoderLayer,
+    DeltaLayer: MixedDecoderLayer,
+    GatedLayer: MixedDecoderLayer,
 }

@@ -36,7 +36,9 @@ def _read(family: Family, config: Mapping[str, Any]) -> dict[str, Any]:
     config |= {
         "layer_types": None,
         "rms_norm_eps": config["norm_eps"],
-        "tie_word_embeddings": config.get("tie_embedding", config["tie_word_embeddings"]),
+        "tie_word_embeddings": config["tie_word_embeddings"]
+        if config["tie_embedding"] is None
+        else config["tie_embedding"],
         "intermediate_size": _intermediate_size(config),
     }
     conv = ShortConvLayer(taps=config["conv_L_cache"], bias=config["conv_bias"])
@@ -46,7 +48,7 @@ def _read(family: Family, config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _intermediate_size(config: Mapping[str, Any]) -> int:
     """The size of the MLP: a config.json may have it before it is adjusted."""
-    size = check_int("intermediate_size", config.get("block_ff_dim", config.get("intermediate_size")), 1, 1 << 24)
+    size = check_int("intermediate_size", config["block_ff_dim"] or config.get("intermediate_size"), 1, 1 << 24)
     if not check_bool("block_auto_adjust_ff_dim", config["block_auto_adjust_ff_dim"]):
         return size
     size, multiple = int(2 * size / 3), check_int("block_multiple_of", config["block_multiple_of"], 1, 1 << 24)
@@ -61,10 +63,16 @@ LFM2 = Family(
         "num_key_value_heads": 8, "max_position_embeddings": 128_000, "eos_token_id": 2, "tie_word_embeddings": True,
         "norm_eps": 1e-5, "rope_theta": 1_000_000.0, "conv_bias": False, "conv_L_cache": 3, "layer_types": None,
         "full_attn_idxs": None, "block_auto_adjust_ff_dim": True, "block_multiple_of": 256,
-        "block_ffn_dim_multiplier": 1.0,
+        "block_ffn_dim_multiplier": 1.0, "block_ff_dim": None, "tie_embedding": None,
     },
     ignored={
         "use_sliding_window": False, "max_window_layers": 0, "attention_bias": False, "mlp_bias": False,
+        **dict.fromkeys(  # of training, or the same as other fields
+            (
+                "block_dim", "block_mlp_init_scale", "block_norm_eps", "block_out_init_scale", "block_use_swiglu",
+                "block_use_xavier_init", "conv_dim", "conv_dim_out", "conv_use_xavier_init", "num_heads", "use_pos_enc",
+            )
+        ),
     },
     qk_norm=True,
     read=_read,

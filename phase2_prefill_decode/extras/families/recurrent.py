@@ -1,25 +1,34 @@
-"""The modules of layers with a state. They compute all sequences of a step at once, whatever the lengths."""
+"""The modules in place of attention: with a state, or with a gate. They compute all sequences of a step at once."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import silu, softplus
 
+from phase1_kv_pool.layer import KVLayer
 from phase2_prefill_decode.backend import Backend
-from phase2_prefill_decode.decoder import MLP, DecoderLayer, RMSNorm, StepTensors
-from phase2_prefill_decode.extras.families.stateful import ShortConvLayer, StatefulLayer
+from phase2_prefill_decode.decoder import MLP, Attention, DecoderLayer, RMSNorm, StepTensors
+from phase2_prefill_decode.extras.families.delta_rule import Tokens, delta_rule, sequences
+from phase2_prefill_decode.extras.families.stateful import (
+    HEAD_NORM,
+    DeltaLayer,
+    GatedLayer,
+    ShortConvLayer,
+)
 from phase2_prefill_decode.extras.families.states import LayerState, rows_of
+from phase2_prefill_decode.kernels.pointwise import rms_norm
 from phase2_prefill_decode.linear import Linear
-from phase2_prefill_decode.loading.config import ModelConfig
+from phase2_prefill_decode.loading.config import LayerConfig, ModelConfig
 from phase2_prefill_decode.loading.weights import LayerWeights
 
 
-class StatefulDecoderLayer(DecoderLayer):
+class MixedDecoderLayer(DecoderLayer):
     """A decoder layer with another module in place of attention."""
 
-    def __init__(self, config: ModelConfig, layer: StatefulLayer, weights: LayerWeights, backend: Backend) -> None:
-        mixer: Any = MIXERS[type(layer)](layer, weights, backend)
+    def __init__(self, config: ModelConfig, layer: LayerConfig, weights: LayerWeights, backend: Backend) -> None:
+        mixer: Any = MIXERS[type(layer)](config, layer, weights, backend)
         self.input_layernorm = RMSNorm(weights["input_layernorm"], config.rms_norm_eps, backend)
         self.self_attn = mixer
         self.post_attention_layernorm = RMSNorm(weights["post_attention_layernorm"], config.rms_norm_eps, backend)
@@ -29,27 +38,6 @@ class StatefulDecoderLayer(DecoderLayer):
     @property
     def linears(self) -> list[Linear]:
         return [*self._mixer_linears, self.mlp.gate_up_proj, self.mlp.down_proj]
-
-
-class Sequences(NamedTuple):
-    """The sequences of a step."""
-
-    starts: Tensor  # [sequences] int64, the first new token of each
-    lengths: Tensor  # [sequences] int64, of its new tokens
-    fresh: Tensor  # [sequences] bool, whether these are its first tokens
-    of_tokens: Tensor  # [tokens] int64, the sequence of each token
-
-
-def sequences(step: StepTensors) -> Sequences:
-    """The sequences of a step, computed for its first layer."""
-    metadata, tokens = step.metadata, step.tokens.shape[0]
-    if Sequences not in metadata.plans:
-        bounds = metadata.cu_seqlens_q.long()
-        starts, lengths = bounds[:-1], bounds.diff()
-        of_tokens = torch.repeat_interleave(lengths, output_size=tokens)
-        metadata.plans[Sequences] = Sequences(starts, lengths, metadata.seq_lens == lengths, of_tokens)
-    found: Sequences = metadata.plans[Sequences]
-    return found
 
 
 # region exercise 10.4
@@ -80,7 +68,7 @@ def causal_conv(x: Tensor, states: Tensor, weight: Tensor, bias: Tensor | None, 
 class ShortConv:
     """A convolution over few tokens between two gates, all three projected from the input."""
 
-    def __init__(self, layer: ShortConvLayer, weights: LayerWeights, backend: Backend) -> None:
+    def __init__(self, config: ModelConfig, layer: ShortConvLayer, weights: LayerWeights, backend: Backend) -> None:
         self.in_proj = backend.linear(weights["in_proj"], weights.get("in_proj_bias"))
         self.out_proj = backend.linear(weights["out_proj"], weights.get("out_proj_bias"))
         self.weight, self.bias = weights["conv_weight"].view(-1, layer.taps), weights.get("conv_bias")
@@ -94,4 +82,66 @@ class ShortConv:
         return self.out_proj(y if rows is None else y[rows])
 
 
-MIXERS: dict[type[StatefulLayer], Callable[..., Any]] = {ShortConvLayer: ShortConv}  # by their descriptions
+class DeltaNet:
+    """Gated DeltaNet. The state of a head is a matrix S from keys to values. A token lets it decay, reads what it has
+    for the token's key, and writes the part of the token's value that was not there:
+
+        S = exp(g) * S;    S = S + k * beta * (v - k @ S);    result = q @ S
+    """
+
+    def __init__(self, config: ModelConfig, layer: DeltaLayer, weights: LayerWeights, backend: Backend) -> None:
+        self.layer, self.eps = layer, config.rms_norm_eps
+        self.in_proj, self.out_proj = (
+            backend.linear(weights["in_proj"], None),
+            backend.linear(weights["out_proj"], None),
+        )
+        self.conv, self.norm = weights["conv1d"].view(-1, layer.taps), weights[HEAD_NORM]
+        self.decay, self.dt_bias = -weights["A_log"].float().exp(), weights["dt_bias"]
+        self.linears = [self.in_proj, self.out_proj]
+
+    def __call__(
+        self, x: Tensor, rope: tuple[Tensor, Tensor], step: StepTensors, state: LayerState, rows: Tensor | None
+    ) -> Tensor:
+        layer, (keys, values) = self.layer, self.layer.sizes
+        heads = layer.value_heads
+        mixed, z, b, a = torch.split(self.in_proj(x), [2 * keys + values, values, heads, heads], -1)
+        mixed = silu(causal_conv(mixed, state.tensors[0], self.conv, None, step)).float()
+        q, k, v = torch.split(mixed, [keys, keys, values], -1)
+        q, k = (unit(side.view(len(x), -1, layer.key_dim)) for side in (q, k))
+        q, k = (side.repeat_interleave(heads // layer.key_heads, 1) for side in (q * layer.key_dim**-0.5, k))
+        g = self.decay * softplus(a.float() + self.dt_bias)
+        tokens = Tokens(q, k, v.view(len(x), heads, -1), g, b.sigmoid().float())
+        y = delta_rule(tokens, state.tensors[1], step).to(x.dtype)
+        y, z = (y, z) if rows is None else (y[rows], z[rows])
+        y = rms_norm(y, self.norm, self.eps) * silu(z.view(*y.shape).float())
+        return self.out_proj(y.to(x.dtype).flatten(1))
+
+
+def unit(x: Tensor) -> Tensor:
+    """Heads of length one."""
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
+
+
+class GatedAttention(Attention):
+    """Attention with a gate for each number of its result."""
+
+    def __init__(self, config: ModelConfig, layer: GatedLayer, weights: LayerWeights, backend: Backend) -> None:
+        super().__init__(config, layer, weights, backend)
+        self.gate_proj = backend.linear(weights["gate_proj"], weights.get("gate_proj_bias"))
+        self.linears = [self.qkv_proj, self.o_proj, self.gate_proj]
+
+    def __call__(
+        self, x: Tensor, rope: tuple[Tensor, Tensor], step: StepTensors, kv: KVLayer, rows: Tensor | None
+    ) -> Tensor:
+        q = self.rotate_store(self.qkv_proj(x), *rope, step.positions, step.slots, kv, self.qk_norm, self.eps)
+        attended = self.attend(q, kv, step.metadata, self.scale, self.window, self.sinks).flatten(1)
+        if rows is not None:
+            attended, x = attended[rows], x[rows]
+        return self.o_proj(attended * self.gate_proj(x).sigmoid())
+
+
+MIXERS: dict[type[LayerConfig], Callable[..., Any]] = {  # by their descriptions
+    DeltaLayer: DeltaNet,
+    GatedLayer: GatedAttention,
+    ShortConvLayer: ShortConv,
+}

@@ -12,9 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from phase2_prefill_decode.extras.families.lfm import NAMES as LFM_NAMES
+from phase0_request.support.checks import ConfigError
+from phase2_prefill_decode.extras.families import lfm, qwen
 from phase2_prefill_decode.extras.families.oss_source import OssSource
-from phase2_prefill_decode.loading.checkpoint import DTYPES, Checkpoint, Source, Stored
+from phase2_prefill_decode.extras.families.stateful import GatedLayer
+from phase2_prefill_decode.loading.checkpoint import DTYPES, ENCODED, Checkpoint, Source, Stored
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.weights import NORM
 
@@ -50,6 +52,33 @@ class Renamed:
         return self._source.chunks(self._names[name])
 
 
+class Gated(Translated):
+    """A source that has the rows of queries and of gates apart. In the checkpoint, each head has both."""
+
+    def __init__(self, source: Source, config: ModelConfig) -> None:
+        super().__init__(source, lambda name, rows: rows)
+        self._head_dim = config.head_dim
+        if any(stored.dtype == ENCODED for name, stored in source.stored.items() if ".q_proj." in name):
+            raise ConfigError(
+                f"{source.directory}: q_proj of {config.model_type} holds queries and gates, and is quantized; load a "
+                "checkpoint of 16 bits, with quantization=int8, int4 or fp8"
+            )
+        self.stored: Mapping[str, Stored] = {
+            own: replace(stored, shape=(stored.shape[0] // 2, *stored.shape[1:])) if ".q_proj." in name else stored
+            for name, stored in source.stored.items()
+            if not name.startswith("mtp.")  # layers that draft tokens
+            for own in ((name, name.replace(".q_proj.", ".gate_proj.")) if ".q_proj." in name else (name,))
+        }
+
+    def chunks(self, name: str) -> Iterator[Any]:
+        side = next((side for side, part in enumerate((".q_proj.", ".self_attn.gate_proj.")) if part in name), None)
+        if side is None:
+            yield from self._source.chunks(name)
+            return
+        rows = torch.cat([*self._source.chunks(name.replace(".gate_proj.", ".q_proj."))])
+        yield rows.view(-1, 2, self._head_dim, *rows.shape[1:])[:, side].flatten(0, 1)
+
+
 def translated(source: Source, config: ModelConfig) -> Source:
     """The source of a model's weights, with its tensors as the decoder reads them. A GGUF file has some of them so."""
     if config.model_type == "gpt_oss" and not source.directory.is_file():
@@ -64,6 +93,8 @@ def translated(source: Source, config: ModelConfig) -> Source:
         source.stored = {name: stored for name, stored in source.stored.items() if not name.startswith(IMAGES)}
     if any("qkv_proj" in name or "gate_up_proj" in name for name in source.stored):
         source = Unfused(source, config)
+    if any(type(layer) is GatedLayer for layer in config.layers):
+        source = Gated(source, config)
     if any((layer.rope or config.rope_parameters).partial_rotary_factor < 1 for layer in config.layers):
         source = Paired(source, config)
     if config.logits_multiplier != 1:
@@ -78,16 +109,16 @@ def _scale_logits(multiplier: float, name: str, rows: Any) -> Any:
     return rows.float() * multiplier if name == NORM else rows
 
 
-FROM_ZERO = ("gemma3_text",)  # they multiply by one plus the weight of a norm
+FROM_ZERO = ("gemma3_text", "qwen3_5_text")  # they multiply by one plus the weight of a norm
 
 
 def _norms_from_zero(name: str, rows: Any) -> Any:
     return rows.float() + 1 if isinstance(rows, Tensor) and name.endswith("norm.weight") else rows
 
 
-def _of_lfm(name: str) -> str:
-    """The name that a tensor of LFM2 has in other families."""
-    return next((name.replace(old, new) for old, new in LFM_NAMES.items() if old in name), name)
+def _renaming(names: Mapping[str, str]) -> Callable[[str], str]:
+    """Replaces the first of these parts that a name has."""
+    return lambda name: next((name.replace(old, new) for old, new in names.items() if old in name), name)
 
 
 _MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
@@ -99,7 +130,11 @@ def _of_mixtral(name: str) -> str:
     return re.sub(r"(\.experts\.\d+)\.(w[123])\.", lambda found: f"{found[1]}.{_MIXTRAL[found[2]]}.", name)
 
 
-RENAMED: dict[str, Callable[[str], str]] = {"lfm2": _of_lfm, "mixtral": _of_mixtral}
+RENAMED: dict[str, Callable[[str], str]] = {
+    "lfm2": _renaming(lfm.NAMES),
+    "mixtral": _of_mixtral,
+    "qwen3_5_text": _renaming(qwen.NAMES),
+}
 
 
 def _apart(name: str, stored: Stored) -> Iterator[tuple[str, Stored]]:

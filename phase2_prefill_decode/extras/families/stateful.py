@@ -8,6 +8,7 @@ from phase0_request.support.checks import ConfigError, check_bool, check_int
 from phase1_kv_pool.layout import DTYPE_BYTES
 from phase2_prefill_decode.loading.config import LayerConfig, LayerTensor, ModelConfig
 
+HEAD_NORM = "norm_of_heads"  # a checkpoint calls it norm, as it does norms that are from zero
 SHARED = "input_layernorm", "post_attention_layernorm", "gate_up_proj", "down_proj"  # with layers of attention
 
 
@@ -60,6 +61,66 @@ class ShortConvLayer(StatefulLayer):
             **({"conv_bias": LayerTensor({"conv.conv_bias": hidden})} if self.bias else {}),
             "out_proj": LayerTensor({"conv.out_proj": hidden}, hidden, self.bias),
         }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaLayer(StatefulLayer):
+    """Gated DeltaNet: linear attention with a short convolution before it. Its state is a matrix per head, from keys to
+    values, in float32, and the last inputs of the convolution."""
+
+    key_heads: int
+    value_heads: int
+    key_dim: int  # of a head
+    value_dim: int
+    taps: int
+
+    def __post_init__(self) -> None:
+        LayerConfig.__post_init__(self)
+        check_int("linear_num_key_heads", self.key_heads, 1, 1 << 16)
+        check_int("linear_num_value_heads", self.value_heads, self.key_heads, 1 << 16)
+        check_int("linear_key_head_dim", self.key_dim, 1, 1 << 12)
+        check_int("linear_value_head_dim", self.value_dim, 1, 1 << 12)
+        check_int("linear_conv_kernel_dim", self.taps, 2, 64)
+        if self.value_heads % self.key_heads:
+            given = f"{self.value_heads} and {self.key_heads}"
+            raise ConfigError(f"linear_num_value_heads must be a multiple of linear_num_key_heads, got {given}")
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """The width of all keys, and of all values."""
+        return self.key_heads * self.key_dim, self.value_heads * self.value_dim
+
+    def states(self, config: ModelConfig) -> tuple[StateTensor, ...]:
+        keys, values = self.sizes
+        return (
+            StateTensor((self.taps - 1, 2 * keys + values), config.dtype),
+            StateTensor((self.value_heads, self.key_dim, self.value_dim), "float32"),
+        )
+
+    def mixer(self, config: ModelConfig) -> dict[str, LayerTensor]:
+        (keys, values), heads = self.sizes, self.value_heads
+        own = {"in_proj_qkv": 2 * keys + values, "in_proj_z": values, "in_proj_b": heads, "in_proj_a": heads}
+        vectors = {
+            "conv1d": (2 * keys + values) * self.taps,
+            "A_log": heads,
+            "dt_bias": heads,
+            HEAD_NORM: self.value_dim,
+        }
+        return {
+            "in_proj": LayerTensor({f"linear_attn.{name}": rows for name, rows in own.items()}, config.hidden_size),
+            **{name: LayerTensor({f"linear_attn.{name}": rows}) for name, rows in vectors.items()},
+            "out_proj": LayerTensor({"linear_attn.out_proj": config.hidden_size}, values),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatedLayer(LayerConfig):
+    """Attention whose results go through a gate, which is projected from its input."""
+
+    def tensors(self, config: ModelConfig) -> dict[str, LayerTensor]:
+        size = config.num_attention_heads * config.head_dim
+        gate = LayerTensor({"self_attn.gate_proj": size}, config.hidden_size, config.qkv_bias)
+        return LayerConfig.tensors(self, config) | {"gate_proj": gate}
 
 
 def has_states(config: ModelConfig) -> bool:

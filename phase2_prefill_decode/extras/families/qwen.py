@@ -1,0 +1,59 @@
+"""Qwen 3.5: Gated DeltaNet in three layers of four, attention with a gate in the fourth."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from phase0_request.support.checks import ConfigError, check_int
+from phase2_prefill_decode.extras.families.stateful import HEAD_NORM, DeltaLayer, GatedLayer
+from phase2_prefill_decode.loading.config import LayerConfig
+from phase2_prefill_decode.loading.families import Family, fields_of
+
+NAMES = {  # the checkpoint's, and what they are elsewhere
+    "linear_attn.norm.": f"linear_attn.{HEAD_NORM}.",
+    "linear_attn.A_log": "linear_attn.A_log.weight",
+    "linear_attn.dt_bias": "linear_attn.dt_bias.weight",
+}
+KINDS = "linear_attention", "full_attention"
+
+
+def _read(family: Family, config: Mapping[str, Any]) -> dict[str, Any]:
+    config = {**family.absent, **config, **family.ignored}
+    layers = check_int("num_hidden_layers", config["num_hidden_layers"], 1, 1 << 16)
+    every = check_int("full_attention_interval", config["full_attention_interval"], 1)
+    kinds = config["layer_types"] or [KINDS[(number + 1) % every == 0] for number in range(layers)]
+    if not isinstance(kinds, list) or len(kinds) != layers or not {*map(str, kinds)} <= {*KINDS}:
+        raise ConfigError(f"layer_types must be {' or '.join(KINDS)} for each of {layers} layers, got {kinds!r}")
+    if KINDS[1] not in kinds:
+        raise ConfigError(f"layer_types must have a {KINDS[1]}: the pages of a request are those of its attention")
+    delta = DeltaLayer(
+        key_heads=config["linear_num_key_heads"],
+        value_heads=config["linear_num_value_heads"],
+        key_dim=config["linear_key_head_dim"],
+        value_dim=config["linear_value_head_dim"],
+        taps=config["linear_conv_kernel_dim"],
+    )
+    rope = config.get("rope_parameters") or {"partial_rotary_factor": config["partial_rotary_factor"]}
+    config |= {"layer_types": None, "partial_rotary_factor": rope.get("partial_rotary_factor", 0.25)}
+    described: dict[str, LayerConfig] = {KINDS[0]: delta, KINDS[1]: GatedLayer()}
+    return fields_of(family, config) | {"layers": tuple(described[kind] for kind in kinds)}
+
+
+QWEN3_5 = Family(
+    absent={
+        "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 32_768, "layer_types": None,
+        "full_attention_interval": 4, "partial_rotary_factor": 0.25, "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32, "rope_theta": 10_000.0,
+    },
+    ignored={
+        "use_sliding_window": False, "max_window_layers": 0, "mlp_bias": False, "mtp_num_hidden_layers": 0,
+        "mtp_use_dedicated_embeddings": False,
+    },
+    qk_norm=True,
+    only={
+        "hidden_act": (None, "silu"), "attn_output_gate": (None, True), "mamba_ssm_dtype": (None, "float32"),
+        "mlp_only_layers": (None, []), "output_gate_type": (None, "swish"),
+    },
+    partial_rotary=True,
+    read=_read,
+)  # fmt: skip
