@@ -18,7 +18,7 @@ READ = _names(
     vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim
     max_position_embeddings rms_norm_eps attention_bias mlp_bias tie_word_embeddings rope_parameters
     rope_scaling rope_theta partial_rotary_factor original_max_position_embeddings eos_token_id dtype
-    torch_dtype model_type layer_types hidden_act is_causal add_cross_attention
+    torch_dtype use_sliding_window model_type layer_types hidden_act is_causal add_cross_attention
     """
 )  # by `fields_of`
 HARMLESS = _names(
