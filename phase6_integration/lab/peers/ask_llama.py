@@ -11,7 +11,7 @@ import llama_cpp
 import numpy as np
 
 
-def main() -> None:
+def answer() -> None:
     file, threads = sys.argv[1:]
     asked = json.load(sys.stdin)
     passage, size = asked["passage"], len(asked["passage"])
@@ -43,4 +43,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    answer()
