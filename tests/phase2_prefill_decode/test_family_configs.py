@@ -1,10 +1,12 @@
 """What a config.json of a family may say: what transformers writes is read, and what is not known is refused."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForImageTextToText
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -14,6 +16,7 @@ from phase2_prefill_decode.connect import config_of
 from phase2_prefill_decode.engine import static
 from phase2_prefill_decode.extras.families import OTHERS, supported
 from phase2_prefill_decode.extras.families.known.classes import NEEDS
+from phase2_prefill_decode.extras.families.sources import translated
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.families import FAMILIES
 from phase2_prefill_decode.model import Model
@@ -103,3 +106,25 @@ def test_the_text_of_a_model_that_reads_images_is_that_of_transformers(
         wanted = oracle(torch.tensor([prompt])).logits[0]
     assert (logits(model, prompt) - wanted).abs().max() < 1e-4 * max(1, float(wanted.abs().max()))
     assert follows(oracle, prompt, answer.output_tokens)
+
+
+class Zeros:
+    faults, stored = (), dict[str, Any]()
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def nbytes(self, config: ModelConfig) -> None:
+        return None
+
+    def chunks(self, name: str) -> Iterator[Tensor]:
+        yield torch.zeros(4)
+
+
+def test_a_gguf_file_has_gemma_s_norms_as_the_decoder_multiplies_by_them(tmp_path: Path) -> None:
+    """A checkpoint has them minus one; llama.cpp's converter adds the one."""
+    config, file = ModelConfig.from_dict(tiny_model("gemma3_text").config.to_dict()), tmp_path / "model.gguf"
+    file.touch()
+    for place, wanted in ((tmp_path, 1.0), (file, 0.0)):
+        (norm,) = translated(Zeros(place), config).chunks("model.layers.0.input_layernorm.weight")
+        assert norm.tolist() == [wanted] * 4
