@@ -39,6 +39,9 @@ GPT_OSS = Family(
             "original_max_position_embeddings": 4096,
         },
     },
-    ignored={"use_sliding_window": True, "max_window_layers": 0, "mlp_bias": False},
+    ignored={
+        "use_sliding_window": True, "max_window_layers": 0, "mlp_bias": False, "moe_intermediate_size": None,
+        "norm_topk_prob": True,
+    },
     read=_read,
 )  # fmt: skip
