@@ -1,0 +1,1 @@
+"""Every family that loads, beside transformers."""
