@@ -16,6 +16,7 @@ from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.engine import continuous
 from tests.phase2_prefill_decode.models import SIZES, saved, tiny_model
+from tests.phase2_prefill_decode.ranks_in_threads import split
 from tests.phase2_prefill_decode.test_identity import follows, logits, prompts
 
 ANSWER = 24
@@ -152,6 +153,32 @@ def test_chunks_preemption_and_shared_prefixes_do_not_change_a_family_s_tokens(n
     for prompt, answer in zip(given, answers, strict=True):
         assert len(answer.output_tokens) == ANSWER
         assert follows(oracle, prompt, answer.output_tokens)
+
+
+SPLIT = [name for name in VARIANTS if name.startswith(("gemma3", "granite", "ministral3", "phi3", "smollm3"))]
+
+
+@pytest.mark.parametrize("name", SPLIT)
+def test_a_family_has_the_same_tokens_over_two_ranks(name: str, tmp_path: Path) -> None:
+    """Each rank has a part of q, of k and of v where a file has them as one matrix, and of gate and of up."""
+    family, options = VARIANTS[name]
+    oracle = tiny_model(family, seed=5, **options)
+    directory = saved(oracle, tmp_path)
+    given = prompts(oracle.config.vocab_size, (17, 41))
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    alone = static(Model.load(directory, device="cpu", dtype="float32")).generate(given, params)
+    with split(directory, 2) as model:
+        together = static(model).generate(given, params)
+    assert [answer.output_tokens for answer in together] == [answer.output_tokens for answer in alone]
+    assert all(follows(oracle, prompt, answer.output_tokens) for prompt, answer in zip(given, together, strict=True))
+
+
+@pytest.mark.parametrize("name", ["olmo2", "olmo3"])
+def test_a_family_whose_norms_are_over_all_heads_is_not_split(name: str, tmp_path: Path) -> None:
+    family, options = VARIANTS[name]
+    said = "tensor_parallel_size must be 1 for a model that norms q and k over all heads"
+    with pytest.raises(ConfigError, match=said), split(saved(tiny_model(family, **options), tmp_path), 2):
+        pass
 
 
 def test_recorded_pieces_of_a_family_with_other_layers_are_refused() -> None:
