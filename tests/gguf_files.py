@@ -1,6 +1,7 @@
 """GGUF files, written by llama.cpp's own package. It is imported where it is used. Types are given by their names."""
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,11 @@ if TYPE_CHECKING:
     import gguf
 
 NORMAL, CONTROL = 1, 3  # types of tokens
-EXPERTS = {"mlp.gate": "ffn_gate_inp"}
+FURTHER = {
+    "mlp.gate": "ffn_gate_inp", "self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}  # fmt: skip
+TURNED = "llama", "granite", "smollm3"  # converters that are subclasses of llama.cpp's LlamaModel
 ARCHITECTURES = {"mistral": "llama", "mixtral": "llama", "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss"}
 TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 KindOf = Callable[[str], str]  # of the matrix with a name
@@ -28,7 +33,7 @@ def gguf_name(name: str) -> str:
     if module in TOP:
         return f"{TOP[module]}.{suffix}"
     _, _, number, part = module.split(".", 3)
-    return f"blk.{number}.{(LAYER | EXPERTS)[part]}.{suffix}"
+    return f"blk.{number}.{(LAYER | FURTHER)[part]}.{suffix}"
 
 
 def tensors_of(model: PreTrainedModel) -> Iterator[tuple[str, str, Tensor]]:
@@ -40,7 +45,8 @@ def tensors_of(model: PreTrainedModel) -> Iterator[tuple[str, str, Tensor]]:
         layer, found, kind = name.partition(".mlp.experts.")
         place = f"blk.{layer.rpartition('.')[2]}"
         if not found:
-            yield name, gguf_name(name), weight
+            after = model.config.model_type == "olmo2"  # its norms are after attention and after the MLP
+            yield name, gguf_name(name).replace("ffn_norm", "post_attention_norm" if after else "ffn_norm"), weight
         elif kind == "gate_up_proj":
             gate, up = weight.chunk(2, 1)
             yield name, f"{place}.ffn_gate_exps.weight", gate
@@ -82,16 +88,25 @@ def writer(file: Path, config: Any, tokenizer: bool = False) -> "gguf.GGUFWriter
         out.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         out.add_rope_scaling_factor(rope["factor"])
         out.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    if config.model_type == "granite":
+        out.add_attention_scale(config.attention_multiplier)
+        out.add_embedding_scale(config.embedding_multiplier)
+        out.add_residual_scale(config.residual_multiplier)
+        out.add_logit_scale(config.logits_scaling)
+    if config.model_type == "phi3":
+        _add_phi(out, config)
     out.add_block_count(config.num_hidden_layers)
     out.add_context_length(config.max_position_embeddings)
     out.add_embedding_length(config.hidden_size)
     out.add_feed_forward_length(config.intermediate_size)
     out.add_head_count(config.num_attention_heads)
     out.add_head_count_kv(config.num_key_value_heads)
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    out.add_key_length(head_dim)
-    out.add_value_length(head_dim)
-    out.add_rope_dimension_count(head_dim)
+    head_dim = getattr(config, "head_dim", None)
+    if head_dim is not None:
+        out.add_key_length(head_dim)
+        out.add_value_length(head_dim)
+    head_dim = head_dim or config.hidden_size // config.num_attention_heads
+    out.add_rope_dimension_count(int(head_dim * (config.rope_parameters.get("partial_rotary_factor") or 1)))
     out.add_layer_norm_rms_eps(config.rms_norm_eps)
     out.add_rope_freq_base(config.rope_parameters["rope_theta"])
     if tokenizer:
@@ -99,6 +114,18 @@ def writer(file: Path, config: Any, tokenizer: bool = False) -> "gguf.GGUFWriter
     else:
         out.add_tokenizer_model("none")
     return out
+
+
+def _add_phi(out: "gguf.GGUFWriter", config: Any) -> None:
+    """LongRoPE's factors are tensors. A window of 0 stands for none."""
+    original, rope = config.original_max_position_embeddings, config.rope_parameters
+    out.add_rope_scaling_orig_ctx_len(original)
+    out.add_sliding_window(config.sliding_window or 0)
+    if "long_factor" in rope:
+        more = math.log(config.max_position_embeddings / original) / math.log(original)
+        out.add_rope_scaling_attn_factors(math.sqrt(1 + more))
+        for kind in ("long", "short"):
+            out.add_tensor(f"rope_factors_{kind}.weight", np.array(rope[f"{kind}_factor"], np.float32))
 
 
 def add_tokenizer(out: "gguf.GGUFWriter", pre: str = "qwen2") -> None:
@@ -136,7 +163,7 @@ def saved_gguf(model: PreTrainedModel, file: Path, kind_of: KindOf, tokenizer: b
     with torch.no_grad():
         for name, theirs, weight in tensors_of(model):
             heads = config.num_attention_heads if ".q_proj." in name else config.num_key_value_heads
-            turned = out.arch == "llama" and (".q_proj." in name or ".k_proj." in name)
+            turned = out.arch in TURNED and (".q_proj." in name or ".k_proj." in name)
             plain = weight.ndim == 1 or name.endswith("_bias") or ".mlp.gate." in name or ".mlp.router." in name
             kind = "F32" if plain else kind_of(name)
             rows = (rows_for_llama(weight, heads) if turned else weight).float()

@@ -105,6 +105,8 @@ def _own(kind: str, get: Callable[..., Any], scored: int) -> dict[str, Any]:
             "residual_multiplier": get("residual_scale"),
             "logits_scaling": get("logit_scale"),
         }
+    if kind == "phi3":  # whose config.json has it beside the rope, and 4096 if it has not
+        return {"original_max_position_embeddings": get("rope.scaling.original_context_length", 4096)}
     return {}
 
 

@@ -22,6 +22,7 @@ from tests import gguf_files
 from tests.gguf_files import KindOf, saved_gguf
 from tests.phase2_prefill_decode.models import ROPES, saved, tiny_model
 from tests.phase2_prefill_decode.quantized import checkpoints as made
+from tests.phase2_prefill_decode.test_families import HALF, LONG
 from tests.phase2_prefill_decode.test_identity import follows, logits, prompts
 
 WIDE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64, "num_hidden_layers": 2}
@@ -46,6 +47,10 @@ def mixed(many: str, few: str, *wide: str) -> KindOf:
 Q4_K_M = mixed("Q6_K", "Q4_K", "v_proj", "down_proj")  # so q, k and v are not of one format
 
 
+MULTIPLIERS = {
+    "embedding_multiplier": 3.0, "logits_scaling": 2.5, "residual_multiplier": 0.4, "attention_multiplier": 0.2
+}  # fmt: skip
+BIASES = {"attention_bias": True, "mlp_bias": True}
 CASES: dict[str, tuple[str, KindOf, dict[str, Any]]] = {
     "llama Q8_0": ("llama", lambda name: "Q8_0", {"intermediate_size": 96}),
     "llama tied Q4_0": ("llama", mixed("Q6_K", "Q4_0"), WIDE | {"tie_word_embeddings": True}),
@@ -55,6 +60,16 @@ CASES: dict[str, tuple[str, KindOf, dict[str, Any]]] = {
     "qwen3 BF16": ("qwen3", lambda name: "BF16", {}),
     "qwen3 Q4_K_M": ("qwen3", Q4_K_M, WIDE),
     "llama Q4_K_M": ("llama", Q4_K_M, WIDE | {"tie_word_embeddings": True}),
+    "granite F16": ("granite", lambda name: "F16", MULTIPLIERS | {"tie_word_embeddings": True}),
+    "granite biases Q8_0": ("granite", lambda name: "Q8_0", MULTIPLIERS | BIASES | {"intermediate_size": 96}),
+    "olmo2 F16": ("olmo2", lambda name: "F16", {}),
+    "olmo2 Q8_0": ("olmo2", lambda name: "Q8_0", {"num_key_value_heads": 1, "intermediate_size": 96}),
+    "smollm3 F16": ("smollm3", lambda name: "F16", {"num_hidden_layers": 5}),  # the fourth does not rotate
+    "smollm3 Q8_0": ("smollm3", lambda name: "Q8_0", {"num_hidden_layers": 4, "intermediate_size": 96}),
+    "phi3 F16": ("phi3", lambda name: "F16", {}),
+    "phi3 window Q8_0": ("phi3", lambda name: "Q8_0", {"sliding_window": 9, "intermediate_size": 96}),
+    "phi3 half Q8_0": ("phi3", lambda name: "Q8_0", {"rope_parameters": HALF, "intermediate_size": 96}),
+    "phi3 long F16": ("phi3", lambda name: "F16", {"rope_parameters": LONG, "original_max_position_embeddings": 4}),
 }
 
 
