@@ -137,6 +137,11 @@ BENCHMARKS: dict[str, tuple[str, list[str], dict[str, object]]] = {
         },
     ),
     "phase5_goodput.json": ("phase5_continuous.lab.goodput", ["--seconds", "1"], {"RATES": (5, 10)}),
+    "identity.json": (
+        "phase5_continuous.lab.families.identity",
+        ["--families", "phi3", "--seeds", "1", "--no-ranks"],
+        {},
+    ),
     "phase5_growth.json": (
         "phase5_continuous.lab.growth",
         [],
