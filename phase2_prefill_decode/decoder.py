@@ -153,7 +153,7 @@ class Decoder:
         self.norm = RMSNorm(weights.norm, config.rms_norm_eps, backend)
         self._positions = -1
         self._rope = self.rope(0)
-        self.whole_step = backend.whole_step(self)
+        self.whole_step = backend.whole_step(self) if len({layer.rope for layer in config.layers}) == 1 else None
 
     def rope(self, positions: int) -> list[tuple[Tensor, Tensor]]:
         """cos and sin of each layer, for at least the first `positions` positions. The tables grow with the longest

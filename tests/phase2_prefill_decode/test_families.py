@@ -80,17 +80,21 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
-    "phi3": ("phi3", {}),
+    "phi3": ("phi3", {"intermediate_size": 128}),
     "phi3-partial": ("phi3", {"rope_parameters": HALF, "sliding_window": 9}),
     "phi3-long": (
         "phi3",
-        {"rope_parameters": LONG, "original_max_position_embeddings": 16, "tie_word_embeddings": True},
+        {
+            "rope_parameters": LONG, "original_max_position_embeddings": 16, "tie_word_embeddings": True,
+            "intermediate_size": 128,
+        },
     ),
     "phi3-short": (
         "phi3",
         {"rope_parameters": {**LONG, "factor": 4.0}, "original_max_position_embeddings": 256, "num_key_value_heads": 4},
     ),
     "smollm3": ("smollm3", {"no_rope_layers": [1, 0, 1]}),
+    "smollm3-wide": ("smollm3", {"no_rope_layers": [1, 0, 1], "intermediate_size": 128}),  # whole blocks, on a CPU
     "smollm3-window": (
         "smollm3",
         {"no_rope_layer_interval": 2, "use_sliding_window": True, "sliding_window": 7, "tie_word_embeddings": False},
