@@ -148,7 +148,7 @@ def shape(family: str, seed: int) -> Draw:
     options: Draw = {
         "vocab_size": draw.choice([101, 256, 307, 515]),
         "hidden_size": kv * groups * head_dim if family in TIED_TO_HIDDEN else 8 * kv * groups * draw.randint(1, 4),
-        "intermediate_size": 8 * draw.randint(5, 17),
+        "intermediate_size": draw.choice([8 * draw.randint(5, 17), 64, 128]),  # 64s: one call a step on CPUs
         "num_hidden_layers": layers,
         "num_attention_heads": kv * groups,
         "num_key_value_heads": kv,
