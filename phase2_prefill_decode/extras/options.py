@@ -52,8 +52,8 @@ class PiecewiseOptions:
 class WindowOptions:
     disable_hybrid_kv_cache_manager: bool | None = option(
         None,
-        "keep all pages of layers with sliding windows (on a CPU if other layers have none, whose decodes are faster "
-        "with one page table; with draft models, tensor parallelism or graphs in pieces)",
+        "keep all pages of layers with sliding windows (on a CPU if other layers have none; with draft models, tensor "
+        "parallelism or graphs in pieces)",
         check=check_bool,
     )
 

@@ -45,6 +45,7 @@ def tiled(
     metadata: AttentionMetadata,
     scale: float,
     window: int | None = None,
+    sinks: Tensor | None = None,
     *,
     chunk: int = 256,
     tile: int = 64,
@@ -66,6 +67,8 @@ def tiled(
             results = []
             for split in torch.split(token, chunk):
                 m_i, l_i, acc = q.new_full(q.shape[:1], LOWEST), q.new_zeros(q.shape[:1]), torch.zeros_like(q)
+                if sinks is not None and not results:  # the first split starts at the sink
+                    m_i, l_i = sinks[heads].float().repeat(new) * LOG2_E, l_i + 1
                 for at in torch.split(split, tile):
                     key, value = (side.float() for side in kv.read((page[at], kv_head, at % page_size)))
                     seen = at <= position[:, None]

@@ -13,7 +13,7 @@ from numba.np.unsafe.ndarray import to_fixed_tuple
 from torch import Tensor
 from torch.nn.functional import pad
 
-from phase1_kv_pool.extras.touched import touch
+from phase1_kv_pool.extras.touched import HUGE_PAGE, touch
 from phase1_kv_pool.memory import LINE, allocate
 from phase2_prefill_decode.extras.cpu.intrinsics import array, compiled
 from phase2_prefill_decode.extras.cpu.microkernel import BLOCK, LANES
@@ -100,6 +100,7 @@ class Arena:
             size = shape.numel() * dtype.itemsize
             if size > len(cls._free):
                 cls._free = allocate(max(size, cls.SIZE))
-                touch([(cls._free.data_ptr(), len(cls._free))], torch.get_num_threads(), math.inf)
             place, cls._free = cls._free[:size], cls._free[-(-size // LINE) * LINE :]
+        if size > HUGE_PAGE:
+            touch([(place.data_ptr(), size)], torch.get_num_threads(), math.inf)
         return place.view(dtype).view(shape)
