@@ -64,7 +64,7 @@ def tiled(
         for kv_head in range(kv_heads if new else 0):
             heads = slice(kv_head * group, (kv_head + 1) * group)
             q = mine[:, heads].flatten(0, 1)  # [new * group, head_dim]: a key loaded for one row serves all
-            results = []
+            results: list[tuple[Tensor, Tensor]] = []
             for split in torch.split(token, chunk):
                 m_i, l_i, acc = q.new_full(q.shape[:1], LOWEST), q.new_zeros(q.shape[:1]), torch.zeros_like(q)
                 if sinks is not None and not results:  # the first split starts at the sink

@@ -68,7 +68,8 @@ def read(config: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(config, Mapping):
         raise ConfigError(f"a model's configuration must be a JSON object, got {type(config).__name__}")
     if (kind := str(config.get("model_type"))) in UNSUPPORTED:
-        raise ConfigError(f"{config.get('architectures') or kind} is not supported: {UNSUPPORTED[kind]}")
+        name = next(iter(config.get("architectures") or ()), kind)
+        raise ConfigError(f"{name} is not supported: {UNSUPPORTED[kind]}")
     family = FAMILIES[str(check_choice("model_type", config.get("model_type"), FAMILIES))]
     return (family.read or fields_of)(family, config)
 

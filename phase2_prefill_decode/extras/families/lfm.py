@@ -26,6 +26,8 @@ def _read(family: Family, config: Mapping[str, Any]) -> dict[str, Any]:
     config = {**family.absent, **config, **family.ignored}
     layers = check_int("num_hidden_layers", config["num_hidden_layers"], 1, 1 << 16)
     attends = config["full_attn_idxs"]
+    if attends is not None and not isinstance(attends, list):
+        raise ConfigError(f"full_attn_idxs must be a list of numbers of layers, got {attends!r}")
     kinds = config["layer_types"] or [
         "full_attention" if attends is None or number in attends else "conv" for number in range(layers)
     ]

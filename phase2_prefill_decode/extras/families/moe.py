@@ -11,8 +11,8 @@ from phase2_prefill_decode.loading.families import Family, fields_of
 def _read(family: Family, config: Mapping[str, Any]) -> dict[str, Any]:
     known = fields_of(family, config)
     config = {**family.absent, **config, **family.ignored}
-    numbers = {config[name] for name in ("num_experts", "num_local_experts") if config.get(name) is not None}
-    if len(numbers) > 1:
+    numbers = [config[name] for name in ("num_experts", "num_local_experts") if config.get(name) is not None]
+    if any(number != numbers[0] for number in numbers):
         raise ConfigError(f"num_experts and num_local_experts are two names of one number, got {numbers}")
     experts = Experts(
         number=numbers.pop() if numbers else family.absent[EXPERTS],
@@ -45,6 +45,7 @@ QWEN3_MOE = Family(
     },
     ignored={"mlp_bias": False, "max_window_layers": 0, "layer_types": None},
     qk_norm=True,
+    only={"use_qk_norm": (None, True), "shared_expert_intermediate_size": (None, 0)},
     read=_read,
 )  # fmt: skip
 OLMOE = Family(

@@ -41,7 +41,7 @@ GPT_OSS = Family(
     },
     ignored={
         "use_sliding_window": True, "max_window_layers": 0, "mlp_bias": False, "moe_intermediate_size": None,
-        "norm_topk_prob": True,
+        "norm_topk_prob": True, "experts_per_token": None, "initial_context_length": None,
     },
     read=_read,
 )  # fmt: skip

@@ -32,8 +32,9 @@ def _read(family: Family, config: Mapping[str, Any]) -> dict[str, Any]:
         value_dim=config["linear_value_head_dim"],
         taps=config["linear_conv_kernel_dim"],
     )
-    rope = config.get("rope_parameters") or {"partial_rotary_factor": config["partial_rotary_factor"]}
-    config |= {"layer_types": None, "partial_rotary_factor": rope.get("partial_rotary_factor", 0.25)}
+    rope, share = config.get("rope_parameters"), config["partial_rotary_factor"]
+    share = rope.get("partial_rotary_factor", 0.25) if isinstance(rope, Mapping) and rope else share
+    config |= {"layer_types": None, "partial_rotary_factor": share}
     described: dict[str, LayerConfig] = {KINDS[0]: delta, KINDS[1]: GatedLayer()}
     return fields_of(family, config) | {"layers": tuple(described[kind] for kind in kinds)}
 

@@ -16,7 +16,7 @@ def _read(family: Family, config: Mapping[str, Any]) -> dict[str, Any]:
     every = check_int("no_rope_layer_interval", config["no_rope_layer_interval"], 1)
     if rotates is None:
         rotates = [int((number + 1) % every != 0) for number in range(layers)]
-    if not isinstance(rotates, list) or len(rotates) < layers or not {*rotates} <= {0, 1}:
+    if not isinstance(rotates, list) or len(rotates) < layers or not all(number in (0, 1) for number in rotates):
         raise ConfigError(f"no_rope_layers must be 0 or 1 for each of {layers} layers, got {rotates!r}")
     windowed = config["use_sliding_window"] and config["sliding_window"] is not None
     kinds = config["layer_types"] or [

@@ -7,6 +7,7 @@ from pathlib import Path
 from torch import Tensor
 
 from phase0_request.extras.gguf_file import GGUFHeader, GGUFTensor, read_header
+from phase2_prefill_decode.extras.families.layer import MAX_EXPERTS
 from phase2_prefill_decode.extras.families.sources import translated
 from phase2_prefill_decode.extras.gguf.gguf_config import FACTORS, ROPE_FACTORS
 from phase2_prefill_decode.extras.quantized.ggml import BLOCKS, FLOATS, OTHERS, READABLE
@@ -105,7 +106,7 @@ def _transformers_name(name: str, names: Mapping[str, str]) -> str:
 
 def _apart(known: str, tensor: GGUFTensor) -> dict[str, GGUFTensor]:
     """The matrices of a tensor that has those of all experts: [experts, out, in]."""
-    if "{}" not in known:
+    if "{}" not in known or len(tensor.shape) != 3 or tensor.shape[0] > MAX_EXPERTS:
         return {known: tensor}
     one = tensor._replace(shape=tensor.shape[1:])
     starts = range(tensor.start, tensor.start + _nbytes(tensor), _nbytes(one))

@@ -29,7 +29,8 @@ def _longrope(written: Mapping[str, Any], plain: Mapping[str, Any], known: Mappi
     """LongRoPE divides the frequency of each pair by a factor of its own. A file has factors for the original context
     and others beyond it. transformers changes them when a sequence grows over it, and computes all its keys again; here
     the whole model has the factors of its `max_position_embeddings`, as in vLLM."""
-    original = check_int("original_max_position_embeddings", written["original_max_position_embeddings"], 2, MAX_LENGTH)
+    name = "original_max_position_embeddings"
+    original = check_int(name, written.get(name), 2, MAX_LENGTH)
     context = known["max_position_embeddings"]
     name = "long_factor" if context > original else "short_factor"
     head_dim = known["head_dim"] or known["hidden_size"] // known["num_attention_heads"]

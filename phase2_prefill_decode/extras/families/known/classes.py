@@ -28,6 +28,7 @@ _GEMMA4 = (
     "num_kv_shared_layers, global_head_dim and hidden_size_per_layer_input need layers that share keys, heads of two "
     "sizes, and embeddings of each layer"
 )
+_SHARED = "shared_expert_intermediate_size needs an expert that every token goes through, beside those of the router"
 _LATENT = "kv_lora_rank needs attention over latent keys (MLA)"
 _MAMBA = "layers of Mamba need states beside the keys and values"
 NEEDS: Mapping[str, str] = {  # what is missing, by the model type of a class that is asked for
@@ -36,15 +37,24 @@ NEEDS: Mapping[str, str] = {  # what is missing, by the model type of a class th
     "deepseek_v3": _LATENT,
     "falcon_h1": _MAMBA,
     "gemma2": "attn_logit_softcapping needs scores that are capped before the softmax",
+    "gemma3n": _GEMMA4,
     "gemma3n_text": _GEMMA4,
     "gemma4": _GEMMA4,
     "gemma4_text": _GEMMA4,
     "gemma4_unified": _GEMMA4,
     "gemma4_unified_text": _GEMMA4,
+    "gemma": "it needs a description: norms before attention and MLP only, with Gemma 3's activation",
+    "glm4_moe": _SHARED,
     "glm4": "partial_rotary_factor needs neighbouring numbers of a head that rotate together",
     "gpt_neox": "layer_norm_eps needs LayerNorm, and attention and MLP beside each other",
     "granitemoehybrid": _MAMBA,
+    "lfm2_moe": "num_dense_layers needs experts in layers with convolutions",
+    "llama4": "attention_chunk_size needs attention in chunks, beside experts that are shared",
     "llama4_text": "attention_chunk_size needs attention in chunks, beside experts that are shared",
     "nemotron_h": _MAMBA,
+    "qwen2_moe": _SHARED,
+    "qwen3_5_moe": _SHARED,
+    "qwen3_5_moe_text": _SHARED,
+    "qwen3_next": _SHARED,
     "phimoe": "router_jitter_noise needs SparseMixer's router, beside LayerNorm",
 }

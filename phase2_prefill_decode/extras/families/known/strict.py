@@ -4,8 +4,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from phase0_request.support.checks import ConfigError
-from phase2_prefill_decode.loading.config import ROPE_TYPES
+from phase0_request.support.checks import ConfigError, check_int
+from phase2_prefill_decode.loading.config import MAX_DIMENSION, ROPE_TYPES
 from phase2_prefill_decode.loading.families import Family, fields_of
 
 
@@ -66,7 +66,11 @@ def strict(family: Family) -> Family:
 
 def lenient(family: Family) -> Family:
     """A family of which many files carry odd fields: it refuses those with a meaning in other architectures."""
-    return _checked(family, lambda name, value: name in ELSEWHERE and value not in (0, 1), with_ropes=False)
+
+    def unknown(name: str, value: object) -> bool:
+        return name in ELSEWHERE and (value is True or value not in (0, 1)) and not (family.qk_norm and "qk_" in name)
+
+    return _checked(family, unknown, with_ropes=False)
 
 
 def _checked(family: Family, unknown: Callable[[str, object], bool], with_ropes: bool) -> Family:
@@ -74,6 +78,8 @@ def _checked(family: Family, unknown: Callable[[str, object], bool], with_ropes:
 
     def read(family: Family, config: Mapping[str, Any]) -> dict[str, Any]:
         kind = config["model_type"]
+        for name in ("num_hidden_layers", "num_attention_heads", "hidden_size") if with_ropes else ():
+            check_int(name, config.get(name), 1, MAX_DIMENSION)
         for name, value in config.items():
             if value is not None and value is not False and unknown(name, value):
                 _refuse(config, name, value)
@@ -97,6 +103,4 @@ def _flat(rope: object) -> Collection[tuple[str, object]]:
 def _refuse(config: Mapping[str, Any], name: str, value: object) -> None:
     classes = config.get("architectures")
     who = ", ".join(map(str, classes)) if isinstance(classes, list) and classes else config["model_type"]
-    raise ConfigError(
-        f"{who}: {name} is {value!r}, which is not known here and could change the result. Remove it if it does not"
-    )
+    raise ConfigError(f"{who}: {name} is {value!r}, which is not known for this class and could change the result")
