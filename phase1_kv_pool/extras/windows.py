@@ -19,12 +19,14 @@ from phase1_kv_pool.allocator import OutOfPagesError, PageAllocator, PageError
 from phase1_kv_pool.cache import PagedCache, PageUsage
 from phase1_kv_pool.extras.layer_groups import LayerGroups
 
+MORE = 7  # logical pages for each physical one
+
 
 class LogicalPages(PageAllocator):
     """Logical pages, and the physical pages of each: of the full groups, and of the windowed groups."""
 
     def __init__(self, num_pages: int) -> None:
-        """At first there are as many logical pages as physical ones. Where all layers have windows, more are needed."""
+        """At first there are as many logical pages as physical ones."""
         super().__init__(num_pages)
         self.memory = PageAllocator(num_pages)
         self.full: dict[int, list[int]] = {}
@@ -60,6 +62,8 @@ class WindowedCache(PagedCache):
         super().__init__(num_pages, page_size)
         self.groups = groups
         self.allocator = self.pages = LogicalPages(num_pages)
+        if not groups.full:  # pages before the window take no memory: the tree may remember as many more
+            self.pages.extend(MORE * num_pages)
         self.null = num_pages
         self.before, self.span = groups.pages_before(page_size), groups.span(page_size)
         self.first: dict[str, int] = {}  # by request id: where its span begins

@@ -52,8 +52,8 @@ class PiecewiseOptions:
 class WindowOptions:
     disable_hybrid_kv_cache_manager: bool | None = option(
         None,
-        "keep all pages of layers with sliding windows (on a CPU if other layers have none; with draft models, tensor "
-        "parallelism or graphs in pieces)",
+        "keep all pages of layers with sliding windows (if draft models, tensor parallelism, graphs in pieces or KV "
+        "events need it; on a CPU if some layers have none)",
         check=check_bool,
     )
 

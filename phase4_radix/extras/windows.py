@@ -1,8 +1,8 @@
 """WindowedPrefixCache: a prefix cache whose pages may have lost their windowed part.
 
-The tree names logical pages (`phase1_kv_pool.extras.windows`), and is that of the core. What a cached page has in
-windowed groups can be evicted before the page itself, since a match needs it of the last pages only: those that the
-window of the next token reaches. So a match is cut where these are not all there.
+The tree is the core's, and names logical pages (`phase1_kv_pool.extras.windows`). A cached page can lose its windowed
+part before the page itself is evicted: a match needs that part only of its last pages, which the window of the next
+token reaches. So a match is cut where these are not all there.
 
 What is evicted first decides what can be found again. Pages that a request has passed over on its way come first, since
 only a request that branches off there would use them. The end of a request, and where a match ended or a prefix had to

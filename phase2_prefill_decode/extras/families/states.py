@@ -1,6 +1,6 @@
 """StatefulRunner: runs steps of a model in which some layers keep a state of each request in place of pages.
 
-A state is updated in place: it is what all tokens so far have left, and the step after it needs no more. So a step
+A state is updated in place. It summarizes all tokens so far, and the next step reads nothing else. So a step
 cannot simply run again, as it can over pages. The runner notes where the state of each request is. A slice that begins
 elsewhere, because a step failed or was forgotten, has its state computed again first, from the request's start.
 """

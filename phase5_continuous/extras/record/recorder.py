@@ -228,7 +228,7 @@ class Recorder(CoreObserver, CacheObserver):
         cache, scheduler = self.cache, self.scheduler
         line: Line = {
             "record": VERSION, "model": model, "text": self.text, "started": round(time.time(), 3),
-            "page_size": cache.page_size, "num_pages": cache.usage.total, "shares": cache.shares,
+            "page_size": cache.page_size, "num_pages": cache.allocator.num_pages, "shares": cache.shares,
         }  # fmt: skip
         if isinstance(scheduler, StaticScheduler):
             line["max_running"] = scheduler.batch_size
