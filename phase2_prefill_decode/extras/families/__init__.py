@@ -7,7 +7,7 @@ stateful  a description of a layer with a state in place of pages
 recurrent the modules that it stands for
 delta_rule what Gated DeltaNet computes
 states    the runner that keeps the states of requests
-sources   what a checkpoint writes otherwise than the decoder reads it
+sources   tensors that a checkpoint stores in another form than the decoder reads
 known     what a config.json may say
 *         a module for each group of families; some are in `dense`
 """

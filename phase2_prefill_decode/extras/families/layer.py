@@ -88,8 +88,8 @@ class FamilyLayer(LayerConfig):
         """What each of several ranks has of this layer."""
         if self.norms_rows:
             raise ConfigError(
-                f"tensor_parallel_size must be 1 for a model that norms q and k over all heads, of which a rank has "
-                f"some; got {ranks}"
+                f"tensor_parallel_size must be 1, because this model norms q and k across all heads and a rank holds "
+                f"only some of them; got {ranks}"
             )
         if self.experts is None:
             return self

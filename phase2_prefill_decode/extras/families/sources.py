@@ -1,4 +1,4 @@
-"""What a checkpoint writes otherwise than the decoder reads it."""
+"""The tensors that a checkpoint stores in another form than the decoder reads."""
 
 import logging
 import re

@@ -2,7 +2,7 @@
 """The grouped product of a GPU: each row with the matrix of its group, in one launch, for a weight of any format.
 
 The host does not know how many rows a group has, so a launch can be captured: it starts as many programs as any groups
-of so many rows could need, and a program finds its tile in the ends of the groups. Those left over do nothing. Plain
+of this many rows could need, and a program finds its tile in the ends of the groups. Those left over do nothing. Plain
 weights in bfloat16 are multiplied by torch, which has such a product for the GPUs from Hopper on.
 """
 
@@ -25,7 +25,7 @@ def grouped_kernel(
     x,  # [rows, inputs]
     values,  # [groups * outputs, inputs], or as product_kernel takes it
     scales, zeros, offsets,  # as product_kernel takes them, or None
-    ends,  # [groups] int32, the row behind each group
+    ends,  # [groups] int32, the index after each group's last row
     result,  # [rows, outputs]
     rows,
     outputs: tl.constexpr,
