@@ -5,9 +5,8 @@ import argparse
 from huggingface_hub import CacheNotFound, scan_cache_dir
 
 from phase0_request.support.flags import Parser, add_fields
-from phase2_prefill_decode.loading.families import FAMILIES
 from phase6_integration.engine.options import EngineOptions
-from phase6_integration.support.named_models import cache_folder, gguf_architectures, kept, offered
+from phase6_integration.support.named_models import cache_folder, families, gguf_architectures, kept, offered
 
 MB = 1e6
 
@@ -36,7 +35,8 @@ def run(given: argparse.Namespace, parser: Parser) -> int:
     console.print(table)
     console.print(f"Short names are kept in {folder}; `nanoserve serve NAME` downloads what is not here.")
     console.print("Of the hub, `nanoserve serve Qwen/Qwen3-0.6B`, or REPO:Q4_K_M for a GGUF file.")
-    console.print(f"Families by model_type: {', '.join(FAMILIES)}; as GGUF: {', '.join(gguf_architectures())}.")
+    console.print(f"Classes that load: {', '.join(families())}.")
+    console.print(f"As GGUF: {', '.join(gguf_architectures())}.")
     return 0
 
 

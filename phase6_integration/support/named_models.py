@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from phase0_request.support.checks import ConfigError, has_extras
+from phase2_prefill_decode.loading.families import FAMILIES
 
 CACHE = "NANOSERVE_CACHE"  # the environment variable that names the folder
 MB = 1e6
@@ -83,6 +84,15 @@ NAMED = {
         ),
     ),
 }
+
+
+def families() -> Collection[str]:
+    """The classes of transformers that this engine loads; without extras, the model types."""
+    if not has_extras("phase2_prefill_decode"):
+        return FAMILIES
+    from phase2_prefill_decode.extras.families import supported
+
+    return supported()
 
 
 def gguf_architectures() -> Collection[str]:

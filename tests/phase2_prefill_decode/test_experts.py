@@ -229,7 +229,9 @@ def test_ranks_have_a_part_of_each_expert(tmp_path: Path) -> None:
 def test_what_cannot_be_split_over_ranks_says_why(tmp_path: Path) -> None:
     family, options = VARIANTS["olmoe"]
     config = config_of(saved(tiny_model(family, **options), tmp_path / "olmoe"))
-    with pytest.raises(ConfigError, match="tensor_parallel_size must be 1, because this model norms q and k across all"):
+    with pytest.raises(
+        ConfigError, match="tensor_parallel_size must be 1, because this model norms q and k across all"
+    ):
         check_split(config, 2)
     family, options = VARIANTS["qwen3-moe"]
     config = config_of(saved(tiny_model(family, **options | {"moe_intermediate_size": 33}), tmp_path / "qwen"))

@@ -26,7 +26,8 @@ class GroupedProduct(Protocol):
     """Multiplies each row with the matrix of its group. Rows of a group are neighbours."""
 
     def __call__(self, rows: Tensor, ends: Tensor, /) -> Tensor:
-        """rows: [rows, in]; ends: [groups] int32, the index after each group's last row, on the device; result: [rows, out]."""
+        """rows: [rows, in]; ends: [groups] int32, on the device, the index after each group's last row; result: [rows,
+        out]."""
 
 
 def grouped_reference(weight: Tensor, rows: Tensor, ends: Tensor) -> Tensor:
