@@ -153,7 +153,7 @@ def test_models_lists_names_what_is_here_and_families(capsys: pytest.CaptureFixt
     rows = {line.split()[0]: line.split() for line in capsys.readouterr().out.splitlines() if line.strip()}
     assert (rows["toy"][-1], rows["toy-parts"][-1]) == ("yes", "no")
     assert rows["smollm2"][-2:] == ["Apache-2.0", "no"]
-    assert {"qwen3,", "qwen3."} & set(rows["Families"])
+    assert {"Qwen3ForCausalLM,", "Gemma3ForCausalLM,"} <= {*rows["Classes"]}
 
 
 def test_a_revision_is_not_for_a_name(index: Path) -> None:
