@@ -20,7 +20,7 @@ CONFIG = {
     "eos_token_id": 0, "dtype": "bfloat16",
 }  # fmt: skip
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": False}
-SLACK = 12 << 20  # bytes: some rows in float32, and what Python and the allocator keep
+SLACK = 16 << 20  # bytes: some rows in float32, the ends of huge pages, and what Python and the allocator keep
 MOST = 1.15
 
 LOADING = """

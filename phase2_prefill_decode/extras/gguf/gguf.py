@@ -80,7 +80,7 @@ class GGUFCheckpoint:
 
     @property
     def _kind(self) -> str:
-        return str(self._header.metadata["general.architecture"])
+        return str(self._header.metadata.get("general.architecture"))
 
     def _reordered_heads(self, name: str) -> int | None:
         """llama.cpp rotates neighbouring numbers of a head where transformers rotates its halves, so its converter
@@ -106,7 +106,7 @@ def _transformers_name(name: str, names: Mapping[str, str]) -> str:
 
 def _apart(known: str, tensor: GGUFTensor) -> dict[str, GGUFTensor]:
     """The matrices of a tensor that has those of all experts: [experts, out, in]."""
-    if "{}" not in known or len(tensor.shape) != 3 or tensor.shape[0] > MAX_EXPERTS:
+    if "{}" not in known or len(tensor.shape) < 2 or tensor.shape[0] > MAX_EXPERTS:
         return {known: tensor}
     one = tensor._replace(shape=tensor.shape[1:])
     starts = range(tensor.start, tensor.start + _nbytes(tensor), _nbytes(one))
