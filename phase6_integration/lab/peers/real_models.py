@@ -160,12 +160,16 @@ def compared(file: Path, dense: Path, threads: int, python: Path | None) -> dict
     tokenizer, other = Tokenizer.from_pretrained(file), transformers_tokenizer(file)
     passage, pieces = passage_of(tokenizer), texts()
     tokens = [tokenizer.encode(text, add_special_tokens=False) for text in pieces]
-    chats = [tokenizer.chat(messages) for messages in conversations()]
+    talks = conversations() if tokenizer.chat_template else []  # a base model has none
+    chats = [tokenizer.chat(messages) for messages in talks]
     rendered = [
         other.apply_chat_template(messages, add_generation_prompt=True, tokenize=True)["input_ids"]
-        for messages in conversations()
+        for messages in talks
     ]
-    prompts = [tokenizer.chat([{"role": "user", "content": asked}]) for asked in QUESTIONS]
+    prompts = [
+        tokenizer.chat([{"role": "user", "content": asked}]) if talks else tokenizer.encode(asked)
+        for asked in QUESTIONS
+    ]
     model = transformers_model(file)
     model.hf_quantizer = None  # it would not be saved
     del model.config.quantization_config
