@@ -46,12 +46,12 @@ class LayerGroups:
         return self.full + self.windowed
 
     def pages_before(self, page_size: int) -> int:
-        """How many pages a query needs before its own: those of the last window - 1 tokens."""
+        """The number of pages that a query reads before its own page: they hold the window's other tokens."""
         return -(-(self.window - 1) // page_size)
 
     def span(self, page_size: int) -> int:
-        """The most pages of tokens for which a request has memory in a windowed group: those that a query needs, and
-        those of the tokens in flight, which begin anywhere in a page."""
+        """The most pages that a request holds in a windowed group: the pages that a query reads, and the pages of
+        the tokens in flight, which begin anywhere in a page."""
         return self.pages_before(page_size) + -(-(self.in_flight - 1) // page_size) + 1
 
     def pages_for(self, tokens: int, page_size: int) -> int:
@@ -69,7 +69,7 @@ class LayerGroups:
 
 @dataclass(frozen=True, slots=True)
 class GroupedLayout(KVLayout):
-    """The shape of a KV cache whose layers are in groups. `layers` are those of one group: a page has no others."""
+    """The shape of a KV cache whose layers are in groups. `layers` counts one group: a page holds the tokens of one group."""
 
     groups: LayerGroups | None = None
 

@@ -73,7 +73,7 @@ class WindowedCache(PagedCache):
 
     @property
     def max_tokens(self) -> int:
-        """The longest request that fits: where all layers have windows, the pool is no limit."""
+        """The longest request that fits. Where all layers have windows, the pool does not limit it."""
         return self.groups.tokens_in(self.pages.memory.num_pages, self.page_size)
 
     @property
@@ -119,7 +119,7 @@ class WindowedCache(PagedCache):
         self._back(request, range(max(start, span.start), span.stop))
 
     def slots(self, part: Slice) -> list[int]:
-        """Slots in logical pages, from which the device finds those of each group."""
+        """Slots in logical pages. The device derives the slots of each group from them."""
         if part.stop > (stop := self._span(part.request).stop * self.page_size):
             raise PageError(f"request {part.request.id} has windowed pages for {stop} tokens, not for {part.stop}")
         return super().slots(part)

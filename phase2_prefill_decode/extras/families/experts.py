@@ -42,7 +42,7 @@ def grouped_reference(weight: Tensor, rows: Tensor, ends: Tensor) -> Tensor:
 
 
 def grouped(product: Linear, groups: int, device: torch.device) -> GroupedProduct:
-    """The fastest grouped product with a matrix that holds those of all groups, one after the other."""
+    """The fastest grouped product for the matrices of all groups, stacked in one."""
     if isinstance(product, Joined):
         raise ConfigError("experts of one matrix must have one format, with one order of their inputs")
     if device.type == "cuda":
@@ -59,7 +59,7 @@ def grouped(product: Linear, groups: int, device: torch.device) -> GroupedProduc
 
 
 class RoutedExperts:
-    """The experts of a layer, as one linear layer: their products are those of a token with what it has chosen."""
+    """The experts of a layer, as one linear layer that routes each token to the experts it chose."""
 
     def __init__(self, experts: Experts, weights: LayerWeights, backend: Backend) -> None:
         self.experts = experts

@@ -8,7 +8,7 @@ from phase2_prefill_decode.loading.config import MAX_DIMENSION, LayerConfig, Lay
 
 
 class Norms(NamedTuple):
-    """The checkpoint's names of the norms around attention and around the MLP; None: there is none in this place."""
+    """The checkpoint's names of the norms around attention and around the MLP; None: no norm in this place."""
 
     before_attention: str | None
     after_attention: str | None
@@ -46,7 +46,7 @@ class Experts:
         check_bool("bias", self.bias)
 
     def tensors(self, hidden: int) -> dict[str, LayerTensor]:
-        """Each matrix holds those of all experts, one after the other."""
+        """Each matrix stacks the matrices of all experts."""
         gate_up, down = dict[str, int](), dict[str, int]()
         for place in (f"mlp.experts.{number}" for number in range(self.number)):
             gate_up |= {f"{place}.gate_proj": self.inner, f"{place}.up_proj": self.inner}

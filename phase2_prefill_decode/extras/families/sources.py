@@ -138,7 +138,7 @@ RENAMED: dict[str, Callable[[str], str]] = {
 
 
 def _apart(name: str, stored: Stored) -> Iterator[tuple[str, Stored]]:
-    """The matrices of a tensor that has those of all experts, as transformers keeps them: [experts, rows, columns].
+    """The matrices of a tensor that stacks all experts, as transformers keeps them: [experts, rows, columns].
     The weight of a convolution, [channels, 1, taps], as a vector."""
     place, _, kind = name.rpartition(".")
     if kind == "weight" and stored.shape[1:-1] == (1,):

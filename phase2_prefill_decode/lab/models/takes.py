@@ -77,8 +77,8 @@ def held(config: ModelConfig, context: int) -> int:
 
 
 def weights_read(config: ModelConfig, requests: float = 1) -> float:
-    """The parameters of the matrices that a decode of so many requests reads, with lm_head: each once, and of experts
-    those that some token has chosen, if all are equally likely."""
+    """The parameters of the matrices that a decode of this many requests reads, with lm_head. Of experts it counts
+    the ones that some token chose, if all are equally likely."""
     total = float(config.vocab_size * config.hidden_size)
     for layer in config.layers:
         experts: Experts | None = getattr(layer, "experts", None)
@@ -90,7 +90,7 @@ def weights_read(config: ModelConfig, requests: float = 1) -> float:
 
 
 def operations(config: ModelConfig, context: int) -> tuple[float, int]:
-    """Of the last token of a context: all of them, and those of attention."""
+    """Operations for the last token of a context: all of them, and the part of attention."""
     attention = CostModel(paged(config)).pieces([(context - 1, 1)]).attention.operations
     return 2 * weights_read(config) + attention, attention
 
@@ -151,6 +151,6 @@ def main(arguments: list[str] | None = None) -> int:
     rates = {name: by_batch(published(name)) for name in BY_BATCH}
     figures["by_batch"] = rates
     rows = [(name, *(row[f"step_{requests}"] for requests in BATCHES)) for name, row in rates.items()]
-    console.print("", table(("", *map(str, BATCHES)), rows, title="GB of weights read by so many requests"))
+    console.print("", table(("", *map(str, BATCHES)), rows, title="GB of weights read, by number of requests"))
     finish(p, options, arguments, figures, console=console)
     return 0

@@ -1,6 +1,6 @@
 """`python -m phase6_integration.lab peers.real_models`: models with trained weights, beside transformers and llama.cpp.
 
-Each is a model with a short name (`nanoserve models`), or a GGUF file. On the same file: the tokens of texts, those of
+Each is a model with a short name (`nanoserve models`), or a GGUF file. On the same file: the tokens of texts and of
 conversations, the mean negative log-likelihood of a passage, and the first tokens of greedy answers. transformers
 computes in float32. The exit code is 1 if they differ by more than the rounding of numbers explains.
 

@@ -102,5 +102,7 @@ def _flat(rope: object) -> Collection[tuple[str, object]]:
 
 def _refuse(config: Mapping[str, Any], name: str, value: object) -> None:
     classes = config.get("architectures")
-    who = ", ".join(map(str, classes)) if isinstance(classes, list) and classes else config["model_type"]
-    raise ConfigError(f"{who}: {name} is {value!r}, which is not known for this class and could change the result")
+    name_of_class = ", ".join(map(str, classes)) if isinstance(classes, list) and classes else config["model_type"]
+    raise ConfigError(
+        f"{name_of_class}: {name} is {value!r}, which is not known for this class and could change the result"
+    )
