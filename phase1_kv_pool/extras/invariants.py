@@ -34,9 +34,11 @@ def check_counts(cache: PagedCache, cached: Set[int] = frozenset()) -> None:
 
 
 def check_windows(cache: WindowedCache, unheld: Set[int] = frozenset()) -> None:
-    """Raise PageError unless each physical page is free, or belongs to one group of one logical page that needs it. In a
-    full group, pages in use need one; in a windowed group, pages in the span of a request, and the `unheld` pages of a
-    prefix cache."""
+    """Raise PageError unless each physical page is free, or belongs to one group of one logical page that needs it.
+
+    In a full group, pages in use need one; in a windowed group, pages in the span of a request, and the `unheld` pages
+    of a prefix cache.
+    """
     pages, groups = cache.pages, cache.groups
     check_allocator(pages.memory)
     owned = [page for owner in (pages.full, pages.windowed) for each in owner.values() for page in each]
