@@ -3,6 +3,7 @@
 
 import argparse
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -47,12 +48,55 @@ PEERS = {"llama": "llama.cpp", "vllm": "vLLM", "transformers": "transformers", "
 QUANTIZED = "Q8_0", "Q4_0", "Q4_K_M"
 
 
+# The processors of the comparison, each with its results; the newest first.
+PROCESSORS = ("peers.json",), ("peers_zen4_one.json", "peers_zen4.json")
+BRIEF = "1x16+64", "8x128+64", "8x128+32", "4x512+1"
+
+
+def in_words(load: str) -> str:
+    """A workload as readers know it: "8 chats" for 8x128+64."""
+    count, prompt, answer = map(int, re.split(r"[x+]", load))
+    if answer == 1:
+        return f"{count} long prompts"
+    return f"{count} chat{'s' * (count > 1)}" + (f" after {prompt - 1:,} tokens" if prompt > 4096 else "")
+
+
+def processors() -> list[str]:
+    """The rates of this engine on every processor where it was measured beside others, and their multiples."""
+    titles = "on two threads of", "model, work", "ours, tokens/s", "over llama.cpp", "over vLLM", "ours, 4 bits"
+    lines = [f"| {' | '.join(titles)} | over llama.cpp |", "|---" * 7 + "|"]
+    for files in PROCESSORS:
+        results = [json.loads((RESULTS / file).read_text("utf-8")) for file in files]
+        name = f" {results[0]['device']}, {results[0]['machine']['vectors']}".replace("(R)", "")
+        for shape, loads in results[-1]["figures"]["native"].items():
+            for load in (each for each in BRIEF if each in loads):
+                rows = [
+                    its[shape][load] for each in results if load in (its := each["figures"]["native"]).get(shape, {})
+                ]
+                pairs = ("ours", "llama"), ("ours", "vllm"), ("ours_Q4_0", "llama_Q4_0")
+                llama, vllm, quantized = (_over(rows, *pair) for pair in pairs)
+                rates = f"{_rate(rows[0], 'ours')} | {llama} | {vllm} | {_rate(rows[0], 'ours_Q4_0')} | {quantized}"
+                lines.append(f"|{name} | {shape.upper()}, {in_words(load)} | {rates} |")
+                name = ""
+    return lines
+
+
+def _over(rows: Sequence[Mapping[str, Any]], ours: str, other: str) -> str:
+    """Our rate as a multiple of the other's, from the newest run of both. Bold where the other is faster."""
+    ratio = next(row[ours]["median"] / row[other]["median"] for row in rows if other in row)
+    return f"{ratio:.2f}x" if ratio >= 1 else f"**{ratio:.2f}x**"
+
+
 def peers(isa: str, file: str = "peers.json") -> list[str]:
     """This engine beside others, with one set of vector instructions: rates in bfloat16, then of quantized weights."""
     from phase6_integration.lab.peers.compare import in_order
 
     shapes = json.loads((RESULTS / file).read_text("utf-8"))["figures"][isa]
-    rows = {f"{shape.upper()}, {load}": its[load] for shape, its in shapes.items() for load in in_order(shape, its)}
+    rows = {
+        f"{shape.upper()}, {in_words(load)}": its[load]
+        for shape, its in shapes.items()
+        for load in in_order(shape, its)
+    }
     present = {name: title for name, title in PEERS.items() if any(name in row for row in rows.values())}
     lines = [
         f"| bfloat16, tokens/s | ours | {' | '.join(present.values())} |",
@@ -87,6 +131,7 @@ GENERATED: dict[str, Callable[[], list[str]]] = {
     "ledger": ledger,
     "part one": plan.part_one,
     "part two": plan.part_two,
+    "processors": processors,
     "peers": lambda: peers("native"),
     "peers with AVX2": lambda: peers("avx2"),
     "peers on an AMD EPYC": lambda: peers("native", "peers_zen4.json"),

@@ -7,6 +7,7 @@ name, functions end after their docstrings. `<!-- KIND: WHAT -->` owns the text 
 - `answers: N`: the answers to the exercises of chapter N; `answers: N.M N.K`: to these, on one of a chapter's pages. No
   listing may show their code.
 - `generated: NAME`: what the function of that name in `generated.py` writes.
+- `generated: table NAME`: a table of figures, which `tables/` describes.
 
 Markers inside fenced blocks or inline code are ignored.
 """
@@ -20,11 +21,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from chapters.claims import ClaimError, figures
+from chapters.claims import ClaimError
 from chapters.course import Course, CourseError
 from chapters.exercises import Exercise, every, find, need
 from chapters.generated import GENERATED
 from chapters.source import find_regions, listing, locate
+from chapters.tables import shown, table
 
 # What matters in a document, in the order in which it is tried at each place.
 PIECES = re.compile(
@@ -87,7 +89,7 @@ def weave(course: Course, path: Path, hidden: Sequence[Exercise] = ()) -> Woven:
                     ]
                 return _listing(course, match)
             if match["kind"]:
-                return f"{match['opening']}{_owned(course, match['kind'], match['what'])}{match['closing']}"
+                return f"{match['opening']}{_owned(course, path, match['kind'], match['what'])}{match['closing']}"
             if match["malformed"]:
                 raise CourseError(f"a malformed `{match['malformed']}` marker")
         except (CourseError, ClaimError, SyntaxError) as error:
@@ -118,13 +120,18 @@ def _given_away(course: Course, anchor: str, hidden: Sequence[Exercise]) -> list
     ]
 
 
-def _owned(course: Course, kind: str, what: str) -> str:
-    """The text that belongs to a marker."""
+def _owned(course: Course, path: Path, kind: str, what: str) -> str:
+    """The text that belongs to a marker of the document at `path`."""
     if kind == "measured":
-        return _measured(course, what)
-    if kind == "generated" and what not in GENERATED:
-        raise CourseError(f"nothing generates {what!r}; there is {', '.join(GENERATED)}")
-    lines = GENERATED[what]() if kind == "generated" else _answers(course, what)
+        return shown(course.results, what)
+    if kind == "answers":
+        lines = _answers(course, what)
+    elif what.startswith("table "):
+        lines = table(course.chapters, path.stem, what.removeprefix("table "))
+    elif what in GENERATED:
+        lines = GENERATED[what]()
+    else:
+        raise CourseError(f"nothing generates {what!r}; there is a table NAME, {', '.join(GENERATED)}")
     return "\n".join(["", *lines, ""])
 
 
@@ -147,14 +154,3 @@ def _answers(course: Course, what: str) -> list[str]:
             "</details>",
         ]
     return lines
-
-
-def _measured(course: Course, what: str) -> str:
-    """A figure, or a text, of a result in its format."""
-    reference, _, spec = what.partition(" ")
-    file, _, key = reference.partition("#")
-    (value,) = figures(course.results / file, key)[:1]
-    try:
-        return format(value, spec)
-    except ValueError as error:
-        raise CourseError(f"'{spec}' cannot format {value!r} at '{key}' of {file}: {error}") from None

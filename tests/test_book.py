@@ -20,6 +20,7 @@ from chapters.ledger import ENTRIES, FIGURE
 from chapters.notebooks import NotebookError, execute
 from chapters.plan import PAGES
 from chapters.predictions import MARK, asked
+from chapters.tables import quoted
 
 ROOT = Path(__file__).parent.parent
 CHAPTERS = ROOT / "chapters"
@@ -54,6 +55,9 @@ def test_no_line_of_prose_becomes_an_item_of_a_list_or_html(text: Path) -> None:
     markdown = text.read_text(encoding="utf-8")
     assert items_by_accident(markdown) == []
     assert "\n<!-- measured" not in markdown, "Markdown takes the rest of such a paragraph for HTML"
+    assert not re.search(r"^\|.*<!-- measured: [\w-]+\.json", markdown, re.MULTILINE), (
+        "a table has one marker: tables.py"
+    )
 
 
 def pages(chapter: int) -> list[Path]:
@@ -104,14 +108,16 @@ def test_the_plan_has_every_page_and_seven_evenings_of_at_most_four_hours() -> N
 
 @pytest.mark.parametrize("chapter", range(2, 7))
 def test_a_chapter_asks_for_a_guess_before_it_shows_what_was_measured(chapter: int) -> None:
-    texts = [path.read_text() for path in CHAPTERS.glob(f"{chapter:02d}_*.md")]
-    guesses = [each for text in texts for each in asked(text, CHAPTERS / "results")]
+    texts = {path.stem: path.read_text() for path in CHAPTERS.glob(f"{chapter:02d}_*.md")}
+    guesses = [(each, page) for page, text in texts.items() for each in asked(text, CHAPTERS / "results")]
     assert guesses
-    assert len(guesses) == sum(len(MARK.findall(text)) for text in texts), "a guess is a question and something folded"
-    for each in guesses:
+    assert len(guesses) == sum(map(len, map(MARK.findall, texts.values()))), "a guess is a question and what is folded"
+    for each, page in guesses:
         assert re.fullmatch(r"\*\*Guess:\*\* .*\?\n", each.question, re.DOTALL), each.key
-        assert each.key not in each.above + each.question, f"{each.key} is told before it is asked"
-        assert "![" in each.folded or f"measured: {each.key} " in each.folded, f"{each.key} is not in what is folded"
+        assert each.key not in quoted(each.above + each.question, CHAPTERS, page), (
+            f"{each.key} is told before it is asked"
+        )
+        assert "![" in each.folded or each.key in quoted(each.folded, CHAPTERS, page), f"{each.key} is not folded"
 
 
 def test_a_guess_is_about_the_figure_as_it_is_shown() -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
+from chapters import tables
 from chapters.charts import CHARTS
 from chapters.claims import CLAIM, REFERENCE
 from chapters.tiny_chat import quantized
@@ -226,7 +227,10 @@ def quoted(result: str, known: set[str]) -> set[str]:
     same at another size of the model."""
     pages = "".join(page.read_text("utf-8") for page in CHAPTERS.glob("*.md"))
     results = rf"{result.removesuffix('.json')}(?:_[0-9]+m)?\.json"
-    names = re.findall(rf"<!-- measured: {results}#(\S+) ", pages)
+    shown = [
+        key for page in CHAPTERS.glob("*.md") for key in tables.quoted(page.read_text("utf-8"), CHAPTERS, page.stem)
+    ]
+    names = [name for key in shown for file, name in [key.split("#")] if re.fullmatch(results, file)]
     for claim in CLAIM.findall(pages):
         file = ""
         for named, key, _ in REFERENCE.findall(claim):

@@ -8,6 +8,7 @@ import pytest
 
 from chapters.course import Course
 from chapters.exercises import load
+from chapters.tables import quoted
 from chapters.weave import weave
 
 POP = "def pop(self) -> int:\n    return self.items.pop(0)"
@@ -79,6 +80,49 @@ def test_figures_are_made_from_results(course: Course, marker: str, value: str) 
     assert woven(course, line) == line.replace("?", value).replace("--><!-- /", f"-->{value}<!-- /")
 
 
+TABLES = """\
+[steps]
+file = "host.json"
+head = "| $1 | step |"
+row = "| $1 | {steps.us.$2 $3} µs |"
+rows = [["first", "0", ".2f"], ["second", "1", "d"], ["", "1", ".1f"]]
+
+[device]
+file = "host.json"
+head = "| {device s} | own |"
+rows = ["| here | {host.json#own.Queue.pop .1f} |"]
+
+[broken]
+file = "host.json"
+head = "| a |"
+row = "| $2 |"
+rows = [["one"]]
+"""
+
+
+@pytest.fixture
+def tables(course: Course) -> None:
+    (course.chapters / "tables").mkdir()
+    (course.chapters / "tables/00_request.toml").write_text(TABLES)
+
+
+@pytest.mark.usefixtures("tables")
+def test_a_table_is_made_from_results_by_one_marker(course: Course) -> None:
+    text = "<!-- generated: table {} -->\nold\n<!-- /generated -->\n"
+    after = woven(course, text.format("steps") + text.format("device"))
+    assert after == (
+        "<!-- generated: table steps -->\n| $1 | step |\n|---|---|\n"
+        "| first | 0.84 µs |\n| second | 2 µs |\n| | 2.0 µs |\n<!-- /generated -->\n"
+        "<!-- generated: table device -->\n| a CPU | own |\n|---|---|\n| here | 0.5 |\n<!-- /generated -->\n"
+    )
+    assert woven(course, after) == after
+    assert quoted(after, course.chapters, "00_request") == [
+        *("host.json#steps.us.0", "host.json#steps.us.1", "host.json#steps.us.1"),
+        *("host.json#device", "host.json#own.Queue.pop"),
+    ]
+
+
+@pytest.mark.usefixtures("tables")
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -93,6 +137,9 @@ def test_figures_are_made_from_results(course: Course, marker: str, value: str) 
         ("<!-- measured: no.json#a d -->1<!-- /measured -->", "there is no result no.json"),
         ("<!-- measured: host.json#steps.ms d -->1<!-- /measured -->", "has no number or text at 'steps.ms'"),
         ("<!-- measured: host.json#steps.us.0 d -->1<!-- /measured -->", "'d' cannot format 0.837"),
+        ("<!-- generated: nobody -->\n<!-- /generated -->", "nothing generates 'nobody'; there is a table NAME, core"),
+        ("<!-- generated: table no -->\n<!-- /generated -->", "has no table 'no'; it has steps, device, broken"),
+        ("<!-- generated: table broken -->\n<!-- /generated -->", "table 'broken' of 00_request.toml: IndexError"),
     ],
 )
 def test_a_marker_that_cannot_be_woven_is_a_problem(course: Course, line: str, message: str) -> None:
