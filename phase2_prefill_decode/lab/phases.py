@@ -77,42 +77,33 @@ class Point:
         }
 
 
-class Laboratory:
+class Steps:
     """A model with a pool, to time single steps. Nothing is committed."""
 
-    def __init__(self, model: Model, device: Device, num_pages: int = 2304, page_size: int = 16) -> None:
+    def __init__(self, model: Model, num_pages: int = 2304, page_size: int = 16) -> None:
         decoder = model.decoder
         self.model = model
-        self.device = device
-        self.cost = CostModel(model.config, dtype=str(decoder.dtype).removeprefix("torch."))
         self.cache = PagedCache(num_pages, page_size)
         pool = KVPool(model.config.kv_layout(page_size), num_pages, decoder.device, decoder.dtype)
-        sampler = sampler_for(model, 0)
-        self.runner = ModelRunner(decoder, pool, self.cache, sampler)
+        self.runner = ModelRunner(decoder, pool, self.cache, sampler_for(model, 0))
 
-    def prefill(self, prompt: int) -> Point:
-        return self.step("prefill", 1, prompt, prompt)
-
-    def decode(self, batch: int, context: int) -> Point:
-        """`context` counts the token that is computed."""
-        return self.step("decode", batch, 1, context)
-
-    def step(self, phase: str, batch: int, tokens: int, context: int) -> Point:
-        """Time a step from packing to the sampled tokens: the best of as many runs as SECONDS allow."""
+    def batch(self, batch: int, tokens: int, context: int) -> Batch:
+        """New sequences of `context` tokens, the last `tokens` of which are to be computed."""
         requests = [self._request(number, context, context - tokens) for number in range(batch)]
-        step = Batch(tuple(Slice(request, context - tokens, tokens) for request in requests))
-        cost = self.cost.step(step)
+        return Batch(tuple(Slice(request, context - tokens, tokens) for request in requests))
+
+    def times(self, step: Batch, seconds: float) -> list[float]:
+        """The times of a step from packing to the sampled tokens, of as many runs as these seconds allow. Its sequences
+        lose their pages."""
         self.runner.run(self.runner.pack(step))
-        end, best = time.perf_counter() + SECONDS, float("inf")
-        while time.perf_counter() < end or best == float("inf"):
+        end, times = time.perf_counter() + seconds, list[float]()
+        while not times or time.perf_counter() < end:
             start = time.perf_counter()
             self.runner.run(self.runner.pack(step))
-            best = min(best, time.perf_counter() - start)
-        for request in requests:
-            self.cache.release(request)
-        return Point(
-            phase, batch, tokens, context, best, cost.operations, cost.bytes, predict(cost, self.device).seconds
-        )
+            times.append(time.perf_counter() - start)
+        for one in step.slices:
+            self.cache.release(one.request)
+        return times
 
     def _request(self, number: int, total: int, computed: int) -> Request:
         vocabulary = self.model.config.vocab_size
@@ -124,6 +115,30 @@ class Laboratory:
         if computed:
             request.advance(0, computed)
         return request
+
+
+class Laboratory(Steps):
+    """Steps beside what the cost model predicts."""
+
+    def __init__(self, model: Model, device: Device, num_pages: int = 2304, page_size: int = 16) -> None:
+        super().__init__(model, num_pages, page_size)
+        self.device = device
+        self.cost = CostModel(model.config, dtype=str(model.decoder.dtype).removeprefix("torch."))
+
+    def prefill(self, prompt: int) -> Point:
+        return self.step("prefill", 1, prompt, prompt)
+
+    def decode(self, batch: int, context: int) -> Point:
+        """`context` counts the token that is computed."""
+        return self.step("decode", batch, 1, context)
+
+    def step(self, phase: str, batch: int, tokens: int, context: int) -> Point:
+        """The best time of a step."""
+        step = self.batch(batch, tokens, context)
+        cost, best = self.cost.step(step), min(self.times(step, SECONDS))
+        return Point(
+            phase, batch, tokens, context, best, cost.operations, cost.bytes, predict(cost, self.device).seconds
+        )
 
 
 def points(laboratory: Laboratory) -> Iterator[Point]:
