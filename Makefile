@@ -1,6 +1,7 @@
 # Every target builds what it needs into .venv, once. These can be given on the command line:
 #   PYTHON       the Python to build .venv with
-#   MODEL        what `make serve` serves: a name of `nanoserve models`, a directory, a GGUF file, a name on the hub
+#   MODEL        what `make serve` serves: a name of `nanoserve models`, a directory, a GGUF file, a name on the hub; without,
+#                the bundled model with a small pool (--demo). MODEL=tiny_chat: that model with a pool of the real size
 #   TORCH        auto: PyTorch's build for CPUs if there is no NVIDIA driver; cpu, cuda: that build;
 #                system: the torch that PYTHON has, with ranges instead of pins for the rest
 # What the server needs is pinned in .ci/serve.txt, what the course and the tests need too in .ci/constraints.txt, and
@@ -48,7 +49,7 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 serve: $(VENV)/.serve ## install, then serve the bundled model on 127.0.0.1:8000, playground included (MODEL=smollm2: another)
-	@trap : INT; $(BIN)/nanoserve serve $(MODEL) || [ $$? -eq 130 ] # Ctrl-C is how it ends, and no error of make
+	@trap : INT; $(BIN)/nanoserve serve $(or $(MODEL),--demo) || [ $$? -eq 130 ] # Ctrl-C is how it ends, and no error of make
 
 install: $(VENV)/.dev ## install what the course and the tests need
 

@@ -4,20 +4,33 @@ import argparse
 import os
 
 from phase0_request.support.flags import Parser
+from phase6_integration import serve_flags
 from phase6_integration.api.settings import API_KEYS
-from phase6_integration.serve_flags import add_flags, options_from, settings_from
 
 __all__ = ["add_flags", "run"]
 
+DEMO = {"kv_cache_pages": 52, "max_num_batched_tokens": 96, "max_chunk_size": 64}
+SMALL = "--demo: a small pool, to see it fill: 52 pages, 96 tokens a step, chunks of 64; leave it out for the real size"
 VISIBLE = f"every user of this machine can see --api-key in ps; use --api-key-file or {API_KEYS[0]}"
 
 
+def add_flags(parser: Parser) -> None:
+    serve_flags.add_flags(parser)
+    about = (
+        "the bundled model with a pool so small that the page shows it fill: 52 pages, 96 tokens a step, chunks of 64"
+    )
+    parser.add_argument("--demo", action="store_true", help=about)
+
+
 def run(given: argparse.Namespace, parser: Parser) -> int:
-    arguments = vars(given)
+    demo = "demo" in given
+    if demo and "model" in given:
+        parser.error(f"--demo is for the bundled model; leave it out to serve {given.model}")
+    arguments = {**(DEMO if demo else {}), **vars(given)}
     try:
-        options, settings = options_from(arguments), settings_from(arguments, os.environ)
+        options, settings = serve_flags.options_from(arguments), serve_flags.settings_from(arguments, os.environ)
     except ValueError as error:
         parser.error(str(error))
     from phase6_integration.serve import serve
 
-    return serve(options, settings, [VISIBLE] if "api_key" in given else [])
+    return serve(options, settings, [VISIBLE] * ("api_key" in given) + [SMALL] * demo)

@@ -101,7 +101,7 @@ def visit(browser: Browser) -> Iterator[Open]:
         ) -> Page:
             viewport: Any = {"width": width, "height": height}
             context = stack.enter_context(
-                browser.new_context(viewport=viewport, color_scheme=theme, reduced_motion="reduce", **more)
+                browser.new_context(viewport=viewport, color_scheme=theme, **{"reduced_motion": "reduce"} | more)
             )
             page = context.new_page()
             page.set_default_timeout(PATIENCE)

@@ -1,10 +1,12 @@
-"""`make pictures`: the page as it looks, for a designer's eye, in build/pictures, and the README's animation.
+"""`make pictures`: the page as it looks, for a designer's eye, in build/pictures, and the README's animation. With
+`--only record`: the run that the page shows before its engine has done anything.
 
 The engine takes milliseconds for a step, so the animation goes through its record step by step, as a visitor would.
 """
 
 import argparse
 import io
+import json
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +20,12 @@ FOLDER = ROOT / "build/pictures"
 ANIMATION = ROOT / "chapters/figures/page.webp"
 MOST_FRAMES = 46  # of the animation's steps
 SIZES = {390: 844, 1440: 900, 2560: 1440}
-FLAGS = ("--kv-cache-pages", "52", "--max-num-batched-tokens", "96", "--max-chunk-size", "64")
+RECORD = ROOT / "phase6_integration/extras/page/static/viewer/first.jsonl"
+LISTEN = """async () => {
+  globalThis.record = "";
+  const { body } = await fetch("record");
+  (async () => { for await (const text of body.pipeThrough(new TextDecoderStream())) globalThis.record += text; })();
+}"""
 
 
 def opened(browser: Browser, url: str, width: int, height: int, theme: str) -> Page:
@@ -29,13 +36,13 @@ def opened(browser: Browser, url: str, width: int, height: int, theme: str) -> P
     return page
 
 
-def crowd(page: Page, name: str) -> None:
+def crowd(page: Page, name: str, ended: str = "8 of 8") -> None:
     """Run several requests to their end."""
     panel = page.get_by_role("button", name="Several at once")
     panel.click()
     page.get_by_role("button", name=name).click()
     panel.click()
-    expect(page.get_by_text("8 of 8 have ended")).to_be_visible()
+    expect(page.get_by_text(f"{ended} have ended")).to_be_visible()
 
 
 def question(page: Page) -> None:
@@ -80,6 +87,25 @@ def animation(browser: Browser, url: str) -> None:
     save(frames)
 
 
+def recorded(browser: Browser, url: str) -> None:
+    """A question, eight requests that begin alike, and more than the pool holds."""
+    page = opened(browser, url, 1280, 800, "light")
+    page.evaluate(LISTEN)
+    page.wait_for_function("() => globalThis.record.includes('num_pages')")
+    question(page)
+    crowd(page, "8 that share a prefix")
+    crowd(page, "Fill the pool", "10 of 10")
+    page.wait_for_timeout(1000)  # the stream has no end to wait for
+    found = [json.loads(line[6:]) for line in page.evaluate("record").splitlines() if line.startswith("data: ")]
+    for line in found:
+        line |= {"t": round(line["t"], 4)} if "t" in line else {}
+        line |= {"ms": [round(sum(line["ms"]), 2)]} if "ms" in line else {}
+        for new in line.get("new", ()):
+            del new["id"], new["tenant"]  # they say nothing here
+    RECORD.write_text("".join(f"{json.dumps(line, ensure_ascii=False, separators=(',', ':'))}\n" for line in found))
+    print(f"{RECORD.relative_to(ROOT)}: {len(found)} lines, {RECORD.stat().st_size} bytes")
+
+
 def save(frames: Sequence[tuple[bytes, int]]) -> None:
     images = [Image.open(io.BytesIO(data)).convert("RGB") for data, _ in frames]
     durations = [duration for _, duration in frames]
@@ -90,12 +116,12 @@ def save(frames: Sequence[tuple[bytes, int]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--serve", default="nanoserve serve", metavar="COMMAND", help="starts the server")
-    parser.add_argument("--only", choices=("stills", "animation"), help="one of the two")
+    parser.add_argument("--only", choices=("stills", "animation", "record"), help="one of them")
     given = parser.parse_args()
     with chromium() as browser:
-        for name, draw in (("stills", stills), ("animation", animation)):
-            if given.only in (None, name):
-                with serving([*shlex.split(given.serve), "--port", "0", *FLAGS]) as url:
+        for name, draw in (("stills", stills), ("animation", animation), ("record", recorded)):
+            if given.only == name or (given.only is None and name != "record"):
+                with serving([*shlex.split(given.serve), "--port", "0", "--demo"]) as url:
                     draw(browser, url)
 
 

@@ -13,6 +13,24 @@ KEY = "sk-of-the-browser"
 SMALL = ("--kv-cache-pages", "96")
 
 
+@pytest.fixture
+def watched(serve, visit):
+    """The page of a small server, with the engine's own work in view at the engine's own speed."""
+
+    def open_page(*flags: str, **more: object) -> Page:
+        page = visit(serve(*(flags or SMALL)), **more)
+        live(page)
+        return page
+
+    return open_page
+
+
+def live(page: Page) -> None:
+    """Give the engine something to do, so that it takes the place of the recorded run, and follow it at once."""
+    page.evaluate(ASK, {"messages": [{"role": "user", "content": "What is iron?"}], "max_tokens": 4})
+    page.get_by_role("button", name="Live", exact=True).click()
+
+
 def pool(page: Page) -> Locator:
     return page.get_by_role("img", name="The pool: ")
 
@@ -42,9 +60,9 @@ def start(page: Page, name: str) -> None:
     page.get_by_role("button", name=name).click()
 
 
-def test_the_map_changes_with_a_request_and_keeps_what_it_computed(serve, visit) -> None:
-    page = visit(serve(*SMALL))
-    expect(pool(page)).to_be_visible()
+def test_the_map_changes_with_a_request_and_keeps_what_it_computed(watched) -> None:
+    page = watched()
+    seen(page, " 0 of one request")
     before = counts(page)
     page.evaluate(ASK, {"messages": [{"role": "user", "content": "What is the Sun?"}], "max_tokens": 600, **ENDLESS})
     seen(page, r" [1-9]\d* of one request")
@@ -55,8 +73,8 @@ def test_the_map_changes_with_a_request_and_keeps_what_it_computed(serve, visit)
     assert after["free"] < before["free"]
 
 
-def test_requests_that_begin_alike_share_pages(serve, visit) -> None:
-    page = visit(serve(*SMALL))
+def test_requests_that_begin_alike_share_pages(watched) -> None:
+    page = watched()
     start(page, "8 that share a prefix")
     seen(page, r"[1-9]\d* pages shared")
     expect(page.get_by_text("8 of 8 have ended")).to_be_visible()
@@ -75,8 +93,8 @@ def test_many_short_questions_are_distinct_and_known_to_the_model(serve, visit) 
         assert answer.strip().lower().startswith(f"{thing.lower()} is "), (question, answer)
 
 
-def test_an_abort_frees_pages(serve, visit) -> None:
-    page = visit(serve(*SMALL))
+def test_an_abort_frees_pages(watched) -> None:
+    page = watched()
     start(page, "A long one")
     seen(page, r" [1-9]\d* of one request")
     page.get_by_role("button", name="Abort all").click()
@@ -88,11 +106,80 @@ def test_the_page_opens_the_stream_again_with_what_the_engine_has_by_then(serve,
     url = serve(*SMALL)
     page = visit(url)
     ask(url, "What is a comet?")
-    seen(page, r"[1-9]\d* cached")
+    expect(page.get_by_text("A recorded run")).to_be_hidden()
+    seen(page, r" 0 of one request, [1-9]\d* cached")
     expected = counts(page)
     page.reload()
+    expect(page.get_by_text("A recorded run")).to_be_hidden()
     seen(page, rf" {expected['cached']} cached")
     assert counts(page) == expected
+
+
+# What is seen at once, and slowly enough.
+
+
+def step(page: Page) -> int:
+    """The step that is shown."""
+    found = re.search(r"step (\d+)", page.locator(".v-where").inner_text())
+    return int(found[1]) if found else -1
+
+
+def test_a_recorded_run_plays_until_the_engine_does_something(serve, visit) -> None:
+    page = visit(serve("--demo", "--seed", "1"), reduced_motion="no-preference")
+    expect(page.get_by_text("A recorded run")).to_be_visible()
+    seen(page, r"[1-9]\d* pages shared")
+    page.get_by_role("button", name="What is a KV cache?").click()
+    expect(page.get_by_text("A recorded run")).to_be_hidden()
+    expect(pool(page)).to_have_attribute("aria-label", re.compile("1 of one request"))
+
+
+def test_a_crowd_is_followed_at_sixteen_steps_a_second_and_replayed(serve, visit) -> None:
+    """The page's clock is the test's, so that each step is seen."""
+    page = visit(serve("--demo"))
+    page.clock.install()
+    start(page, "8 that share a prefix")
+    for _ in range(40):
+        page.clock.run_for(50)
+        if page.get_by_text("8 of 8 have ended").count():
+            break
+    page.clock.run_for(500)
+    expect(page.locator(".v-slowed")).to_have_text(re.compile(r"^[\d.]+ m?s, slowed \d+ times$"))
+    before = step(page)
+    page.clock.run_for(1000)
+    assert 8 <= step(page) - before <= 17
+    page.get_by_role("button", name="Live", exact=True).click()
+    page.clock.run_for(100)
+    last = step(page)
+    expect(page.locator(".v-slowed")).to_be_empty()
+    page.get_by_role("button", name="Replay", exact=True).click()
+    page.clock.run_for(500)
+    assert step(page) < last
+    page.clock.resume()
+
+
+def test_a_small_pool_fills_so_that_requests_are_preempted_and_pages_evicted(watched) -> None:
+    page = watched("--demo")
+    expect(page.get_by_text("Its pool is small")).to_be_visible()
+    start(page, "Fill the pool")
+    expect(page.get_by_text("10 of 10 have ended")).to_be_visible()
+    page.get_by_label("Speed").select_option("2")
+    for told in ("evicted", "preempted"):
+        page.get_by_role("button", name="Replay", exact=True).click()
+        page.wait_for_function("told => document.querySelector('.v-said').textContent.includes(told)", arg=told)
+
+
+def test_a_long_one_fits_a_small_pool(watched) -> None:
+    page = watched("--demo")
+    start(page, "A long one")
+    expect(page.get_by_text("1 of 1 have ended")).to_be_visible()
+
+
+def test_a_pool_of_the_real_size_is_not_filled(serve, visit) -> None:
+    page = visit(serve())
+    expect(page.get_by_text("ready")).to_be_visible()
+    start(page, "8 that share a prefix")
+    expect(page.get_by_role("button", name="Fill the pool")).to_be_disabled()
+    expect(page.get_by_text("Its pool is small")).to_be_hidden()
 
 
 # Who may watch, and what.

@@ -211,7 +211,7 @@ def test_a_live_viewer_keeps_the_last_thousand_lines_and_follows(shown: Page) ->
     shown.evaluate("""() => {
       const element = document.body.appendChild(document.createElement('div'));
       globalThis.live = new globalThis.shown.constructor(element, { title: 'live' });
-      globalThis.live.live = true;
+      globalThis.live.live = globalThis.live.player.fast = true;
       globalThis.live.push([{ record: 1, page_size: 16, num_pages: 64, shares: true, text: false },
         { step: 0, t: 0, new: [{ r: 0, id: 'a', prompt: 4, max: 9999 }], admitted: [[0, 0]],
           pages: [['attach', 0, []], ['grow', 0, [3]]], prefill: [[0, 0, 4]], out: [0] }]);

@@ -101,6 +101,21 @@ def test_flags_of_vllm_that_ask_for_what_is_so_anyway_are_taken(capsys: pytest.C
     assert "choose from" in capsys.readouterr().err
 
 
+def test_the_demo_has_a_small_pool_says_so_and_is_of_the_bundled_model(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served: list[Any] = []
+    monkeypatch.setattr("phase6_integration.serve.serve", lambda *given: served.append(given) or 0)
+    assert main(["serve", "--demo", "--max-chunk-size", "32"]) == 0
+    ((options, settings, (said,)),) = served
+    assert options == EngineOptions(kv_cache_pages=52, max_num_batched_tokens=96, max_chunk_size=32)
+    assert settings.served_model_names == ("tiny_chat",)
+    assert "a small pool" in said
+    with pytest.raises(SystemExit):
+        main(["serve", "--demo", "other"])
+    assert "leave it out to serve other" in capsys.readouterr().err
+
+
 def test_lists_are_values_or_a_json_list_as_in_vllm() -> None:
     pages = ("https://a.example", "https://b.example")
     for given in (pages, ('["https://a.example", "https://b.example"]',)):

@@ -31,19 +31,24 @@ const CROWDS = {
   },
   long: {
     name: "A long one", about: "a prompt in chunks, then many tokens",
-    chats: () => [[{ role: "system", content: Array(6).fill(ABOUT).join("\n\n") }, { role: "user", content: "Tell me about all the rooms." }]],
-    fields: { max_tokens: 480, ignore_eos: true },
+    chats: () => [[{ role: "system", content: Array(3).fill(ABOUT).join("\n\n") }, { role: "user", content: "Tell me about all the rooms." }]],
+    fields: { max_tokens: 240, ignore_eos: true },
   },
   many: {
     name: "32 short ones", about: "more than one step can begin",
     chats: () => SHORT.map((content) => [{ role: "user", content }]),
     fields: { max_tokens: 48, min_tokens: 16 },
   },
+  fill: {
+    name: "Fill the pool", about: "more than its pages hold: requests are preempted, and cached pages evicted",
+    chats: () => SHORT.slice(0, 10).map((content) => [{ role: "user", content }]),
+    fields: { max_tokens: 96, ignore_eos: true },
+  },
 };
 
 let current = null;
 
-/** Starts one of the crowds; one that runs is aborted. */
+/** Starts one of the crowds; one that runs is aborted. Returns whether it has ended well. */
 export async function start(kind, failed) {
   stop();
   const { name, about, chats, fields } = CROWDS[kind], controller = (current = new AbortController());
@@ -57,7 +62,7 @@ export async function start(kind, failed) {
   const show = () => {
     rows.forEach((row, index) => { row.lastChild.textContent = texts[index]; row.className = ends[index] ?? ""; });
     const done = ends.filter(Boolean).length;
-    $("crowd-count").textContent = fault ?? (controller.signal.aborted ? `Aborted; ${done} of ${all.length} had ended.` : `${done} of ${all.length} have ended.${done === all.length ? " Step back in the engine view to see how." : ""}`);
+    $("crowd-count").textContent = fault ?? (controller.signal.aborted ? `Aborted; ${done} of ${all.length} had ended.` : `${done} of ${all.length} have ended.${done === all.length ? "" : ""}`);
   };
   const later = () => { asked ??= requestAnimationFrame(() => { asked = null; show(); }); };
   show();
@@ -75,6 +80,7 @@ export async function start(kind, failed) {
   if (current === controller) end();
   show();
   listener.end().catch(() => {});  // only the viewer lacks some words
+  return !fault && !signal.aborted;
 }
 
 function end() {

@@ -5,6 +5,7 @@ import { Chat } from "./chat.js";
 import { curl, python } from "./code.js";
 import * as crowd from "./crowd.js";
 import { $, copier, load, store } from "./dom.js";
+import { First } from "./first.js";
 import { watch } from "./live.js";
 import { own } from "./own.js";
 import { Settings } from "./settings.js";
@@ -12,11 +13,12 @@ import { Viewer } from "./viewer/viewer.js";
 
 const text = $("text"), narrow = matchMedia("(max-width: 60rem)"), dark = matchMedia("(prefers-color-scheme: dark)");
 const settings = new Settings($("settings"));
+const SMALL = 96;  // pages that a few requests fill
 let schema = null, model = "", locked = false, last = null;
 
 const chat = new Chat({
   request: (messages) => settings.request(messages),
-  sent: (body) => { last = body; showCode(); },
+  sent: (body) => { last = body; showCode(); now(); },
   failed,
   find: (id) => {
     const found = Array.from(viewer.history ? viewer.state.requests.values() : []).find((request) => request.id === id);
@@ -24,6 +26,11 @@ const chat = new Chat({
     view("engine");
   },
 });
+
+/** What is asked for now is seen now, whatever the view has not shown yet. */
+function now() {
+  if (viewer.player.following) viewer.player.follow();
+}
 
 // The key.
 
@@ -52,6 +59,9 @@ function show(stats) {
   $("model").textContent = model;
   document.title = `${model} \u2013 nano-serving`;
   $("bundled").hidden = model !== "tiny_chat";
+  $("small").hidden = $("bundled").hidden || pages.total > SMALL;
+  $("fill").disabled = pages.total > SMALL;
+  $("fill").title = pages.total > SMALL ? `It has ${number(pages.total)} pages here; with \`nanoserve serve --demo\` it has 52` : "";
   const waiting = requests.waiting ? `, ${requests.waiting} waiting` : "";
   $("load").textContent = `${requests.running} running${waiting} \u00b7 ${number(pages.used)} of ${number(pages.total)} pages`;
   say(stats.health === "ready" ? "ready" : `${stats.health}: ${stats.reason}`, stats.health);
@@ -122,7 +132,17 @@ function panel(name, open) {
 }
 
 for (const each of document.querySelectorAll("[data-panel]")) each.addEventListener("click", () => panel(each.dataset.panel));
-for (const each of document.querySelectorAll("[data-crowd]")) each.addEventListener("click", () => crowd.start(each.dataset.crowd, failed));
+for (const each of document.querySelectorAll("[data-crowd]")) {
+  each.addEventListener("click", async () => {
+    now();
+    $("crowd-again").hidden = true;
+    const from = viewer.live ? viewer.history.end : 0;
+    if (!await crowd.start(each.dataset.crowd, failed)) return;
+    $("crowd-again").onclick = () => viewer.player.playFrom(from);
+    $("crowd-again").hidden = false;
+    if (viewer.player.fast) viewer.player.playFrom(from);
+  });
+}
 $("abort-all").addEventListener("click", () => { crowd.stop(); chat.stop(); });
 $("crowd-close").addEventListener("click", () => { crowd.stop(); $("crowd").hidden = true; });
 
@@ -179,11 +199,12 @@ theme();
 
 const sources = fetch("static/viewer/sources.json").then((found) => found.json());
 const viewer = new Viewer($("viewer"), { title: "Engine", sources });
-viewer.live = true;
+const first = new First(viewer, (recorded) => { $("recorded").hidden = !recorded; });
+first.show();
 own.know = (id, request) => viewer.know(id, request);
 watch((lines) => {
   for (const line of lines) if ("record" in line) own.needed = !line.text;
-  viewer.push(lines);
+  first.push(lines);
 }, (words) => { $("watching").textContent = words; });
 settings.build(null);
 document.addEventListener("visibilitychange", refresh);

@@ -3,7 +3,7 @@
 
 import { send } from "./api.js";
 
-export const own = { needed: false, know: () => {} };  // whether the record has no text; `know(id, request)` is told
+export const own = { needed: true, know: () => {} };  // whether the record has no text, as far as is known; `know(id, request)` is told
 
 const vocab = {};
 

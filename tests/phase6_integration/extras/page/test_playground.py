@@ -14,7 +14,10 @@ from phase6_integration.extras.page.playground import FOLDER
 from tests.phase6_integration.fake_engine import FakeEngine, client
 
 FILES = {file.relative_to(FOLDER).as_posix(): file for file in FOLDER.rglob("*.*")}
-TYPES = {"html": "text/html; charset=utf-8", "js": "text/javascript; charset=utf-8", "css": "text/css; charset=utf-8"}
+TYPES = {
+    "html": "text/html; charset=utf-8", "js": "text/javascript; charset=utf-8", "css": "text/css; charset=utf-8",
+    "svg": "image/svg+xml", "jsonl": "application/jsonl",
+}  # fmt: skip
 
 
 def get(path: str, settings: ServerSettings | None = None, **headers: str) -> Response:
@@ -32,7 +35,7 @@ def test_every_file_is_served_without_a_key_and_no_document_lists_it() -> None:
     for name, file in FILES.items():
         answer = get("/" if name == "index.html" else f"/static/{name}", settings)
         assert (answer.status_code, answer.content) == (200, file.read_bytes()), name
-        assert answer.headers["content-type"] == TYPES.get(file.suffix[1:], "image/svg+xml"), name
+        assert answer.headers["content-type"] == TYPES[file.suffix[1:]], name
     assert [
         path for path in create_app(FakeEngine(), settings).openapi()["paths"] if "static" in path or path == "/"
     ] == []

@@ -4,6 +4,7 @@ import { h, icon, seconds } from "./dom.js";
 
 const SPEEDS = [0.25, 0.5, 1, 2, 4, 8, 16, 64];
 const STEPS_A_SECOND = 8; // at speed 1
+const FOLLOWED = 16; // steps a second, at most, at which a live view follows: an engine takes thousands
 
 export class Player {
   /** `views` have { history, show(index) }. By time, all show the same moment; by step, the same number of lines. */
@@ -13,6 +14,10 @@ export class Player {
     this.playing = false;
     this.live = false;
     this.following = false;
+    this.fast = false; // follows at the engine's own speed
+    this.loops = false; // begins again at the end
+    this.moving = false; // whether a frame is asked for
+    this.burst = 0; // the line from which on a live view lags behind the engine
     this.byTime = false;
     this.speed = 1;
     this.position = 0; // lines since the beginning, or seconds of the record by time
@@ -51,16 +56,24 @@ export class Player {
       this.seek(this.first);
     }
     this.playing = true;
-    this.before = null;
+    this.#run();
     this.refresh();
-    requestAnimationFrame((now) => this.#tick(now));
     this.changed();
   }
 
-  /** Show the newest line, and each that comes. */
-  follow() {
+  /** Play from a line on. */
+  playFrom(line) {
+    this.pause();
+    this.seek(line, true);
+    this.play();
+  }
+
+  /** Show the newest line, or from a line on, and each that comes: in slow motion, unless it is to be fast. */
+  follow(from = this.last) {
     this.playing = this.following = true;
-    this.seek(this.last);
+    this.seek(this.fast ? this.last : from);
+    this.burst = Math.floor(this.position) + 1;
+    this.#run();
     this.changed();
   }
 
@@ -86,20 +99,47 @@ export class Player {
 
   /** New lines have come. */
   grown() {
-    if (this.following) this.seek(this.last);
+    const slow = this.following && !this.fast && !this.byTime;
+    if (slow && this.position >= this.first) {
+      if (!this.moving) this.burst = Math.floor(this.position) + 1;
+      this.#run();
+      this.refresh();
+    } else if (this.following) this.seek(this.last); // also where so much has come that the shown line is forgotten
     else if (!this.playing) this.seek(this.position);
     else this.refresh();
   }
 
-  #tick(now) {
-    if (!this.playing || this.following) return;
-    const passed = this.before === null ? 0 : Math.min(0.25, (now - this.before) / 1000);
-    this.before = now;
-    const was = Math.floor(this.position);
-    this.position = Math.min(this.last, this.position + passed * this.speed * (this.byTime ? 1 : STEPS_A_SECOND));
+  #run() {
+    if (this.moving) return;
+    this.moving = true;
+    let before = null;
+    const tick = (now) => {
+      this.moving = this.playing && !(this.following && (this.fast || this.position >= this.last));
+      if (!this.moving) { this.refresh(); return; }
+      this.#move(before === null ? 0 : Math.min(0.25, (now - before) / 1000));
+      before = now;
+      requestAnimationFrame(tick);
+    };
+    requestAnimationFrame(tick);
+  }
+
+  #move(passed) {
+    const was = Math.floor(this.position), rate = this.following ? FOLLOWED : this.speed * (this.byTime ? 1 : STEPS_A_SECOND);
+    this.position = Math.min(this.last, this.position + passed * rate);
     if (this.byTime || Math.floor(this.position) !== was) this.seek(this.position);
-    if (this.position >= this.last) this.live ? this.follow() : this.pause();
-    else requestAnimationFrame((next) => this.#tick(next));
+    if (this.position < this.last || this.following) return;
+    if (this.live) this.follow();
+    else if (this.loops) this.seek(this.first);
+    else this.pause();
+  }
+
+  /** How long the engine took for what is shown slowly, and how many times slower that is. */
+  get slowed() {
+    const { history } = this.lead;
+    if (!this.following || this.fast || this.byTime || !history) return "";
+    const from = Math.max(history.base, this.burst), [first, last] = [history.fact(from), history.facts.at(-1)];
+    const time = first && last ? last.t + last.ms / 1000 - first.t : 0, times = (history.end - from) / FOLLOWED / time;
+    return time > 0 && times >= 1.5 ? `${seconds(time)}, slowed ${Math.round(times)} times` : "";
   }
 
   #build() {
@@ -114,13 +154,22 @@ export class Player {
     this.mode = h("select", { className: "v-select", "aria-label": "Synchronise by", onchange: () => this.setMode(this.mode.value === "time") },
       h("option", { value: "step" }, "by step"), h("option", { value: "time" }, "by time"));
     this.where = h("output", { className: "v-where" });
+    this.badge = h("span", { className: "v-slowed", title: `The engine is faster than the eye: it is followed at ${FOLLOWED} steps a second` });
+    this.liveButton = h("button", { type: "button", className: "v-live", "aria-pressed": "false", title: "Follow at the engine's own speed", onclick: () => this.setFast(!this.fast) }, "Live");
     this.element = h("div", { className: "v-transport", role: "group", "aria-label": "Playback" },
       h("span", { className: "v-buttons" },
         button("first", "To the beginning", () => { this.pause(); this.seek(this.first, true); }),
         button("back", "A step back", () => this.step(-1)), this.toggleButton,
         button("forward", "A step forward", () => this.step(1)),
         button("last", "To the end", () => this.end())),
-      this.range, this.where, h("span", { className: "v-rate" }, this.speeds, this.mode));
+      this.range, this.where, this.badge, h("span", { className: "v-rate" }, this.liveButton, this.speeds, this.mode));
+  }
+
+  /** Whether a live view follows at the engine's own speed. */
+  setFast(fast) {
+    this.fast = fast;
+    this.liveButton.setAttribute("aria-pressed", String(fast));
+    this.follow();
   }
 
   setMode(byTime) {
@@ -139,6 +188,8 @@ export class Player {
       this.toggleButton.replaceChildren(icon(this.playing ? "pause" : "play"));
     }
     this.element.classList.toggle("v-is-live", this.live);
+    const slowed = this.slowed;
+    if (this.badge.textContent !== slowed) this.badge.textContent = slowed;
     if (!history?.lines.length || index === undefined) { this.where.textContent = "no steps yet"; return; }
     const line = history.line(index);
     Object.assign(this.range, { min: this.first, max: this.last, step: this.byTime ? "any" : 1 });

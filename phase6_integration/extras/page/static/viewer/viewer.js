@@ -98,9 +98,16 @@ export class Viewer {
 
   #begin(header) {
     if (header.record !== 1) throw new Error(`this viewer reads version 1 of the record, and this is version ${header.record}`);
-    this.history = new History(header, { known: this.known, vocab: this.vocab });
+    this.open(new History(header, { known: this.known, vocab: this.vocab }));
+  }
+
+  /** Show another record, or go back to one that was shown before. */
+  open(history) {
+    const { header } = history;
+    this.history = history;
     this.index = undefined;
     this.selected = this.hovered = null;
+    if (history.lines.length) this.player.seek(this.player.last);
     const facts = [header.model, `${header.num_pages} pages of ${header.page_size} tokens`, header.policy, header.budget ? `${header.budget} tokens a step` : null];
     this.about.textContent = facts.filter(Boolean).join(" · ");
     this.layout = null;
