@@ -132,7 +132,9 @@ def test_a_recorded_step_routes_the_tokens_of_its_replay(kernel: str) -> None:
         for _ in range(3):
             x.copy_(torch.randn(3, 32, generator=draw))
             replay()
-            torch.testing.assert_close(result, RoutedExperts(experts, weights, TORCH)(x), rtol=1e-4, atol=1e-5)
+            other = RoutedExperts(experts, weights, TORCH)
+            torch.testing.assert_close(result, other(x), rtol=1e-4, atol=1e-5)
+            assert torch.equal(layer.ends, other.ends), "a record of the engine's steps reads them"
 
 
 @pytest.mark.parametrize("name", ["qwen3-moe-norm", "olmoe", "mixtral"])

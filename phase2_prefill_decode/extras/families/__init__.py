@@ -3,13 +3,14 @@
 layer     a description of a layer that is not the core's, as data
 layers    the modules that such a description stands for
 experts   the module of a layer's experts
+expert_counts how many of them a step reads, for the record
 stateful  a description of a layer with a state in place of pages
 recurrent the modules that it stands for
 delta_rule what Gated DeltaNet computes
 states    the runner that keeps the states of requests
 sources   tensors that a checkpoint stores in another form than the decoder reads
 known     what a config.json may say
-*         a module for each group of families; some are in `dense`
+*         a module for each group of families; some are in `dense` and `sparse`
 """
 
 from collections.abc import Mapping
@@ -23,10 +24,10 @@ from phase2_prefill_decode.extras.families.known.classes import CLASSES, NEEDS
 from phase2_prefill_decode.extras.families.known.strict import lenient, strict
 from phase2_prefill_decode.extras.families.known.wrappers import GEMMA3_WITH_IMAGES, MISTRAL3, QWEN3_5_WITH_IMAGES
 from phase2_prefill_decode.extras.families.lfm import LFM2
-from phase2_prefill_decode.extras.families.moe import MIXTRAL, OLMOE, QWEN3_MOE
 from phase2_prefill_decode.extras.families.oss import GPT_OSS
 from phase2_prefill_decode.extras.families.qwen import QWEN3_5
 from phase2_prefill_decode.extras.families.smollm import SMOLLM3
+from phase2_prefill_decode.extras.families.sparse.moe import MIXTRAL, OLMOE, QWEN3_MOE
 from phase2_prefill_decode.loading.families import FAMILIES, UNSUPPORTED, Family
 
 _OTHERS: Mapping[str, Family] = {

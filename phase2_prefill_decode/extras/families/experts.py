@@ -70,6 +70,7 @@ class RoutedExperts:
         self._biases = [None if bias is None else bias.view(experts.number, -1) for bias in biases]
         device = next(tensor.device for tensor in weights.values() if isinstance(tensor, Tensor))
         self._gate_up, self._down = (grouped(product, experts.number, device) for product in others)
+        self.ends = torch.zeros(experts.number, dtype=torch.int32, device=device)  # of the latest step
         self._swiglu, self.kernel = backend.swiglu, others[-1].kernel
 
     # region exercise 10.3
@@ -85,7 +86,7 @@ class RoutedExperts:
         # region exercise 10.3
         ordered, order = chosen.flatten().sort(stable=True)
         groups = torch.arange(self.experts.number, device=x.device)
-        ends = torch.searchsorted(ordered, groups, right=True, out_int32=True)
+        ends = torch.searchsorted(ordered, groups, right=True, out_int32=True, out=self.ends)
         # endregion
         rows = x[order // self.experts.top_k]
         of_gate_up, of_down = self._biases
@@ -106,6 +107,7 @@ class ExpertMLP(MLP):
 
     def __init__(self, experts: Experts, weights: LayerWeights, backend: Backend) -> None:
         self.down_proj = RoutedExperts(experts, weights, backend)
+        self.ends = self.down_proj.ends
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.down_proj(x)

@@ -7,6 +7,9 @@ short keys, to be written as JSON; `Replay` rebuilds the state of the engine fro
      "admitted": [[4, 32]], "pages": [["attach", 4, [7, 8]], ["grow", 4, [21]]], "prefill": [[4, 32, 8]],
      "decode": [0, 2], "out": [0, 2, 4], "held": [[5, "pages", 3, 1]]}
 
+The header of a model with experts says how many a layer has, `"experts": 64`. Each step then says of a layer, on
+average, how many experts it read, and how many rows the one with the most computed, and all: `[52.5, 7.2, 64.0]`.
+
 The state of pages and requests after a line is that at the moment when it was written: once a step is committed. With
 steps that run ahead, the next one has been planned by then: what its plan changed is in this line, its slices are in
 the next.
@@ -14,7 +17,7 @@ the next.
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from phase0_request.batch import Batch, Event
 from phase0_request.core import CoreObserver, EngineCore, Step
@@ -29,6 +32,9 @@ from phase5_continuous.extras.record.held import held
 from phase5_continuous.extras.record.lines import VERSION, Line
 from phase5_continuous.policies import POLICIES
 from phase5_continuous.scheduler import Scheduler
+
+if TYPE_CHECKING:  # a record of an engine without a model needs no torch
+    from phase2_prefill_decode.extras.families.expert_counts import ExpertCounts
 
 
 class PlannedDraft(NamedTuple):
@@ -52,6 +58,7 @@ class Recorder(CoreObserver, CacheObserver):
         self.write = write
         self.text = text
         self.began = core.clock()
+        self.experts = expert_counts(core)
         self._numbers: dict[Request, int] = {}  # of the requests that are here
         self._count = 0
         self._ended: list[Request] = []  # they may hold pages until a step in flight is committed
@@ -113,6 +120,8 @@ class Recorder(CoreObserver, CacheObserver):
                 prefill.append([numbers[request], start, length - drafted])
             elif not drafted:
                 decode.append(numbers[request])
+        if self.experts is not None:
+            self.experts.planned(step)
         planned = {"prefill": prefill, "decode": decode, "held": self._held(step.batch)}
         step.notes += ((self, (planned, verify)),)  # the kinds of its slices do not hold after its commit
 
@@ -134,7 +143,13 @@ class Recorder(CoreObserver, CacheObserver):
                         [self._numbers[request], drafted, extras_of(request).accepted_drafts - before]
                         for request, drafted, before in verify
                     ]
+            if self.experts is not None and (counts := self.experts.of(step)) is not None:
+                line["experts"] = counts
         self._emit(line, step.events)
+
+    def discarded(self) -> None:
+        if self.experts is not None:
+            self.experts.discarded()
 
     # and the cache these.
 
@@ -230,6 +245,8 @@ class Recorder(CoreObserver, CacheObserver):
             "record": VERSION, "model": model, "text": self.text, "started": round(time.time(), 3),
             "page_size": cache.page_size, "num_pages": cache.allocator.num_pages, "shares": cache.shares,
         }  # fmt: skip
+        if self.experts is not None:
+            line["experts"] = self.experts.number
         if isinstance(scheduler, StaticScheduler):
             line["max_running"] = scheduler.batch_size
         if isinstance(scheduler, Scheduler):
@@ -244,6 +261,18 @@ class Recorder(CoreObserver, CacheObserver):
 
     def _since(self, now: float) -> float:
         return int(1e6 * (now - self.began)) / 1e6
+
+
+def expert_counts(core: EngineCore[Any, Any]) -> "ExpertCounts | None":
+    """The counts of an engine's model; None if it has no experts."""
+    runner = getattr(core.runner, "runner", core.runner)  # an isolating one has another inside
+    layers = getattr(getattr(runner, "decoder", None), "layers", ())
+    ends = [layer.mlp.ends for layer in layers if hasattr(layer.mlp, "ends")]
+    if not ends:
+        return None
+    from phase2_prefill_decode.extras.families.expert_counts import ExpertCounts
+
+    return ExpertCounts(ends)
 
 
 def tree_pages(cache: Any, text: bool) -> Sequence[list[Any]]:

@@ -81,7 +81,7 @@ function factsOf(line, state, before) {
     decode: (line.decode?.length ?? 0) + (line.verify?.length ?? 0),
     out: (before?.out ?? 0) + (line.out?.length ?? 0),
     asked: before?.asked ?? 0, hits: before?.hits ?? 0,
-    ttft: null, itl: null, reused: null,
+    ttft: null, itl: null, reused: null, experts: line.experts?.[0] ?? null,
   };
   if (!line.snapshot) {
     for (const [r, cached] of line.admitted ?? []) {

@@ -45,6 +45,10 @@ export const MECHANISMS = {
     "title": "Speculation", "what": "A step computes a draft after the newest token. It is accepted as far as the drawn tokens are the drafted ones.",
     "file": "phase5_continuous/scheduler.py", "name": "Scheduler.commit", "chapter": "chapters/11_speculation.md", "section": "The idea"
   },
+  "experts": {
+    "title": "Experts", "what": "A router chooses a few of many MLPs for each token. A step reads the weights of those that some token chose: the more tokens, the more experts.",
+    "file": "phase2_prefill_decode/extras/families/experts.py", "name": "RoutedExperts", "chapter": "chapters/10_models.md", "section": "Experts"
+  },
   "finish": {
     "title": "Finish", "what": "The request leaves, and its pages are freed. Those in the tree stay cached.",
     "file": "phase4_radix/prefix_cache.py", "name": "PrefixCache.release", "chapter": "chapters/05_continuous.md", "section": "A step is committed"

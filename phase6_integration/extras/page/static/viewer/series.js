@@ -11,9 +11,14 @@ const SERIES = [
   { name: "hit rate", value: (history, line) => history.fact(line).reused, show: (value) => `${Math.round(value * 100)} %`, most: 1 },
   { name: "queue", value: (history, line) => history.fact(line).queue, show: short, area: true },
 ];
+const EXPERTS = { name: "experts read", value: (history, line) => history.fact(line).experts, show: short }; // of a layer
 
 const STACK = "pages";
-export const SERIES_HEIGHT = (SERIES.length + 1) * (HIGH + GAP);
+
+/** The series of a record. */
+function seriesOf({ header }) { return header.experts ? [...SERIES, EXPERTS] : SERIES; }
+
+export function seriesHeight(history) { return (seriesOf(history).length + 1) * (HIGH + GAP); }
 
 function rate(history, line) {
   const from = Math.max(history.base, line - RATE);
@@ -25,7 +30,7 @@ function rate(history, line) {
 export function drawSeries(context, { axis, history, colours, top, pages }) {
   const high = Math.round(HIGH * colours.unit), pitch = Math.round((HIGH + GAP) * colours.unit);
   stack(context, { axis, history, colours, top, pages, high });
-  SERIES.forEach((series, index) => one(context, series, { axis, history, colours, top: top + (index + 1) * pitch, high }));
+  seriesOf(history).forEach((series, index) => one(context, series, { axis, history, colours, top: top + (index + 1) * pitch, high }));
 }
 
 function one(context, { name, value, show, dots, area, most }, { axis, history, colours, top, high }) {

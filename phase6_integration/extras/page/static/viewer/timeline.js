@@ -3,7 +3,7 @@
 import { fit, hueOf, onHueOf, short, tintOf, type } from "./dom.js";
 import { Axis } from "./axis.js";
 import { DECODE, PREEMPTED, PREFILL } from "./lanes.js";
-import { drawSeries, SERIES_HEIGHT } from "./series.js";
+import { drawSeries, seriesHeight } from "./series.js";
 
 const BUDGET = 60, GAP = 22; // heights
 const SHOWN_WAITING = 12; // rows for requests that have not been admitted yet
@@ -25,7 +25,7 @@ export class Timeline {
     this.pitch = pitch;
     const lanes = Math.max(rows.count, 4) * pitch;
     this.high = Math.round(BUDGET * unit);
-    this.height = this.top + lanes + GAP + this.high + GAP + Math.round(SERIES_HEIGHT * unit);
+    this.height = this.top + lanes + GAP + this.high + GAP + Math.round(seriesHeight(history) * unit);
     const context = fit(this.canvas, width, this.height);
     context.clearRect(0, 0, width, this.height);
     this.context = context;

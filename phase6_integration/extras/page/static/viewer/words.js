@@ -2,7 +2,7 @@
 
 import { count } from "./dom.js";
 
-const ORDER = ["broken", "gap", "preemption", "eviction", "error", "held", "prefix", "admission", "finish", "arrival", "duplicate", "draft", "chunk", "publish", "decode"];
+const ORDER = ["broken", "gap", "preemption", "eviction", "error", "held", "prefix", "admission", "finish", "arrival", "duplicate", "draft", "chunk", "publish", "decode", "experts"];
 
 /** `state` is the state after the line. */
 export function words(line, state) {
@@ -22,9 +22,14 @@ export function words(line, state) {
   for (const [r, start, length] of line.prefill ?? []) say("chunk", prefill(state.requests.get(r), start, length), r);
   for (const [r, drafted, accepted] of line.verify ?? []) say("draft", `r${r}: ${accepted} of ${count(drafted, "drafted token")} accepted`, r);
   if (line.decode) say("decode", line.decode.length === 1 ? `r${line.decode[0]} decodes a token` : `${line.decode.length} requests decode a token each`, line.decode.length === 1 ? line.decode[0] : undefined);
+  if (line.experts) say("experts", experts(line.experts, state.header.experts));
   for (const [r, reason, error] of line.done ?? []) say(reason === "error" ? "error" : "finish", finished(state.requests.get(r), r, reason, error), r);
   for (const why of line.held ?? []) say("held", held(...why), why[0]);
   return said.sort((a, b) => ORDER.indexOf(a.mechanism) - ORDER.indexOf(b.mechanism));
+}
+
+function experts([read, most, rows], number) {
+  return `a layer reads ${read} of ${number} experts on average: the one with the most tokens has ${most}, an even spread would be ${+(rows / number).toPrecision(2)}`;
 }
 
 function admitted(request, cached) {

@@ -1,0 +1,1 @@
+"""Families with experts in place of MLPs."""
