@@ -99,7 +99,7 @@ def gguf_architectures() -> Collection[str]:
     """The architectures of GGUF files that load."""
     if not has_extras("phase2_prefill_decode"):
         return ()
-    from phase2_prefill_decode.extras.gguf.gguf_config import ARCHITECTURES
+    from phase2_prefill_decode.extras.gguf.architectures import ARCHITECTURES
 
     return ARCHITECTURES
 

@@ -14,6 +14,7 @@ NAMES = {  # the checkpoint's, and what they are elsewhere
     "linear_attn.dt_bias": "linear_attn.dt_bias.weight",
 }
 KINDS = "linear_attention", "full_attention"
+TILED = "order of value heads"  # a key of GGUF alone: in a config.json, those of one key head are neighbours
 
 
 def _read(family: Family, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -31,6 +32,7 @@ def _read(family: Family, config: Mapping[str, Any]) -> dict[str, Any]:
         key_dim=config["linear_key_head_dim"],
         value_dim=config["linear_value_head_dim"],
         taps=config["linear_conv_kernel_dim"],
+        tiled=config[TILED],
     )
     rope, share = config.get("rope_parameters"), config["partial_rotary_factor"]
     share = rope.get("partial_rotary_factor", 0.25) if isinstance(rope, Mapping) and rope else share
@@ -44,7 +46,7 @@ QWEN3_5 = Family(
         "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 32_768, "layer_types": None,
         "full_attention_interval": 4, "partial_rotary_factor": 0.25, "linear_conv_kernel_dim": 4,
         "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_num_key_heads": 16,
-        "linear_num_value_heads": 32, "rope_theta": 10_000.0,
+        "linear_num_value_heads": 32, "rope_theta": 10_000.0, TILED: False,
     },
     ignored={
         "use_sliding_window": False, "max_window_layers": 0, "mlp_bias": False, "mtp_num_hidden_layers": 0,

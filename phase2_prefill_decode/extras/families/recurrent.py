@@ -108,7 +108,9 @@ class DeltaNet:
         mixed = silu(causal_conv(mixed, state.tensors[0], self.conv, None, step)).float()
         q, k, v = torch.split(mixed, [keys, keys, values], -1)
         q, k = (unit(side.view(len(x), -1, layer.key_dim)) for side in (q, k))
-        q, k = (side.repeat_interleave(heads // layer.key_heads, 1) for side in (q * layer.key_dim**-0.5, k))
+        order = torch.arange(heads, device=x.device)  # of the key heads, for each value head
+        order = order % layer.key_heads if layer.tiled else order // (heads // layer.key_heads)
+        q, k = (side[:, order] for side in (q * layer.key_dim**-0.5, k))
         g = self.decay * softplus(a.float() + self.dt_bias)
         tokens = Tokens(q, k, v.view(len(x), heads, -1), g, b.sigmoid().float())
         y = delta_rule(tokens, state.tensors[1], step).to(x.dtype)

@@ -12,11 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from phase0_request.support.checks import ConfigError
 from phase2_prefill_decode.extras.families import lfm, qwen
 from phase2_prefill_decode.extras.families.oss_source import OssSource
 from phase2_prefill_decode.extras.families.stateful import GatedLayer
-from phase2_prefill_decode.loading.checkpoint import DTYPES, ENCODED, Checkpoint, Source, Stored
+from phase2_prefill_decode.loading.checkpoint import DTYPES, Checkpoint, Source, Stored
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.weights import NORM
 
@@ -58,11 +57,6 @@ class Gated(Translated):
     def __init__(self, source: Source, config: ModelConfig) -> None:
         super().__init__(source, lambda name, rows: rows)
         self._head_dim = config.head_dim
-        if any(stored.dtype == ENCODED for name, stored in source.stored.items() if ".q_proj." in name):
-            raise ConfigError(
-                f"{source.directory}: q_proj of {config.model_type} holds queries and gates, and is quantized; load a "
-                "checkpoint of 16 bits, with quantization=int8, int4 or fp8"
-            )
         self.stored: Mapping[str, Stored] = {
             own: replace(stored, shape=(stored.shape[0] // 2, *stored.shape[1:])) if ".q_proj." in name else stored
             for name, stored in source.stored.items()
@@ -75,8 +69,8 @@ class Gated(Translated):
         if side is None:
             yield from self._source.chunks(name)
             return
-        rows = torch.cat([*self._source.chunks(name.replace(".gate_proj.", ".q_proj."))])
-        yield rows.view(-1, 2, self._head_dim, *rows.shape[1:])[:, side].flatten(0, 1)
+        rows = _whole(self._source.chunks(name.replace(".gate_proj.", ".q_proj.")))
+        yield _picked(rows, torch.arange(len(rows)).view(-1, 2, self._head_dim)[:, side].flatten())
 
 
 def translated(source: Source, config: ModelConfig) -> Source:
@@ -236,6 +230,11 @@ def paired(rows: Any, head_dim: int, rotated: int) -> Any:
     numbers = torch.split(torch.arange(head_dim), [first, first, still, still])
     order = torch.cat((numbers[0], numbers[2], numbers[1], numbers[3]))
     index = (torch.arange(0, len(rows), head_dim)[:, None] + order).flatten()
+    return _picked(rows, index)
+
+
+def _picked(rows: Any, index: Tensor) -> Any:
+    """Some rows, in this order."""
     if isinstance(rows, Tensor):
         return rows[index]
     return rows.with_rows({name: tensor[index] for name, tensor in rows.by_rows().items()}, rows.dtype)

@@ -73,6 +73,7 @@ class DeltaLayer(StatefulLayer):
     key_dim: int  # of a head
     value_dim: int
     taps: int
+    tiled: bool = False  # value heads of one key head are that many key heads apart, not neighbours
 
     def __post_init__(self) -> None:
         LayerConfig.__post_init__(self)

@@ -3,12 +3,14 @@
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from phase0_request.extras.gguf_file import GGUFHeader, GGUFTensor, read_header
 from phase2_prefill_decode.extras.families.layer import MAX_EXPERTS
-from phase2_prefill_decode.extras.families.sources import translated
+from phase2_prefill_decode.extras.families.sources import Translated, translated
+from phase2_prefill_decode.extras.gguf.architectures import ARCHITECTURES, Architecture, Metadata
 from phase2_prefill_decode.extras.gguf.gguf_config import FACTORS, ROPE_FACTORS
 from phase2_prefill_decode.extras.quantized.ggml import BLOCKS, FLOATS, OTHERS, READABLE
 from phase2_prefill_decode.extras.quantized.weight import QuantizedWeight
@@ -25,16 +27,7 @@ NAMES = {
     "ffn_down_exps": "mlp.experts.{}.down_proj", "attn_sinks": "self_attn.sinks",
     "post_attention_norm": "post_attention_layernorm",
 }  # fmt: skip
-OWN = {  # of an architecture, where a name stands for another module
-    "gemma3": {
-        "post_attention_norm": "post_attention_layernorm", "ffn_norm": "pre_feedforward_layernorm",
-        "post_ffw_norm": "post_feedforward_layernorm",
-    },
-    "olmo2": {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"},
-    "phi3": {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
-}  # fmt: skip
-TURNED = "llama", "granite", "smollm3"  # whose converter reorders the rows of q and k
-_NAME = re.compile(r"(?:(blk)\.(\d+)\.)?(\w+)\.(weight|bias)")
+_NAME = re.compile(r"(?:blk\.(\d{1,9})\.)?([\w.]+?)(\.weight|\.bias)?")
 _TURNED = re.compile(r".*\.(q|k)_proj\.(weight|bias)")
 
 
@@ -45,11 +38,14 @@ class GGUFCheckpoint:
         self.directory = header.file
         self.faults: list[str] = []
         self.stored: dict[str, Stored] = {}
-        self._header = header
+        self._metadata = metadata = Metadata(header, str(header.metadata.get("general.architecture")))
+        self._architecture = ARCHITECTURES.get(metadata.kind, Architecture(metadata.kind))
         self._tensors: dict[str, GGUFTensor] = {}
-        size, names = header.file.stat().st_size, NAMES | OWN.get(self._kind, {})
+        size, names = header.file.stat().st_size, {**NAMES, **self._architecture.names}
         for name, tensor in header.tensors.items():
-            known = _transformers_name(name, names)
+            known = _transformers_name(name, names, metadata.drafting)
+            if known is None:
+                continue
             fault = _fault(tensor, size)
             if fault is not None:
                 self.faults.append(f"{name} {list(tensor.shape)} {fault}")
@@ -78,34 +74,45 @@ class GGUFCheckpoint:
                 block = BLOCKS[tensor.kind]
                 yield block.read(rows.view(len(rows), -1, block.bytes))
 
-    @property
-    def _kind(self) -> str:
-        return str(self._header.metadata.get("general.architecture"))
-
     def _reordered_heads(self, name: str) -> int | None:
         """llama.cpp rotates neighbouring numbers of a head where transformers rotates its halves, so its converter
         has reordered the rows of each head of q and k, of some families."""
         found = _TURNED.fullmatch(name)
-        if found is None or self._kind not in TURNED:
+        if found is None or not self._architecture.turned:
             return None
-        heads: int = self._header.metadata[f"{self._kind}.attention.head_count"]
-        return heads if found[1] == "q" else self._header.metadata.get(f"{self._kind}.attention.head_count_kv", heads)
+        heads = self._metadata.count("attention.head_count")
+        return heads if found[1] == "q" else self._metadata.count("attention.head_count_kv", heads)
 
 
 def open_file(file: Path, config: ModelConfig) -> Source:
-    return translated(GGUFCheckpoint(read_header(file)), config)
+    return translated(Translated(GGUFCheckpoint(read_header(file)), _decays), config)
 
 
-def _transformers_name(name: str, names: Mapping[str, str]) -> str:
+def _decays(name: str, rows: Any) -> Any:
+    """A file has how much a state decays; transformers, the logarithm of it, without the sign."""
+    return rows.neg().log() if name.endswith(".A_log") else rows
+
+
+def _transformers_name(name: str, names: Mapping[str, str], drafting: range) -> str | None:
+    """The name that transformers gives a tensor; None if it is of a layer that drafts tokens."""
     found = _NAME.fullmatch(name)
-    if found is None or found[3] not in names:
+    if found is None:
         return name
-    layer = f"model.layers.{found[2]}." if found[1] else ""
-    return f"{layer}{names[found[3]]}.{found[4]}"
+    layer, module, kind = found[1], found[2], found[3] or ""
+    if layer and int(layer) in drafting:
+        return None
+    known = names.get(module + kind) or (f"{names[module]}{kind}" if module in names else None)
+    return name if known is None else f"model.layers.{layer}.{known}" if layer else known
+
+
+CONVOLUTIONS = ".conv.conv.weight", ".conv1d.weight"
 
 
 def _apart(known: str, tensor: GGUFTensor) -> dict[str, GGUFTensor]:
-    """The matrices of a tensor that has those of all experts: [experts, out, in]."""
+    """The matrices of a tensor that has those of all experts: [experts, out, in]. A convolution is a vector, as in a
+    checkpoint."""
+    if known.endswith(CONVOLUTIONS) and tensor.kind in FLOATS:
+        return {known: tensor._replace(shape=(tensor.numel,))}
     if "{}" not in known or len(tensor.shape) < 2 or tensor.shape[0] > MAX_EXPERTS:
         return {known: tensor}
     one = tensor._replace(shape=tensor.shape[1:])

@@ -7,21 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from phase0_request.extras.gguf_file import GGUFHeader, read_header
-from phase0_request.support.checks import ConfigError, check_choice, check_int, check_number
+from phase0_request.support.checks import ConfigError, check_choice, check_number
+from phase2_prefill_decode.extras.gguf.architectures import ARCHITECTURES, Metadata
 
-OSS = "gpt-oss"
-ARCHITECTURES = {  # and the model type of each
-    **{name: name for name in ("llama", "qwen2", "qwen3", "granite", "olmo2", "olmoe", "phi3", "smollm3")},
-    "gemma3": "gemma3_text",
-    "qwen3moe": "qwen3_moe",
-    OSS: "gpt_oss",
-}
 MIXTRAL = "mixtral"  # is llama with experts; Mistral's other models are llama
 ROPE_FACTORS = "rope_freqs.weight"
 LONG, SHORT = "rope_factors_long.weight", "rope_factors_short.weight"  # of LongRoPE
 SOFTMAX = 1  # as llama.cpp numbers what a router makes of its scores
-MAX_SIZE = 1 << 24  # the most of anything that is counted here before ModelConfig checks it
-NEUTRAL = {"attn_factor": 1.0, "yarn_log_multiplier": 0.0, "scale_linear": 1.0}  # rope is computed without these
+NEUTRAL = {"attn_factor": 1.0, "yarn_ext_factor": 1.0, "scale_linear": 1.0}  # rope is computed without these
+YARN = {"yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow", "yarn_attn_factor": "attention_factor"}
 
 
 def read_config(file: Path) -> dict[str, Any]:
@@ -32,12 +26,8 @@ def config_of(header: GGUFHeader) -> dict[str, Any]:
     """What the config.json of this model would say."""
     tensors, kind = header.tensors, str(header.metadata.get("general.architecture"))
     check_choice(f"{header.file}: general.architecture", kind, ARCHITECTURES)
-
-    def get(name: str, default: float | None = None) -> Any:
-        return header.get(f"{kind}.{name}", (int, float), default)
-
-    def count(name: str, default: int | None = None) -> int:
-        return check_int(f"{header.file}: {kind}.{name}", get(name, default), 1, MAX_SIZE)
+    architecture, metadata = ARCHITECTURES[kind], Metadata(header, kind)
+    get, count = metadata.get, metadata.count
 
     embedding = tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
@@ -46,68 +36,48 @@ def config_of(header: GGUFHeader) -> dict[str, Any]:
     head_dim = count("attention.key_length", size // heads)
     rotated = count("rope.dimension_count", head_dim)
     unlike = {"attention.value_length": head_dim, "expert_shared_count": 0, "expert_gating_func": SOFTMAX}
-    unlike |= {"expert_weights_scale": 1} | ({} if kind == "phi3" else {"rope.dimension_count": head_dim})
+    unlike |= {"expert_weights_scale": 1} | ({} if architecture.partial else {"rope.dimension_count": head_dim})
     for name, only in unlike.items():
         if get(name, only) != only:
             raise ConfigError(f"{header.file}: {kind}.{name} is {get(name)}; supported is {only}")
-    window = get("attention.sliding_window", 0)
-    if 0 < window < context and kind not in WINDOWED:
+    window = count("attention.sliding_window", 0, 0)
+    if 0 < window < context and not architecture.windows:
         raise ConfigError(f"{header.file}: {kind}.attention.sliding_window is not supported")
-    experts = _experts(kind, get) if get("expert_count", 0) else {"model_type": ARCHITECTURES[kind]}
+    kv_heads = {*metadata.each("attention.head_count_kv", heads)} - {0}  # 0: a layer without attention
+    if len(kv_heads) != 1:
+        raise ConfigError(f"{header.file}: {kind}.attention.head_count_kv must be one number, got {sorted(kv_heads)}")
+    rope = _rope(header, kind, rotated) | {"partial_rotary_factor": rotated / head_dim}
+    experts = _experts(kind, get) if get("expert_count", 0) else {"model_type": architecture.model_type}
     return experts | {
-        **_own(kind, get, size // heads if get("block_count") == LAYERS_OF_27B else head_dim),
         "vocab_size": embedding.shape[0],
         "hidden_size": size,
         "intermediate_size": get("feed_forward_length"),
-        "num_hidden_layers": get("block_count"),
+        "num_hidden_layers": metadata.layers,
         "num_attention_heads": heads,
-        "num_key_value_heads": get("attention.head_count_kv", heads),
+        "num_key_value_heads": kv_heads.pop(),
         "head_dim": head_dim,
         "max_position_embeddings": context,
         "sliding_window": window if 0 < window < context else None,
         "rms_norm_eps": get("attention.layer_norm_rms_epsilon"),
-        "rope_parameters": _rope(header, kind, rotated) | {"partial_rotary_factor": rotated / head_dim},
+        "rope_parameters": rope,
         "attention_bias": "blk.0.attn_q.bias" in tensors,
         "mlp_bias": "blk.0.ffn_gate.bias" in tensors,
         "tie_word_embeddings": "output.weight" not in tensors,
         "eos_token_id": list(header.eos_ids),
         "dtype": _dtype(header),
+        **architecture.own(metadata, rope),
     }
 
 
 def _experts(kind: str, get: Callable[..., Any]) -> dict[str, Any]:
     """What llama.cpp's file says of experts; whether probabilities are normed follows from the architecture there."""
     return {
-        "model_type": MIXTRAL if kind == "llama" else ARCHITECTURES[kind],
+        "model_type": MIXTRAL if kind == "llama" else ARCHITECTURES[kind].model_type,
         "num_local_experts": get("expert_count"),
         "num_experts_per_tok": get("expert_used_count"),
         "moe_intermediate_size": get("expert_feed_forward_length", get("feed_forward_length")),
         "norm_topk_prob": kind == "qwen3moe",
     }
-
-
-WINDOWED = "gemma3", OSS, "phi3"  # the other files with a window are of families whose layers have one by turns
-LAYERS_OF_27B = 62  # Gemma 3 27B, whose scores alone have a scale of their own; no file says so
-
-
-def _own(kind: str, get: Callable[..., Any], scored: int) -> dict[str, Any]:
-    """What only this family has, as its config.json writes it. What a file may lack are llama.cpp's constants."""
-    if kind == "gemma3":
-        return {
-            "query_pre_attn_scalar": scored,
-            "rope_local_base_freq": get("rope.freq_base_swa", 10_000.0),
-            "sliding_window_pattern": get("attention.sliding_window_pattern", 6),
-        }
-    if kind == "granite":
-        return {
-            "attention_multiplier": get("attention.scale"),
-            "embedding_multiplier": get("embedding_scale"),
-            "residual_multiplier": get("residual_scale"),
-            "logits_scaling": get("logit_scale"),
-        }
-    if kind == "phi3":  # whose config.json has it beside the rope, and 4096 if it has not
-        return {"original_max_position_embeddings": get("rope.scaling.original_context_length", 4096)}
-    return {}
 
 
 def _rope(header: GGUFHeader, kind: str, head_dim: int) -> dict[str, Any]:
@@ -130,7 +100,11 @@ def _rope(header: GGUFHeader, kind: str, head_dim: int) -> dict[str, Any]:
     if scaling != "none":
         rope |= {"rope_type": scaling, "factor": header.metadata.get(f"{prefix}.factor")}
         rope["original_max_position_embeddings"] = header.metadata.get(f"{prefix}.original_context_length")
-        rope |= {"truncate": False} if kind == OSS else {}  # which no file says
+    if scaling == "yarn":
+        further = {name: header.metadata.get(f"{prefix}.{key}") for key, name in YARN.items()}
+        rope |= {name: value for name, value in further.items() if value is not None}
+        if scales := header.metadata.get(f"{prefix}.yarn_log_multiplier"):  # llama.cpp knows of the second
+            rope |= {"mscale": 1.0, "mscale_all_dim": scales}
     if ROPE_FACTORS not in header.tensors:
         return rope
     # Llama 3 has a factor for each pair, computed from one. The other constants are those of all its versions.
@@ -162,8 +136,11 @@ def _floats(header: GGUFHeader, name: str, count: int) -> tuple[float, ...]:
     )
 
 
+SMALL = "ffn_gate_inp.weight", "conv.weight", "conv1d.weight"  # these are float32 in all files
+
+
 def _dtype(header: GGUFHeader) -> str:
     """The dtype to compute in: the dtype of the matrices, if all have the same."""
     matrices = {name: tensor for name, tensor in header.tensors.items() if len(tensor.shape) > 1}
-    kinds = {tensor.kind for name, tensor in matrices.items() if "ffn_gate_inp" not in name}  # which is float32 in all
+    kinds = {tensor.kind for name, tensor in matrices.items() if not name.endswith(SMALL)}
     return {frozenset({0}): "float32", frozenset({1}): "float16"}.get(frozenset(kinds), "bfloat16")

@@ -1,5 +1,6 @@
 """GGUF files as models. The oracles are llama.cpp's package, which writes and dequantizes them, and transformers."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from phase0_request.support.checks import ConfigError
 from phase2_prefill_decode.connect import config_of, source_of
 from phase2_prefill_decode.engine import static
 from phase2_prefill_decode.extras.gguf import gguf_config
+from phase2_prefill_decode.extras.gguf.gguf import GGUFCheckpoint
 from phase2_prefill_decode.extras.quantized.ggml import BLOCKS
 from phase2_prefill_decode.extras.streams import weights_for_gpu
 from phase2_prefill_decode.loading.config import ModelConfig
@@ -23,6 +25,8 @@ from tests.gguf_files import KindOf, saved_gguf
 from tests.phase2_prefill_decode.models import ROPES, saved, tiny_model
 from tests.phase2_prefill_decode.quantized import checkpoints as made
 from tests.phase2_prefill_decode.test_families import HALF, LONG
+from tests.phase2_prefill_decode.test_families import VARIANTS as FAMILIES
+from tests.phase2_prefill_decode.test_hybrids import VARIANTS as HYBRIDS
 from tests.phase2_prefill_decode.test_identity import follows, logits, prompts
 
 WIDE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64, "num_hidden_layers": 2}
@@ -51,6 +55,28 @@ MULTIPLIERS = {
     "embedding_multiplier": 3.0, "logits_scaling": 2.5, "residual_multiplier": 0.4, "attention_multiplier": 0.2
 }  # fmt: skip
 BIASES = {"attention_bias": True, "mlp_bias": True}
+GEMMA3: dict[str, Any] = {
+    "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 7, "num_hidden_layers": 6,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+        "full_attention": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 4.0},
+    },
+}  # fmt: skip
+LFM2 = HYBRIDS["lfm2"][1] | {"intermediate_size": 96, "block_auto_adjust_ff_dim": False}
+QWEN3_5 = HYBRIDS["qwen3.5"][1] | {"intermediate_size": 96}
+WIDE_QWEN3_5 = QWEN3_5 | WIDE | {"linear_value_head_dim": 64, "num_hidden_layers": 4}
+FURTHER: dict[str, tuple[str, dict[str, Any]]] = {  # the last word is the type of the matrices
+    "gemma3 F16": ("gemma3_text", GEMMA3),
+    "gemma3 Q8_0": ("gemma3_text", GEMMA3 | {"intermediate_size": 96}),
+    "ministral3 F16": FAMILIES["ministral3"],
+    "ministral3 Q8_0": ("ministral3", FAMILIES["ministral3"][1] | {"intermediate_size": 96}),
+    "olmo3 F16": FAMILIES["olmo3"],
+    "lfm2 F16": ("lfm2", LFM2),
+    "lfm2 Q8_0": ("lfm2", LFM2),
+    "qwen3.5 F16": ("qwen3_5_text", QWEN3_5),
+    "qwen3.5 Q8_0": ("qwen3_5_text", QWEN3_5 | {"linear_value_head_dim": 32}),  # whole blocks change their places
+    "qwen3.5 of one order F16": ("qwen3_5_text", QWEN3_5 | {"linear_num_key_heads": 4}),
+}
 CASES: dict[str, tuple[str, KindOf, dict[str, Any]]] = {
     "llama Q8_0": ("llama", lambda name: "Q8_0", {"intermediate_size": 96}),
     "llama tied Q4_0": ("llama", mixed("Q6_K", "Q4_0"), WIDE | {"tie_word_embeddings": True}),
@@ -70,6 +96,8 @@ CASES: dict[str, tuple[str, KindOf, dict[str, Any]]] = {
     "phi3 window Q8_0": ("phi3", lambda name: "Q8_0", {"sliding_window": 9, "intermediate_size": 96}),
     "phi3 half Q8_0": ("phi3", lambda name: "Q8_0", {"rope_parameters": HALF, "intermediate_size": 96}),
     "phi3 long F16": ("phi3", lambda name: "F16", {"rope_parameters": LONG, "original_max_position_embeddings": 4}),
+    "qwen3.5 Q4_K_M": ("qwen3_5_text", mixed("Q6_K", "Q4_K", "in_proj_z", "v_proj", "down_proj"), WIDE_QWEN3_5),
+    **{name: (family, mixed(*[name.split()[-1]] * 2), options) for name, (family, options) in FURTHER.items()},
 }
 
 
@@ -186,6 +214,20 @@ def test_a_file_that_was_not_copied_whole_is_refused(tmp_path: Path) -> None:
     assert "reaches beyond the end of the file, which was not copied whole" in refusal(file)
 
 
+def test_layers_that_draft_tokens_are_not_loaded(tmp_path: Path) -> None:
+    """The converter appends them to the others, and counts them."""
+    saved_gguf(tiny_model("qwen3_5_text", **QWEN3_5), tmp_path / "model.gguf", lambda name: "F16")
+    header = read_header(tmp_path / "model.gguf")
+    more = {
+        "blk.5.attn_norm.weight": GGUFTensor(0, (64,), 0),
+        "blk.5.nextn.eh_proj.weight": GGUFTensor(1, (64, 128), 0),
+    }
+    count = {"qwen35.block_count": 6, "qwen35.nextn_predict_layers": 1}
+    drafting = replace(header, metadata=header.metadata | count, tensors=header.tensors | more)
+    assert gguf_config.config_of(drafting) == gguf_config.config_of(header)
+    assert GGUFCheckpoint(drafting).stored == GGUFCheckpoint(header).stored
+
+
 HOSTILE: list[tuple[dict[str, Any], dict[str, GGUFTensor], str]] = [
     ({}, {"token_embd.weight": GGUFTensor(0, (), 0)}, "must hold a matrix token_embd.weight"),
     ({"embedding_length": 64.0}, {}, "embedding_length must be an integer"),
@@ -194,6 +236,10 @@ HOSTILE: list[tuple[dict[str, Any], dict[str, GGUFTensor], str]] = [
     ({"context_length": [1]}, {}, "must hold llama.context_length"),
     ({"rope.freq_base": 0}, {}, "freq_base must be a number above 0"),
     ({"rope.freq_base": -5.5}, {}, "freq_base must be a number above 0"),
+    ({"attention.sliding_window": math.nan}, {}, "sliding_window must be an integer"),
+    ({"attention.head_count_kv": [4, 2]}, {}, r"head_count_kv must be one number, got \[2, 4\]"),
+    ({"attention.head_count_kv": ["4"]}, {}, "head_count_kv must be integers from 0"),
+    ({"nextn_predict_layers": 0.5}, {}, "nextn_predict_layers must be an integer"),
     ({}, {"rope_freqs.weight": GGUFTensor(0, (8,), 0)}, "rope_freqs.weight must be a number above 0, got 0.0"),
     ({}, {"rope_freqs.weight": GGUFTensor(0, (8,), 90)}, "must hold 8 numbers in float32"),
 ]
