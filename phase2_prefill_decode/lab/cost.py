@@ -1,34 +1,41 @@
 """CostModel: counts the operations and the bytes of a step before it runs. Integers only; nothing is measured.
 
-A step is known by four sums over its slices (`Load`), and its cost is linear in them. The counts are those of a perfect
-machine: a kernel reads from memory what it needs once and writes what it makes once, and a weight is read once a step,
-however many tokens it meets. A multiplication with its addition is two operations. Only matrix products and attention
-count as operations; norms, rotations and gates are a percent of those, so of them only the bytes count.
+A step is known by a few sums over its slices (`Load`), and its cost is linear in them. The counts are those of a
+perfect machine: a kernel reads from memory what it needs once and writes what it makes once, and a weight is read once
+a step, however many tokens it meets. A multiplication with its addition is two operations. Only matrix products and
+attention count as operations; norms, rotations, gates and the rules of states are a few percent of those, so of them
+only the bytes count.
+
+Experts are the exception: a step reads those that some token chose. How many that will be is not known, so it is what
+is expected if each token chooses independently and all experts are equally likely. Real routers are less even, and
+read fewer.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import astuple, dataclass, fields
+from collections.abc import Iterable, Iterator
+from dataclasses import astuple, dataclass, fields, replace
 from operator import add
 from typing import TYPE_CHECKING, NamedTuple
 
 from phase0_request.batch import Batch
 from phase0_request.support.checks import check_choice
 from phase1_kv_pool.layout import DTYPE_BYTES
+from phase2_prefill_decode.extras.families.stateful import state_bytes
 
 if TYPE_CHECKING:  # only its numbers are used, and a configuration may load torch
-    from phase2_prefill_decode.loading.config import ModelConfig
+    from phase2_prefill_decode.loading.config import LayerConfig, ModelConfig
 
 
 class Load(NamedTuple):
-    """The four sums that the cost of a step depends on."""
+    """The sums that the cost of a step depends on."""
 
     tokens: int = 0  # that it computes
     pairs: int = 0  # of a query and a key that it sees, in all layers
     keys: int = 0  # read from pages, each with its value, in all layers
     yields: int = 0  # sequences that yield a token
+    states: int = 0  # sequences whose states are read and written, in a model that has states
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +69,7 @@ class Cost:
     """The cost of a step, by part."""
 
     qkv: Part = NOTHING
-    attention: Part = NOTHING  # queries with keys, and weights with values; causal pairs only
+    attention: Part = NOTHING  # queries with keys, and weights with values; causal pairs only. Or states
     out: Part = NOTHING
     gate_up: Part = NOTHING
     down: Part = NOTHING
@@ -115,6 +122,39 @@ def _pairs_before(stop: int, window: int) -> int:
     return short * (short + 1) // 2 + (stop - short) * window
 
 
+class Matrix(NamedTuple):
+    """A matrix of layers. That of experts is the matrices of all, one after the other."""
+
+    part: str  # of a Cost
+    inputs: int
+    outputs: int
+    bias: bool
+    last: bool  # in the last layer, behind attention, where only rows that yield a token go on
+    experts: int = 1
+    top_k: int = 1  # that a row goes through
+
+    def expected(self, rows: int) -> float:
+        """The share of it that some row goes through."""
+        return 1 - (1 - self.top_k / self.experts) ** rows if rows else 0.0
+
+
+PARTS = {"qkv_proj": "qkv", "in_proj": "qkv", "o_proj": "out", "out_proj": "out", "gate_proj": "out"}
+
+
+def matrices(config: ModelConfig, layer: LayerConfig, last: bool) -> Iterator[Matrix]:
+    """The matrices of a layer."""
+    experts = getattr(layer, "experts", None)
+    for name, tensor in layer.tensors(config).items():
+        if not tensor.inputs:
+            continue
+        part = PARTS.get(name) or ("down" if name.endswith("down_proj") else "gate_up")
+        several = (1, 1)
+        if experts is not None and name in ("gate_up_proj", "down_proj"):
+            several = experts.number, experts.top_k
+        outputs = sum(tensor.modules.values())
+        yield Matrix(part, tensor.inputs, outputs, tensor.bias, last and part != "qkv", *several)
+
+
 class CostModel:
     """The costs of one model's steps.
 
@@ -129,13 +169,25 @@ class CostModel:
         self._bytes, self._kv_bytes = (
             DTYPE_BYTES[check_choice("dtype", d, DTYPE_BYTES)] for d in (self.dtype, self.kv_dtype)
         )
-        self._windows = tuple(Counter(config.windows).items())  # (window, layers that have it)
+        *others, last = config.layers
+        self._matrices = Counter(matrices(config, last, True))  # how many layers have each
+        for layer, count in Counter(others).items():
+            self._matrices.update(dict.fromkeys(matrices(config, layer, False), count))
+        self._attending = [layer for layer in config.layers if layer.paged]
+        self._windows = tuple(Counter(layer.window for layer in self._attending).items())  # (window, layers with it)
+        self._state_bytes = state_bytes(replace(config, dtype=self.dtype))
         self._q = config.num_attention_heads * config.head_dim
         self._kv = config.num_key_value_heads * config.head_dim
 
     @property
+    def linear(self) -> bool:
+        """Whether the cost of a step is linear in its load: of a model without experts."""
+        return all(matrix.experts == 1 for matrix in self._matrices)
+
+    @property
     def calls(self) -> int:
-        """Operators that the host starts for a step: nine a layer, embedding, last norm, head, two to pick rows."""
+        """Operators that the host starts for a step of a dense model: nine a layer, embedding, last norm, head, two to
+        pick rows."""
         return 9 * self.config.num_hidden_layers + 5
 
     def step(self, batch: Batch) -> Cost:
@@ -147,7 +199,7 @@ class CostModel:
         return self.cost(self.load(pieces, yields))
 
     def load(self, pieces: Iterable[tuple[int, int]], yields: int | None = None) -> Load:
-        """The four sums of a step. They are additive."""
+        """The sums of a step. They are additive."""
         tokens = pairs = keys = count = 0
         for start, length in pieces:
             count += 1
@@ -156,40 +208,38 @@ class CostModel:
                 more_pairs, more_keys = seen(start, length, window)
                 pairs += layers * more_pairs
                 keys += layers * more_keys
-        return Load(tokens, pairs, keys, count if yields is None else yields)
+        return Load(tokens, pairs, keys, count if yields is None else yields, count if self._state_bytes else 0)
 
     def cost(self, load: Load) -> Cost:
         """The cost of a step with this load."""
         if not load.tokens:
             return Cost()
-        c, rows = self.config, self._rows(load)
-        return Cost(
-            qkv=self._linear(
-                c.hidden_size,
-                self._q + 2 * self._kv,
-                c.qkv_bias,
-                c.num_hidden_layers,
-                c.num_hidden_layers * load.tokens,
-            ),
-            attention=self._attention(load),
-            out=self._linear(self._q, c.hidden_size, c.out_bias, *rows),
-            gate_up=self._linear(c.hidden_size, 2 * c.intermediate_size, c.mlp_bias, *rows),
-            down=self._linear(c.intermediate_size, c.hidden_size, c.mlp_bias, *rows),
-            head=self._linear(c.hidden_size, c.vocab_size, False, min(load.yields, 1), load.yields),
-            pointwise=self._pointwise(load),
-        )
+        states = load.states * self._state_bytes
+        parts = {
+            "attention": self._attention(load) + Part(kv_read=states, kv_write=states),
+            "head": self._linear(Matrix("head", self.config.hidden_size, self.config.vocab_size, False, True), load),
+            "pointwise": self._pointwise(load),
+        }
+        for matrix, layers in self._matrices.items():
+            parts[matrix.part] = parts.get(matrix.part, NOTHING) + self._linear(matrix, load, layers)
+        return Cost(**parts)
 
     def _rows(self, load: Load) -> tuple[int, int]:
         """(layers, rows in all of them) behind attention. In the last layer only rows that yield a token go on."""
         others = self.config.num_hidden_layers - 1
         return others + min(load.yields, 1), others * load.tokens + load.yields
 
-    def _linear(self, inputs: int, outputs: int, bias: bool, matrices: int, rows: int) -> Part:
-        """So many rows through one matrix or another of this shape: each row [inputs] -> [outputs]."""
+    def _linear(self, matrix: Matrix, load: Load, layers: int = 1) -> Part:
+        """A step's rows through a matrix of this shape in each of so many layers: each row [inputs] -> [outputs], and
+        with experts `top_k` times through one of them."""
+        rows = load.yields if matrix.last else load.tokens
+        whole, inputs, outputs = (matrix.inputs + matrix.bias) * matrix.outputs, matrix.inputs, matrix.outputs
+        weights = whole * min(rows, 1) if matrix.experts == 1 else round(whole * matrix.expected(rows))
+        through = layers * rows * matrix.top_k
         return Part(
-            operations=2 * rows * inputs * outputs,
-            weights=matrices * (inputs + bias) * outputs * self._bytes,
-            activations=rows * (inputs + outputs) * self._bytes,
+            operations=2 * through * inputs * (outputs // matrix.experts),
+            weights=layers * weights * self._bytes,
+            activations=through * (inputs + outputs // matrix.experts) * self._bytes,
         )
 
     # region exercise 2.1
@@ -197,11 +247,12 @@ class CostModel:
         """Each query head multiplies with the keys that it sees, and then weighs their values.
 
         A key and its value are read once for all query heads that share them and all queries of a slice. Queries and
-        results count as `activations`. `load` has sums over slices and layers, except `tokens`, the step's.
+        results count as `activations`. `load` has sums over slices and layers, except `tokens`, the step's. Only the
+        layers `self._attending` have attention.
         """
         products = 2 * load.pairs * self._q  # a query with a key, and a weight with a value
         read = 2 * load.keys * self._kv  # a key and a value
-        queries_and_results = 2 * load.tokens * self.config.num_hidden_layers * self._q
+        queries_and_results = 2 * load.tokens * len(self._attending) * self._q
         return Part(
             operations=2 * products,
             kv_read=read * self._kv_bytes,
@@ -212,16 +263,19 @@ class CostModel:
 
     def _pointwise(self, load: Load) -> Part:
         c, (layers_behind, rows_behind) = self.config, self._rows(load)
-        rows = c.num_hidden_layers * load.tokens
+        attending = len(self._attending)
         norm = 4 * c.hidden_size  # what came out of a layer and the residual go in, the normed sum and the sum come out
-        before = norm + 2 * self._q + 2 * self._kv  # q, k and v go in, q comes out, K and V go to their pages
-        behind = norm + 3 * c.intermediate_size  # gate and up go in, their product comes out
+        inside = attending * load.tokens * (2 * self._q + 2 * self._kv)  # q, k, v go in, q comes out, K and V to pages
+        for matrix, layers in self._matrices.items():  # of an MLP, gate and up go in, their product comes out
+            if matrix.part == "down":
+                inside += 3 * layers * (load.yields if matrix.last else load.tokens) * matrix.top_k * matrix.inputs
         norms = (
             c.num_hidden_layers + layers_behind + min(load.yields, 1)
-        ) * c.hidden_size + c.qk_norm * 2 * c.num_hidden_layers * c.head_dim
-        moved = rows * before + rows_behind * behind + load.yields * norm + load.tokens * c.hidden_size
+        ) * c.hidden_size + c.qk_norm * 2 * attending * c.head_dim
+        rows = c.num_hidden_layers * load.tokens + rows_behind + load.yields  # that are normed
+        moved = rows * norm + inside + load.tokens * c.hidden_size
         return Part(
             weights=(norms + load.tokens * c.hidden_size) * self._bytes,  # a row of the embedding for each token
-            kv_write=2 * rows * self._kv * self._kv_bytes,
+            kv_write=2 * attending * load.tokens * self._kv * self._kv_bytes,
             activations=moved * self._bytes,
         )

@@ -22,24 +22,31 @@ class StepTimes:
     """`predict(model.cost(load), device).seconds` for any load, as a few sums.
 
     The cost of every part is linear in the load, separately with and without tokens to sample. So its slopes are taken
-    from the model once, which makes a step a hundred times cheaper to predict.
+    from the model once, which makes a step a hundred times cheaper to predict. That is not so of experts.
     """
 
     def __init__(self, model: CostModel, device: Device) -> None:
+        if not model.linear:
+            raise ValueError("the times of a model with experts are not linear in the load: `predict` each step")
         self.load = model.load
         self.overhead = device.overhead
         self._parts = [self._slopes(model, device, yields) for yields in (0, 1)]
 
     def seconds(self, load: Load) -> float:
         """Predict the least time of a step with this load."""
-        tokens, pairs, keys, yields = load
+        tokens, pairs, keys, yields, states = load
         if not tokens:
             return self.overhead
         total = self.overhead
         for compute, memory in self._parts[yields > 0]:
             total += max(
                 compute[0] + compute[1] * tokens + compute[2] * pairs + compute[3] * keys + compute[4] * yields,
-                memory[0] + memory[1] * tokens + memory[2] * pairs + memory[3] * keys + memory[4] * yields,
+                memory[0]
+                + memory[1] * tokens
+                + memory[2] * pairs
+                + memory[3] * keys
+                + memory[4] * yields
+                + memory[5] * states,
             )
         return total
 
@@ -56,8 +63,8 @@ class StepTimes:
                 first = getattr(at_origin, name)
                 slopes = [getattr(other, name) - first for other in others]
                 if not yields:
-                    slopes[-1] = 0
-                constant = first - slopes[0] - yields * slopes[-1]
+                    slopes[3] = 0
+                constant = first - slopes[0] - yields * slopes[3]
                 both.append([amount / speed for amount in (constant, *slopes)])
             found.append((both[0], both[1]))
         return found

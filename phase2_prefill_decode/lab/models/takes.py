@@ -11,7 +11,6 @@ from rich.console import Console
 from phase0_request.lab.report import finish, parser, table
 from phase1_kv_pool.extras.layer_groups import GroupedLayout, LayerGroups
 from phase1_kv_pool.layout import DTYPE_BYTES
-from phase2_prefill_decode.extras.families.layer import Experts
 from phase2_prefill_decode.extras.families.stateful import state_bytes
 from phase2_prefill_decode.lab.cost import CostModel
 from phase2_prefill_decode.lab.models.published import PUBLISHED, published
@@ -76,23 +75,17 @@ def held(config: ModelConfig, context: int) -> int:
     return layout.pages_for(context) * layout.bytes_per_page
 
 
-def weights_read(config: ModelConfig, requests: float = 1) -> float:
+def weights_read(config: ModelConfig, requests: int = 1) -> float:
     """The parameters of the matrices that a decode of this many requests reads, with lm_head. Of experts it counts
     the ones that some token chose, if all are equally likely."""
-    total = float(config.vocab_size * config.hidden_size)
-    for layer in config.layers:
-        experts: Experts | None = getattr(layer, "experts", None)
-        chosen = 1.0 if experts is None else 1 - (1 - experts.top_k / experts.number) ** requests
-        for name, part in layer.tensors(config).items():
-            of_experts = experts is not None and name in ("gate_up_proj", "down_proj")
-            total += sum(part.modules.values()) * part.inputs * (chosen if of_experts else 1)
-    return total
+    cost = CostModel(config).pieces([(0, 1)] * requests)
+    return (cost.linears + cost.head).weights / DTYPE_BYTES[config.dtype]
 
 
-def operations(config: ModelConfig, context: int) -> tuple[float, int]:
+def operations(config: ModelConfig, context: int) -> tuple[int, int]:
     """Operations for the last token of a context: all of them, and the part of attention."""
-    attention = CostModel(paged(config)).pieces([(context - 1, 1)]).attention.operations
-    return 2 * weights_read(config) + attention, attention
+    cost = CostModel(config).pieces([(context - 1, 1)])
+    return cost.operations, cost.attention.operations
 
 
 def takes(config: ModelConfig) -> dict[str, Any]:

@@ -4,6 +4,10 @@ and published figures."""
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import combinations, product
+from statistics import fmean
+from typing import Any
 
 import pytest
 import torch
@@ -13,14 +17,22 @@ from torch.nn.functional import linear
 from torch.utils.flop_counter import FlopCounterMode
 
 from phase0_request.batch import Batch, Slice
+from phase0_request.core import CoreObserver, Step
+from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.backend import TORCH
 from phase2_prefill_decode.decoder import Decoder
-from phase2_prefill_decode.lab.cost import CostModel, Part, seen
+from phase2_prefill_decode.engine import static
+from phase2_prefill_decode.extras.families.experts import ExpertMLP
+from phase2_prefill_decode.extras.families.layer import Experts, FamilyLayer
+from phase2_prefill_decode.extras.families.stateful import DeltaLayer, GatedLayer
+from phase2_prefill_decode.lab.cost import Cost, CostModel, Matrix, Part, seen
+from phase2_prefill_decode.linear import TorchLinear
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.weights import random_weights
+from phase2_prefill_decode.model import Model
 from tests.phase2_prefill_decode.steps import loaded
 from tests.phase2_prefill_decode.tiny import windowed
 
@@ -167,3 +179,96 @@ def test_published_floors_of_a_decode_step(config: ModelConfig, weights_ms: floa
     short, long = model.pieces([(1000, 1)]).total, model.pieces([(2000, 1)]).total
     assert short.weights / bandwidth * 1e3 == pytest.approx(weights_ms, rel=0.01)
     assert (long.bytes - short.bytes) / bandwidth * 1e6 == pytest.approx(us_a_thousand, abs=0.05)
+
+
+class CountedSteps(CoreObserver):
+    """The rows that each step of an engine multiplies, beside what the cost model says of it."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self.operations = self.weights = 0
+        self.cost = CostModel(config, dtype="float32")
+        self.seen: list[tuple[Cost, int, int]] = []
+        counted = self
+
+        class Counted(TorchLinear):
+            def __call__(self, rows: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+                counted.count(len(rows), self.weight, self.bias)
+                return super().__call__(rows, out)
+
+        self.model = Model.random(config, device="cpu", dtype="float32", backend=replace(TORCH, linear=Counted))
+        for layer in self.model.decoder.layers:
+            for name in ("_gate_up", "_down") if isinstance(layer.mlp, ExpertMLP) else ():
+                setattr(layer.mlp.down_proj, name, partial(self.grouped, getattr(layer.mlp.down_proj, name)))
+
+    def count(self, rows: int, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        self.operations += 2 * rows * weight.numel()
+        self.weights += (rows > 0) * sum(t.nbytes for t in (weight, bias) if t is not None)
+
+    def grouped(self, product: Any, rows: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+        for expert, own in enumerate(ends.diff(prepend=ends[:1] * 0).tolist()):
+            self.count(own, product.args[0][expert])
+        result: torch.Tensor = product(rows, ends)
+        return result
+
+    def planned(self, step: Step) -> None:
+        self.operations = self.weights = 0
+        self.planned_cost = self.cost.step(step.batch)
+
+    def completed(self, step: Step) -> None:
+        if step.batch.slices:
+            self.seen.append((self.planned_cost, self.operations, self.weights))
+
+    def run(self, lengths: Sequence[int]) -> Any:
+        """Generate after prompts of these lengths. Returns the runner."""
+        self.seen.clear()
+        engine = static(self.model)
+        engine.core.observers.append(self)
+        prompts = [[(i * 7 + length) % 90 + 1 for i in range(length)] for length in lengths]
+        engine.generate(prompts, SamplingParams(temperature=0, max_tokens=6, ignore_eos=True))
+        return engine.core.runner
+
+
+EXPERTS = Experts(number=7, top_k=3, inner=24, norm_topk=True)
+WITH_EXPERTS = replace(
+    SMALL, model_type="qwen3_moe", layers=(FamilyLayer(experts=EXPERTS), FamilyLayer(), FamilyLayer(experts=EXPERTS))
+)
+
+
+def test_experts_are_counted_as_a_built_model_multiplies() -> None:
+    """A token reads as many as it chooses. Of several tokens the weights are only an expectation."""
+    counted = CountedSteps(WITH_EXPERTS)
+    counted.run([9])
+    for cost, operations, _ in counted.seen:
+        assert cost.linears.operations + cost.head.operations == operations
+    decodes = counted.seen[1:]
+    assert len(decodes) == 5
+    for cost, _, weights in decodes:
+        assert cost.linears.weights + cost.head.weights == weights
+    counted.run([9, 4, 1, 2])
+    assert all(cost.linears.operations + cost.head.operations == operations for cost, operations, _ in counted.seen)
+
+
+@pytest.mark.parametrize(("experts", "top_k", "tokens"), [(5, 2, 3), (4, 1, 4), (6, 4, 2)])
+def test_the_expected_share_of_experts_is_the_mean_over_all_choices(experts: int, top_k: int, tokens: int) -> None:
+    choices = [*combinations(range(experts), top_k)]
+    read = [len({expert for choice in chosen for expert in choice}) for chosen in product(choices, repeat=tokens)]
+    matrix = Matrix("down", 8, 8 * experts, False, False, experts, top_k)
+    assert matrix.expected(tokens) * experts == pytest.approx(fmean(read))
+
+
+def test_layers_with_states_are_counted_as_a_built_model_computes() -> None:
+    """Of each sequence the states are read and written, and only the other layers have keys and values."""
+    delta = DeltaLayer(key_heads=2, value_heads=4, key_dim=8, value_dim=16, taps=4)
+    config = replace(SMALL, model_type="qwen3_5_text", layers=(delta, GatedLayer(), delta), qk_norm=True)
+    counted = CountedSteps(config)
+    runner = counted.run([9, 4, 1])
+    for cost, operations, weights in counted.seen:
+        assert cost.linears.operations + cost.head.operations == operations
+        assert cost.linears.weights + cost.head.weights == weights
+    (last, _, _) = counted.seen[-1]
+    state = sum(tensor[0].nbytes for layer in runner.states for tensor in layer.tensors)
+    keys = sum(length + 5 for length in (9, 4, 1))  # that the last decodes see, of one layer
+    assert last.attention.kv_read == 3 * state + keys * 2 * 2 * 16 * 4
+    assert last.attention.kv_write == 3 * state
+    assert last.pointwise.kv_write == 3 * 2 * 2 * 16 * 4
+    assert CostModel(config, dtype="float32").pieces([(0, 9), (100, 9)]).attention.kv_write == 2 * state
