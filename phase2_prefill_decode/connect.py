@@ -19,7 +19,6 @@ if TYPE_CHECKING:  # a server reads the config without torch
     from phase0_request.params import SamplingParams
     from phase0_request.tokenizer import Tokenizer
     from phase1_kv_pool.cache import PagedCache
-    from phase1_kv_pool.pool import KVPool
     from phase2_prefill_decode.backend import Backend
     from phase2_prefill_decode.decoder import Decoder
     from phase2_prefill_decode.extras.quantized.at_load import Quantization
@@ -27,7 +26,6 @@ if TYPE_CHECKING:  # a server reads the config without torch
     from phase2_prefill_decode.loading.checkpoint import Source
     from phase2_prefill_decode.sampling.processors import Processor
     from phase2_prefill_decode.sampling.sampler import Sampler
-    from phase2_prefill_decode.step.device_state import DeviceState
     from phase2_prefill_decode.step.runner import ModelRunner
 
 PACKAGE = "phase2_prefill_decode"
@@ -186,25 +184,26 @@ def _gpu() -> "Backend":
 
 def runner_for(
     decoder: "Decoder",
-    pool: "KVPool",
     cache: "PagedCache",
     sampler: "Sampler",
-    state: "DeviceState | None" = None,
+    kv_cache_dtype: str | None = None,
+    size: Sequence[int] = (),
     *,
     ahead: bool = False,
 ) -> "ModelRunner":
-    """The `ModelRunner` of a model. A model over several processes has one in each."""
+    """The `ModelRunner` of a model over a cache, with the KV pool and the device state that they need. `size` is the
+    size of the device state, if it is fixed."""
+    from phase1_kv_pool.pool import KVPool
+    from phase2_prefill_decode.step.device_state import DeviceState
     from phase2_prefill_decode.step.runner import ModelRunner
 
-    if not all(layer.paged for layer in decoder.config.layers):
-        from phase2_prefill_decode.extras.families.states import StatefulRunner
+    layout = decoder.config.kv_layout(cache.page_size, kv_cache_dtype)
+    if has_extras(PACKAGE):
+        from phase2_prefill_decode.extras.runners import runner_of
 
-        return StatefulRunner(decoder, pool, cache, sampler, state, ahead=ahead)
-    if decoder.processes is None:
-        return ModelRunner(decoder, pool, cache, sampler, state, ahead=ahead)
-    from phase2_prefill_decode.extras.parallel.leader import Leader
-
-    return Leader(decoder, pool, cache, sampler, state, ahead=ahead)
+        return runner_of(decoder, layout, cache, sampler, size, ahead)
+    pool = KVPool(layout, cache.usage.total, decoder.device)
+    return ModelRunner(decoder, pool, cache, sampler, DeviceState(pool.device, *size), ahead=ahead)
 
 
 class KernelCache(NamedTuple):

@@ -18,7 +18,6 @@ from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason, Request
 from phase0_request.scheduler import BaseScheduler
 from phase1_kv_pool.cache import PagedCache
-from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.connect import runner_for
 from phase2_prefill_decode.generation import Completion, Delta, Prompt, make_requests
 from phase2_prefill_decode.model import Model, sampler_for
@@ -46,11 +45,9 @@ class Engine(Generic[S]):
         clock: Callable[[], float] = time.perf_counter,
         kv_cache_dtype: str | None = None,
     ) -> "Engine[S]":
-        """Build an engine from a model, a scheduler and the scheduler's cache, with a KV pool of the cache's size."""
-        decoder = model.decoder
-        layout = model.config.kv_layout(cache.page_size, kv_cache_dtype or str(decoder.dtype).removeprefix("torch."))
-        pool = KVPool(layout, cache.max_tokens // cache.page_size, decoder.device)
-        runner = runner_for(decoder, pool, cache, sampler_for(model, seed), ahead=scheduler.ahead > 0)
+        """Build an engine from a model, a scheduler and the scheduler's cache."""
+        sampler = sampler_for(model, seed)
+        runner = runner_for(model.decoder, cache, sampler, kv_cache_dtype, ahead=scheduler.ahead > 0)
         return cls(model, EngineCore(scheduler, runner, clock))
 
     def generate(self, prompts: Sequence[Prompt], params: Params = None, *, progress: bool = False) -> list[Completion]:

@@ -15,6 +15,7 @@ from phase1_kv_pool.extras.windows import WindowedCache
 from phase1_kv_pool.layout import KVLayout
 from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.decoder import StepTensors
+from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.model import Model
 from phase2_prefill_decode.step.device_state import DeviceState
 from phase2_prefill_decode.step.packed import PackedStep
@@ -40,6 +41,18 @@ def layout_for(layout: KVLayout, model: Model, options: Mapping[str, Any], in_fl
     if disabled is None and groups.count > 1 and model.decoder.whole_step is not None:
         return layout
     return GroupedLayout.of(layout, groups)
+
+
+def check_groups(groups: LayerGroups, config: ModelConfig) -> None:
+    """ConfigError if a layer of a model needs pages that these groups do not keep for it."""
+    windows = config.windows
+    freed = [window for (group, _), window in zip(groups.places, windows, strict=False) if group >= groups.full]
+    kept = all(window is not None and window <= groups.window for window in freed)
+    if len(groups.places) != len(windows) or not kept:
+        raise ConfigError(
+            f"the cache is for {len(groups.places)} layers, {len(freed)} of them with windows of up to {groups.window} "
+            f"tokens; the layers of this model have windows of {windows}; make its groups by LayerGroups.of"
+        )
 
 
 def pool_for(layout: KVLayout, cache: PagedCache, device: torch.device) -> KVPool:

@@ -133,8 +133,7 @@ def load_model(options: EngineOptions) -> Model:
 
 
 def layout_of(model: Model, options: EngineOptions) -> KVLayout:
-    dtype = options.kv_cache_dtype or str(model.decoder.dtype).removeprefix("torch.")
-    return model.config.kv_layout(options.page_size, dtype)
+    return model.config.kv_layout(options.page_size, options.kv_cache_dtype)
 
 
 def steps_to_record(options: EngineOptions, device: torch.device, running: int, tokens: int) -> RecordedSteps:

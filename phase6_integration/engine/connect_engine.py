@@ -27,7 +27,6 @@ if TYPE_CHECKING:  # a server reads options without torch
     from phase2_prefill_decode.loading.config import ModelConfig
     from phase2_prefill_decode.model import Model
     from phase2_prefill_decode.sampling.sampler import Sampler
-    from phase2_prefill_decode.step.device_state import DeviceState
     from phase2_prefill_decode.step.runner import ModelRunner
     from phase5_continuous.scheduler import Extender, Scheduler
     from phase6_integration.engine.loop_hooks import Extra
@@ -196,18 +195,6 @@ def cache_for(layout: KVLayout, pages: int, shares: bool) -> PagedCache:
     from phase4_radix.extras import windows
 
     return windows.cache_for(layout, pages, shares)
-
-
-def device_parts(layout: KVLayout, cache: PagedCache, device: torch.device, *size: int) -> tuple[KVPool, DeviceState]:
-    """The pool of a cache, and a device state; `size`: its rows and pages, if they are fixed."""
-    if has_extras(TWO):
-        from phase2_prefill_decode.extras.windows import pool_for, state_for
-
-        return pool_for(layout, cache, device), state_for(cache, device, *size)
-    from phase1_kv_pool.pool import KVPool
-    from phase2_prefill_decode.step.device_state import DeviceState
-
-    return KVPool(layout, cache.usage.total, device), DeviceState(device, *size)
 
 
 def touch(pool: KVPool) -> None:

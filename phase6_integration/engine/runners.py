@@ -10,7 +10,7 @@ from phase2_prefill_decode.model import Model
 from phase2_prefill_decode.sampling.sampler import Sampler
 from phase2_prefill_decode.step.graphs import cuda_record
 from phase2_prefill_decode.step.runner import ModelRunner
-from phase6_integration.engine.connect_engine import device_parts, record_pieces, touch
+from phase6_integration.engine.connect_engine import record_pieces, touch
 
 
 class Computing(NamedTuple):
@@ -33,13 +33,11 @@ def make_runner(
 ) -> ModelRunner:
     """A runner with a pool for this cache. No sequence is longer than `context`."""
     model, sampler, layout = computing
-    decoder = model.decoder
-    decoder.rope(context)  # the tables are built now, not in the middle of a step
+    model.decoder.rope(context)  # the tables are built now, not in the middle of a step
     rows = 2 * max(recorded.sizes, default=0)  # as many may have ended in flight as run
     size = (rows, -(-context // cache.page_size)) if rows else ()
-    pool, state = device_parts(layout, cache, decoder.device, *size)
-    touch(pool)
-    runner = runner_for(decoder, pool, cache, sampler, state, ahead=ahead)
+    runner = runner_for(model.decoder, cache, sampler, layout.dtype, size, ahead=ahead)
+    touch(runner.pool)
     if not recorded.sizes:
         return runner
     record = cuda_record()

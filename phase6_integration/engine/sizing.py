@@ -15,7 +15,6 @@ from phase0_request.support.checks import ConfigError
 from phase0_request.support.machine import give_back_freed_memory
 from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.layout import KVLayout
-from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.connect import runner_for
 from phase6_integration.engine.connect_engine import largest_params, scored_rows
 from phase6_integration.engine.runners import Computing, RecordedSteps, make_runner
@@ -42,8 +41,7 @@ def profile(computing: Computing, tokens: int, running: int, context: int) -> in
         kinds = dict(zip(model.config.layers, decoder.layers, strict=True))
         decoder.config = replace(model.config, num_hidden_layers=len(kinds), layers=tuple(kinds))
         decoder.layers = [*kinds.values()]
-    pool = KVPool(layout, cache.usage.total, decoder.device)
-    runner = runner_for(decoder, pool, cache, sampler)
+    runner = runner_for(decoder, cache, sampler, layout.dtype)
     params = largest_params()
     dummies = [Request(f"{number}", (0,) * length, params) for number in range(requests)]
     scored = [Request("scored", (0,) * (block + 1), scored_params)] if block else []

@@ -23,7 +23,6 @@ from phase0_request.request import Request
 from phase0_request.support.machine import give_back_freed_memory
 from phase0_request.tokenizer import BUNDLED
 from phase1_kv_pool.cache import PagedCache
-from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.connect import runner_for
 from phase2_prefill_decode.extras.cpu.product import PackedWeight
 from phase2_prefill_decode.extras.linears import every_product
@@ -65,8 +64,7 @@ class Steps:
 
     def __init__(self, model: Model) -> None:
         self.cache = PagedCache(-(-CONTEXT // PAGE) * (max(BATCHES) + 2) + PROMPT // PAGE, PAGE)
-        pool = KVPool(model.config.kv_layout(PAGE), self.cache.max_tokens // PAGE, model.decoder.device)
-        self.runner = runner_for(model.decoder, pool, self.cache, sampler_for(model, 0))
+        self.runner = runner_for(model.decoder, self.cache, sampler_for(model, 0))
         self.collectives = Collectives(model)
 
     def measure(self, requests: int, length: int, new: int) -> dict[str, float]:

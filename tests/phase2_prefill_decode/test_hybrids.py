@@ -21,13 +21,12 @@ from phase0_request.params import SamplingParams
 from phase0_request.request import Request
 from phase0_request.support.checks import ConfigError
 from phase1_kv_pool.cache import PagedCache
-from phase2_prefill_decode.connect import check_split, config_of
+from phase2_prefill_decode.connect import check_split, config_of, runner_for
 from phase2_prefill_decode.engine import static
 from phase2_prefill_decode.extras.families.delta_rule import Tokens, delta_rule
 from phase2_prefill_decode.extras.families.recurrent import causal_conv
 from phase2_prefill_decode.extras.families.states import LayerState, StatefulRunner
 from phase2_prefill_decode.model import Model
-from phase2_prefill_decode.step.device_state import DeviceState
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.engine import continuous
@@ -239,9 +238,8 @@ def test_recorded_decodes_have_the_same_tokens(pair: Pair) -> None:
     oracle, model, _ = pair
     engine = static(model, cache=PagedCache(64, 8))
     runner = runner_of(engine)
-    fixed = StatefulRunner(
-        model.decoder, runner.pool_of_pages, runner.cache, runner.sampler, DeviceState(torch.device("cpu"), 8, 16)
-    )
+    fixed = runner_for(model.decoder, runner.cache, runner.sampler, None, (8, 16))
+    assert isinstance(fixed, StatefulRunner)
     fixed.record([1, 4, 8], 128, lambda run: run)
     engine.core.runner = fixed
     given = prompts(model.config.vocab_size, (3, 20, 9))

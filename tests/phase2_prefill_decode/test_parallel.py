@@ -19,7 +19,6 @@ from phase0_request.params import SamplingParams
 from phase0_request.support.checks import ConfigError
 from phase0_request.tokenizer import BUNDLED
 from phase1_kv_pool.cache import PagedCache
-from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.connect import check_split, runner_for
 from phase2_prefill_decode.engine import Engine, static
 from phase2_prefill_decode.extras.outcome import extras_of
@@ -33,7 +32,6 @@ from phase2_prefill_decode.loading.checkpoint import Checkpoint
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.model import Model, sampler_for
 from phase2_prefill_decode.scheduler import StaticScheduler
-from phase2_prefill_decode.step.device_state import DeviceState
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.engine import continuous
@@ -195,10 +193,9 @@ def test_recorded_steps_run_on_all_ranks(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("phase2_prefill_decode.step.runner.cuda_record", lambda: replays_itself)
     oracle = variant("qwen3")
     with split(saved(oracle, tmp_path), 2) as model:
-        cache, state = PagedCache(32, 16), DeviceState(torch.device("cpu"), 8, 8)
+        cache = PagedCache(32, 16)
         scheduler = StaticScheduler(cache, model.eos_ids, batch_size=4)
-        pool = KVPool(model.config.kv_layout(16), 32, model.decoder.device)
-        runner = runner_for(model.decoder, pool, cache, sampler_for(model, 0), state)
+        runner = runner_for(model.decoder, cache, sampler_for(model, 0), None, (8, 8))
         runner.record([1, 2, 4], 128, replays_itself)
         given = prompts(300, [3, 17, 30])
         answers = Engine(model, EngineCore(scheduler, runner)).generate(given, GREEDY)

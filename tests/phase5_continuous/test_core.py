@@ -14,13 +14,12 @@ from phase0_request.core import EngineCore, Launched
 from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason, Request
 from phase1_kv_pool.cache import PagedCache
-from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode import engine as engine_module
+from phase2_prefill_decode.connect import runner_for
 from phase2_prefill_decode.decoder import Decoder
 from phase2_prefill_decode.engine import static
 from phase2_prefill_decode.model import Model
 from phase2_prefill_decode.sampling.sampler import Sampler
-from phase2_prefill_decode.step.device_state import DeviceState
 from phase2_prefill_decode.step.graphs import Computed, Replay
 from phase2_prefill_decode.step.packed import PackedStep
 from phase2_prefill_decode.step.runner import ModelRunner
@@ -50,7 +49,7 @@ def ahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> in
     return steps
 
 
-def recorded_runner(decoder: Decoder, pool: KVPool, cache: PagedCache, sampler: Sampler, *, ahead: bool) -> ModelRunner:
+def recorded_runner(decoder: Decoder, cache: PagedCache, sampler: Sampler, _: None, *, ahead: bool) -> ModelRunner:
     """A runner that replays its decode steps: it computes them again over the tensors that they were recorded with, and
     writes the results where they were the first time."""
 
@@ -66,7 +65,7 @@ def recorded_runner(decoder: Decoder, pool: KVPool, cache: PagedCache, sampler: 
 
         return replay
 
-    runner = ModelRunner(decoder, pool, cache, sampler, DeviceState(pool.device, rows=128, pages=64), ahead=ahead)
+    runner = runner_for(decoder, cache, sampler, None, (128, 64), ahead=ahead)
     runner.record([1, 2, 4, 6], decoder.config.max_position_embeddings, record)
     runner.compute = only_mixed(runner.compute)  # type: ignore[method-assign]
     return runner

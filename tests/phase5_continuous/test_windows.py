@@ -1,21 +1,20 @@
 """Pages before a window are freed, and no token changes: greedy, float32, beside transformers."""
 
-import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 
-from phase0_request.core import EngineCore
 from phase0_request.params import SamplingParams
+from phase0_request.support.checks import ConfigError
 from phase1_kv_pool import PageUsage
 from phase1_kv_pool.extras.layer_groups import LayerGroups
 from phase1_kv_pool.extras.windows import WindowedCache
 from phase2_prefill_decode.connect import runner_for
-from phase2_prefill_decode.engine import Engine
-from phase2_prefill_decode.extras.windows import pool_for, state_for
+from phase2_prefill_decode.engine import Engine, static
 from phase2_prefill_decode.model import Model, sampler_for
+from phase2_prefill_decode.step.runner import ModelRunner
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.extras.windows import WindowedPrefixCache
 from phase5_continuous.engine import continuous
@@ -67,13 +66,14 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def engine_over(model: Model, cache: WindowedCache, ahead: int = 0, recorded: int = 0) -> Engine[Scheduler]:
     """Its invariants are checked after each step, and what a page that becomes free held is replaced by NaN. Steps of
     up to `recorded` decodes are recorded."""
-    scheduler = Scheduler(cache, model.eos_ids, BUDGET, ahead=ahead)
-    pool = pool_for(model.config.kv_layout(PAGE, "float32"), cache, model.decoder.device)
-    state = state_for(cache, model.decoder.device, *((2 * recorded, LONGEST // PAGE) if recorded else ()))
-    runner = runner_for(model.decoder, pool, cache, sampler_for(model), state, ahead=ahead > 0)
+    engine = continuous(model, BUDGET, cache=cache, ahead=ahead)
+    runner = engine.core.runner
+    assert isinstance(runner, ModelRunner)
     if recorded:
+        size = 2 * recorded, LONGEST // PAGE
+        runner = runner_for(model.decoder, cache, sampler_for(model), None, size, ahead=ahead > 0)
         runner.record([1, 2, recorded], LONGEST, lambda compute: compute)
-    engine = Engine(model, EngineCore(scheduler, runner, time.perf_counter))
+        engine.core.runner = runner
     step, release = engine.core.step, cache.pages.memory.release
 
     def checked() -> Any:
@@ -82,7 +82,7 @@ def engine_over(model: Model, cache: WindowedCache, ahead: int = 0, recorded: in
         return done
 
     def poisoned(pages: Sequence[int]) -> int:
-        for layer in pool.layers:
+        for layer in runner.pool.layers:
             layer.keys[[*pages]] = layer.values[[*pages]] = torch.nan
         return release(pages)
 
@@ -91,7 +91,7 @@ def engine_over(model: Model, cache: WindowedCache, ahead: int = 0, recorded: in
     return engine
 
 
-def generated(engine: Engine[Scheduler], prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+def generated(engine: Engine[Any], prompts: Sequence[Sequence[int]]) -> list[list[int]]:
     params = SamplingParams(temperature=0, max_tokens=ANSWER, ignore_eos=True)
     return [answer.output_tokens for answer in engine.generate(prompts, params)]
 
@@ -111,6 +111,27 @@ def test_tokens_are_those_of_transformers(case: Case, kind: type[WindowedCache],
         assert (cache.counts.evictions > 0) == (pages < 400)
         cache.reset()
     assert cache.usage == PageUsage(cache.usage.total, cache.usage.total, 0)
+
+
+def test_an_engine_made_by_hand_has_the_pool_of_its_cache(case: Case) -> None:
+    prompts, wanted = case.prompts[:3], case.wanted[:3]
+    groups = LayerGroups.of(case.model.config.windows)
+    assert groups is not None
+    for engine in (
+        static(case.model, cache=WindowedCache(groups, 400, PAGE)),
+        continuous(case.model, BUDGET, cache=case.cache(WindowedPrefixCache, 400)),
+    ):
+        assert generated(engine, prompts) == wanted
+
+
+def test_a_cache_for_other_windows_is_refused(case: Case) -> None:
+    windows = case.model.config.windows
+    shorter = [None if window is None else window - 1 for window in windows]
+    for other in (shorter, windows[1:], [*windows, None], [8] * (len(windows) + 1)):
+        groups = LayerGroups.of(other, CHUNK)
+        assert groups is not None
+        with pytest.raises(ConfigError, match="make its groups by LayerGroups"):
+            static(case.model, cache=WindowedCache(groups, 400, PAGE))
 
 
 def test_a_conversation_finds_its_last_turn_and_a_shared_prompt_its_end(case: Case) -> None:

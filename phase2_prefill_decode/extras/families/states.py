@@ -5,7 +5,7 @@ cannot simply run again, as it can over pages. The runner notes where the state 
 elsewhere, because a step failed or was forgotten, has its state computed again first, from the request's start.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from copy import copy
 from typing import Any
 
@@ -31,6 +31,9 @@ class LayerState:
 
     def __init__(self, tensors: Sequence[StateTensor], device: torch.device) -> None:
         self.tensors = [torch.zeros(1, *shape, dtype=getattr(torch, dtype), device=device) for shape, dtype in tensors]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self.tensors)
 
     def reserve(self, rows: int) -> None:
         """Make room for this many rows."""
@@ -61,7 +64,7 @@ class StatefulRunner(ModelRunner):
             for layer in layers
         ]
         self.states: list[LayerState] = [layer for layer in merged if isinstance(layer, LayerState)]
-        self.pool_of_pages, pool = pool, copy(pool)
+        pool = copy(pool)
         pool.layers = merged
         super().__init__(decoder, pool, cache, sampler, state, ahead=ahead)
         self._at: dict[int, tuple[str, int]] = {}  # by row: the request, and how many of its tokens are in the state

@@ -7,7 +7,8 @@ from pathlib import Path
 from phase0_request.batch import Batch, Slice
 from phase0_request.request import Request
 from phase0_request.support.checks import ConfigError
-from phase1_kv_pool.pool import KVPool
+from phase1_kv_pool.extras.windows import WindowedCache
+from phase2_prefill_decode.connect import runner_for
 from phase2_prefill_decode.engine import Engine
 from phase2_prefill_decode.extras.families.stateful import check_stateless
 from phase2_prefill_decode.extras.penalties import Penalties
@@ -44,16 +45,13 @@ def drafter_for(extender: Extender, engine: Engine[Scheduler]) -> None:
     drafter = extender.draft_model if isinstance(extender, Speculation) else None
     if drafter is None:
         return
-    draft, runner, cache = (
-        load_draft_model(drafter.model, engine.model),
-        engine.core.runner,
-        engine.core.scheduler.cache,
-    )
+    runner, cache = engine.core.runner, engine.core.scheduler.cache
     assert isinstance(runner, ModelRunner)
-    layout, pages = draft.config.kv_layout(cache.page_size, draft.config.dtype), cache.max_tokens // cache.page_size
-    pool = KVPool(layout, pages, draft.decoder.device)
-    own = type(cache)(pages, cache.page_size)
-    connect(drafter, ModelRunner(draft.decoder, pool, own, sampler_of_drafts(runner.sampler)), runner)
+    if isinstance(cache, WindowedCache):
+        raise ConfigError("a draft model has one page table for all layers, and so must the cache of its target")
+    draft = load_draft_model(drafter.model, engine.model)
+    own = type(cache)(cache.usage.total, cache.page_size)
+    connect(drafter, runner_for(draft.decoder, own, sampler_of_drafts(runner.sampler)), runner)
 
 
 def connect(drafter: DraftModel, runner: ModelRunner, other: ModelRunner) -> None:
