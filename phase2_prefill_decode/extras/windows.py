@@ -14,22 +14,23 @@ from phase1_kv_pool.extras.layer_groups import GroupedLayout, LayerGroups, withi
 from phase1_kv_pool.extras.windows import WindowedCache
 from phase1_kv_pool.layout import KVLayout
 from phase1_kv_pool.pool import KVPool
-from phase2_prefill_decode.decoder import StepTensors
+from phase2_prefill_decode.decoder import Decoder, StepTensors
 from phase2_prefill_decode.loading.config import ModelConfig
-from phase2_prefill_decode.model import Model
 from phase2_prefill_decode.step.device_state import DeviceState
 from phase2_prefill_decode.step.packed import PackedStep
 
 
-def layout_for(layout: KVLayout, model: Model, options: Mapping[str, Any], in_flight: int, context: int) -> KVLayout:
+def layout_for(
+    layout: KVLayout, decoder: Decoder, options: Mapping[str, Any], in_flight: int, context: int
+) -> KVLayout:
     """The layout of a pool. Layers with windows free the pages before them, unless what computes the steps has one page
     table for all layers: ranks, pieces of graphs, a draft model beside the target, and on a CPU the whole step."""
     disabled, speculative = options.get("disable_hybrid_kv_cache_manager"), options.get("speculative_config")
-    groups = LayerGroups.of(within(model.config.windows, context), in_flight)
+    groups = LayerGroups.of(within(decoder.config.windows, context), in_flight)
     pieces, drafts = options.get("enable_piecewise_cuda_graph"), "model" in (speculative or {})
-    stateful = not all(layer.paged for layer in model.config.layers)
+    stateful = not all(layer.paged for layer in decoder.config.layers)
     events = options.get("kv_events_config")  # routers would send requests for pages that have lost their windows
-    one_table = model.decoder.processes is not None or pieces or drafts or stateful or events
+    one_table = decoder.processes is not None or pieces or drafts or stateful or events
     if groups is None or disabled or (one_table and disabled is None):
         return layout
     if one_table:
@@ -38,7 +39,7 @@ def layout_for(layout: KVLayout, model: Model, options: Mapping[str, Any], in_fl
             "tensor_parallel_size, nor with enable_piecewise_cuda_graph, kv_events_config, a draft model, or layers "
             "that keep states"
         )
-    if disabled is None and groups.count > 1 and model.decoder.whole_step is not None:
+    if disabled is None and groups.count > 1 and decoder.whole_step is not None:
         return layout
     return GroupedLayout.of(layout, groups)
 

@@ -185,7 +185,7 @@ def kv_layout(layout: KVLayout, model: Model, options: EngineOptions, in_flight:
         return layout
     from phase2_prefill_decode.extras.windows import layout_for
 
-    return layout_for(layout, model, options.more, in_flight, context)
+    return layout_for(layout, model.decoder, options.more, in_flight, context)
 
 
 def cache_for(layout: KVLayout, pages: int, shares: bool) -> PagedCache:
