@@ -174,6 +174,30 @@ def test_a_long_one_fits_a_small_pool(watched) -> None:
     expect(page.get_by_text("1 of 1 have ended")).to_be_visible()
 
 
+def test_the_tour_asks_and_shows_five_mechanisms(serve, visit, accessible) -> None:
+    """Each stop lights one panel, plays the steps that answer, and ends on what it is about."""
+    page = visit(serve("--demo"))
+    page.get_by_role("button", name="Take the tour").click()
+    tour, lit = page.get_by_role("region", name="Tour"), page.locator(".v-panel:not(.v-dim) h3")
+    stops = {
+        "Pages": ("Pages", "Into any free page", "decodes a token"),
+        "Sharing": ("Prefix tree", "None", "176 of its 189 tokens are cached"),
+        "The batch": ("Batch over time", "One for all", "8 requests decode a token each"),
+        "Chunks": ("Batch over time", "After its last chunk", "computes 61 prompt tokens"),
+        "Preemption": ("Pages", "It takes the pages of the last request", "preempted"),
+    }
+    for number, (title, (panel, right, said)) in enumerate(stops.items(), 1):
+        expect(tour).to_contain_text(f"{number} of 5: {title}")
+        expect(lit).to_contain_text(panel)
+        accessible(page, "#tour")
+        tour.get_by_role("button", name=right, exact=True).click()
+        expect(tour.get_by_role("status")).to_contain_text("Yes. ")
+        expect(page.get_by_role("button", name="Play", exact=True)).to_be_visible()
+        expect(page.locator(".v-said")).to_contain_text(said)
+        tour.get_by_role("button", name="To the engine" if number == len(stops) else "Next").click()
+    expect(tour).to_be_hidden()
+
+
 def test_a_pool_of_the_real_size_is_not_filled(serve, visit) -> None:
     page = visit(serve())
     expect(page.get_by_text("ready")).to_be_visible()

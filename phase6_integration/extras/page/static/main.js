@@ -9,6 +9,7 @@ import { First } from "./first.js";
 import { watch } from "./live.js";
 import { own } from "./own.js";
 import { Settings } from "./settings.js";
+import { Tour } from "./tour.js";
 import { Viewer } from "./viewer/viewer.js";
 
 const text = $("text"), narrow = matchMedia("(max-width: 60rem)"), dark = matchMedia("(prefers-color-scheme: dark)");
@@ -29,6 +30,7 @@ const chat = new Chat({
 
 /** What is asked for now is seen now, whatever the view has not shown yet. */
 function now() {
+  if (first.touring) tour.leave();
   if (viewer.player.following) viewer.player.follow();
 }
 
@@ -201,6 +203,8 @@ const sources = fetch("static/viewer/sources.json").then((found) => found.json()
 const viewer = new Viewer($("viewer"), { title: "Engine", sources });
 const first = new First(viewer, (recorded) => { $("recorded").hidden = !recorded; });
 first.show();
+const tour = new Tour($("tour"), viewer, first);
+for (const each of document.querySelectorAll(".tour")) each.addEventListener("click", () => tour.start());
 own.know = (id, request) => viewer.know(id, request);
 watch((lines) => {
   for (const line of lines) if ("record" in line) own.needed = !line.text;

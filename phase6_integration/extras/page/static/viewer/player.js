@@ -17,6 +17,7 @@ export class Player {
     this.fast = false; // follows at the engine's own speed
     this.loops = false; // begins again at the end
     this.moving = false; // whether a frame is asked for
+    this.until = Infinity; // the line at which playing stops
     this.burst = 0; // the line from which on a live view lags behind the engine
     this.byTime = false;
     this.speed = 1;
@@ -61,10 +62,11 @@ export class Player {
     this.changed();
   }
 
-  /** Play from a line on. */
-  playFrom(line) {
+  /** Play from a line on, up to another. */
+  playFrom(line, until = Infinity) {
     this.pause();
     this.seek(line, true);
+    this.until = until;
     this.play();
   }
 
@@ -86,6 +88,7 @@ export class Player {
 
   pause() {
     this.playing = this.following = false;
+    this.until = Infinity;
     this.refresh();
     this.changed();
   }
@@ -125,9 +128,11 @@ export class Player {
 
   #move(passed) {
     const was = Math.floor(this.position), rate = this.following ? FOLLOWED : this.speed * (this.byTime ? 1 : STEPS_A_SECOND);
-    this.position = Math.min(this.last, this.position + passed * rate);
+    const end = Math.min(this.last, this.following ? Infinity : this.until);
+    this.position = Math.min(end, this.position + passed * rate);
     if (this.byTime || Math.floor(this.position) !== was) this.seek(this.position);
-    if (this.position < this.last || this.following) return;
+    if (this.position < end || this.following) return;
+    if (end === this.until) { this.pause(); return; }
     if (this.live) this.follow();
     else if (this.loops) this.seek(this.first);
     else this.pause();

@@ -87,6 +87,12 @@ export class Viewer {
     if (tell) this.element.dispatchEvent(new CustomEvent("select", { detail: what, bubbles: true }));
   }
 
+  /** Draw attention to one panel: pages, tree, time or who; null ends it. */
+  light(name) {
+    for (const panel of this.body.children) panel.classList.toggle("v-dim", name !== null && !panel.classList.contains(`v-${name}`));
+    if (name) this.body.querySelector(`.v-${name}`).scrollIntoView({ block: "nearest" });
+  }
+
   hover(what) {
     if (JSON.stringify(what) === JSON.stringify(this.hovered)) return;
     this.hovered = what;

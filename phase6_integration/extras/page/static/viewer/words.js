@@ -15,7 +15,7 @@ export function words(line, state) {
     for (const { r, prompt = 0, max, tenant } of line.new ?? []) {
       say("arrival", `r${r} arrives${tenant ? ` from ${tenant}` : ""}: a prompt of ${count(prompt, "token")}, ${max ? `up to ${max} to generate` : "nothing to generate"}`, r);
     }
-    for (const [r, cached] of line.admitted ?? []) say(cached ? "prefix" : "admission", admitted(state.requests.get(r), cached), r);
+    for (const [r, cached] of line.admitted ?? []) say(cached ? "prefix" : "admission", admitted(state.requests.get(r), cached, line.out), r);
     for (const [r, by] of line.preempted ?? []) say("preemption", `r${r} preempted: ${cause(r, by ?? null, line, state)}`, r);
     pages(line, say);
   }
@@ -32,9 +32,9 @@ function experts([read, most, rows], number) {
   return `a layer reads ${read} of ${number} experts on average: the one with the most tokens has ${most}, an even spread would be ${+(rows / number).toPrecision(2)}`;
 }
 
-function admitted(request, cached) {
+function admitted(request, cached, out = []) {
   const verb = request.preemptions ? "resumes" : "admitted";
-  const total = request.total;
+  const total = request.total - out.filter((r) => r === request.r).length; // before this step drew its token
   if (!cached) return `r${request.r} ${verb}: none of its ${count(total, "token")} is cached`;
   return `r${request.r} ${verb}: ${cached} of its ${count(total, "token")} are cached, and need no computing`;
 }
