@@ -45,7 +45,10 @@ def scores(logits: Tensor, *row: Tensor) -> tuple[Tensor, Tensor]:
 def threshold_kernel(logits, found, count, enough, peak, lowest, counting: tl.constexpr, shift: tl.constexpr):
     top = order(tl.full((), peak, tl.float32))
     low = tl.full((), lowest, tl.int32)
-    threshold = search(logits, logits, count, low, top, enough, peak, LOG2_E, 0.0, False, counting, shift, 64)
+    if counting:
+        threshold = search((logits, None, count), None, low, top, enough, shift, 64)
+    else:
+        threshold = search((logits, None, count), (peak, LOG2_E, 0.0), low, top, enough, shift, 64)
     tl.store(found, threshold)
 
 

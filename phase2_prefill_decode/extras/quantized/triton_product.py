@@ -118,7 +118,12 @@ def load_weight(
 @triton.jit
 def exact(bits, kind: tl.constexpr, centred: tl.constexpr, short: tl.constexpr):
     """The numbers in 16 bits, without converting integers: a power of two with an integer in its lowest bits is
-    their sum. A register holds two 16-bit numbers, and one instruction computes both."""
+    their sum. A register holds two 16-bit numbers, and one instruction computes both. One number of each kind:
+
+    int4  -3 is stored as 5     0x4300 | 5 = 0x4305, in bfloat16 128 + 5. Less 128 + 8: -3
+    int8  -3 is 0xFD            0xFD ^ 0x4B000080 = 0x4B00007D, in float32 2^23 + 125. Less 2^23 + 128: -3
+    fp8   13 is 0 1010 101      a sign, 2^3, 1 + 5/8. In the places of float32 0 00001010 101, 13 * 2^-120
+    """
     mantissa: tl.constexpr = 7 if short == tl.bfloat16 else 10  # its bits
     power: tl.constexpr = 1 << mantissa
     one: tl.constexpr = 0x4300 if short == tl.bfloat16 else 0x6400  # the bits of `power`

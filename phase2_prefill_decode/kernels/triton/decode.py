@@ -83,8 +83,8 @@ def decode_kernel(
             m_i = tl.where(is_first, tl.load(sinks + kv_head * group + row % group).to(tl.float32) * LOG2_E, m_i)
             l_i += tl.where(is_first, 1.0, 0.0)
         m_i, l_i, acc = walk(
-            begin, end, q, keys, values, key_scales, value_scales, table, position, length, scale, m_i, l_i, acc,
-            kv_head, kv_heads, head_dim, block_dim, page_size, tile, window, True,
+            begin, end, q, position, (m_i, l_i, acc), (keys, values, key_scales, value_scales), table, length, scale,
+            kv_head, (kv_heads, page_size, head_dim), tile, window, True,
         )  # fmt: skip
         acc /= tl.where(l_i == 0, 1.0, l_i)[:, None]  # a row without visible keys is 0
         if splits == 1:  # nothing to join
@@ -127,15 +127,15 @@ def join_kernel(
     acc = tl.zeros([rows, block_dim], tl.float32)
     for first in range(0, splits, at_once):
         split = first + tl.arange(0, at_once)[:, None]
-        row = ((number + split) * queries + query).to(tl.int64) * heads + head
+        part = ((number + split) * queries + query).to(tl.int64) * heads + head
         is_part = (split < splits)[:, :, None] & (dim < head_dim)
-        lse_j = tl.load(lse + row, mask=split < splits, other=-float("inf"))
-        part = tl.load(parts + row[:, :, None] * head_dim + dim, mask=is_part, other=0.0)
+        lse_j = tl.load(lse + part, mask=split < splits, other=-float("inf"))
+        acc_j = tl.load(parts + part[:, :, None] * head_dim + dim, mask=is_part, other=0.0)
         m_new = tl.maximum(m_i, tl.max(lse_j, 0))
         alpha = tl.exp2(m_i - m_new)  # rescales what was summed relative to the lower maximum
         p = tl.exp2(lse_j - m_new)
         l_i = l_i * alpha + tl.sum(p, 0)
-        acc = acc * alpha[:, None] + tl.sum(p[:, :, None] * part, 0)
+        acc = acc * alpha[:, None] + tl.sum(p[:, :, None] * acc_j, 0)
         m_i = m_new
     out = ((start + query).to(tl.int64) * heads + head)[:, None] * head_dim + dim
     tl.store(result + out, (acc / l_i[:, None]).to(result.dtype.element_ty), mask=(dim < head_dim)[None, :])

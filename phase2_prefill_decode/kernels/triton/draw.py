@@ -1,14 +1,17 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 """The draw of a token from each row of logits on a GPU, in four launches, each with a grid of shapes alone.
 
-maxima   the largest logit of each block of tokens
-bound    the peak of each row, the token of a greedy one, and for filters a bound on the tokens that they keep
-scan     a row without filters: the race inside each tile. With filters: the tokens above the bound, the candidates
-choose   the winner over all tiles, or the filters and the race over the candidates
+launch  a program  writes
+maxima  per tile   maxima: the largest logit of each block of tokens
+bound   per row    peaks, tokens of greedy rows, and of filters the bounds: no token below is kept
+scan    per tile   without filters races: the winner of each tile. With them candidates: the tokens that reach the
+                   bound, counts: how many do, and masses: the weight of all tokens
+choose  per row    tokens: the winner of all tiles, or of a race over the candidates that the filters keep
 
-A row is read twice, and its tiles by many programs, so that one row keeps more than one multiprocessor busy. A filter
-searches its threshold among the candidates. If these are too many, or too few for the nucleus, one program searches the
-whole row, some 16 passes for 16-bit logits. Nothing is read on the host: the launches can be captured.
+The file begins with the Gumbel maximum: from `race` to `mix`, it is all that a row without filters needs. A row is read
+twice, and its tiles by many programs, so that one row keeps more than one multiprocessor busy. A filter searches its
+threshold among the candidates. If these are too many, or too few for the nucleus, one program searches the whole row,
+some 16 passes for 16-bit logits. Nothing is read on the host: the launches can be captured.
 """
 
 from typing import Any
@@ -28,8 +31,7 @@ ROW_CANDIDATES = 4096  # the rest of them is not stored
 OPTIONS: dict[str, Any] = {"num_warps": 8, "enable_fp_fusion": False}  # fused, a product would be rounded once less
 PARAMETERS = ["temperatures", "top_k", "top_p", "min_p", "keys", "positions"]  # views of one upload, not aligned
 
-INFINITY = tl.constexpr(0x7F800000)  # its bits, which are its order
-NAN = tl.constexpr(0x7FC00000)
+INFINITY, NAN = tl.constexpr(0x7F800000), tl.constexpr(0x7FC00000)  # their bits, which are their order
 LOWEST = tl.constexpr(-0x7F800000)  # the order of the lowest finite number
 LAST = tl.constexpr(0x7FFFFFFF)
 LOG2_E, LN_2, WHOLE = (tl.constexpr(number) for number in (interface.LOG2_E, interface.LN_2, interface.WHOLE))
@@ -37,6 +39,56 @@ E0, E1, E2, E3, E4, E5, E6 = map(tl.constexpr, interface.EXP2)
 L0, L1, L2, L3, L4, L5, L6, L7, L8 = map(tl.constexpr, interface.LOG)
 STRIDE = tl.constexpr(0x9E3779B97F4A7C15)
 LARGEST, UNIT = tl.constexpr(1 - 2.0**-24), tl.constexpr(2.0**-63)
+
+
+@triton.jit
+def race(token, weight, start):
+    """Each token's score, 1 / (its time of arrival), above its id: the largest of these integers has won, and of equal
+    scores the lowest id. Its chance is the token's share of the weights (the Gumbel maximum)."""
+    score = tl.div_rn(weight, arrival(start, token)).to(tl.int32, bitcast=True)
+    return (score.to(tl.int64) << 32) | (LAST - token)
+
+
+@triton.jit
+def winner(raced):
+    return LAST - (raced & LAST)
+
+
+@triton.jit
+def arrival(start, token):
+    """An exponentially distributed number for each token: -log(1 - v) of a uniform v > 0."""
+    number = mix(start + (token + 1).to(tl.uint64) * STRIDE)
+    v = tl.minimum(((number >> 1) | 1).to(tl.int64).to(tl.float32) * UNIT, LARGEST)
+    bits = (1.0 - v).to(tl.int32, bitcast=True)
+    halvings = tl.maximum(126 - (bits >> 23), 0)
+    f = tl.where(halvings == 0, v, 1.0 - (bits + (halvings << 23)).to(tl.float32, bitcast=True))
+    series = (((((((L8 * f + L7) * f + L6) * f + L5) * f + L4) * f + L3) * f + L2) * f + L1) * f + L0
+    return halvings.to(tl.float32) * LN_2 + series * f
+
+
+@triton.jit
+def start_of(keys, positions, row):
+    """The random bits of a row: a hash of its request's key and the position."""
+    key, position = tl.load(keys + row).to(tl.uint64), tl.load(positions + row).to(tl.uint64)
+    return mix(mix(key + STRIDE) + position * STRIDE)
+
+
+@triton.jit
+def mix(number):
+    """The finalizer of SplitMix64."""
+    number = (number ^ (number >> 30)) * 0xBF58476D1CE4E5B9
+    number = (number ^ (number >> 27)) * 0x94D049BB133111EB
+    return number ^ (number >> 31)
+
+
+@triton.jit
+def weigh(x, peak, scale):
+    """2^((x - peak) * scale), from 0 to 1."""
+    near = tl.maximum((x - peak) * scale, -127.0)
+    whole = tl.floor(near + 0.5)
+    rest = near - whole
+    power = (((((E6 * rest + E5) * rest + E4) * rest + E3) * rest + E2) * rest + E1) * rest + E0
+    return power * ((whole.to(tl.int32) + 127) << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -54,59 +106,10 @@ def number_of(order):
 
 
 @triton.jit
-def weigh(x, peak, scale):
-    """2^((x - peak) * scale), from 0 to 1."""
-    near = tl.maximum((x - peak) * scale, -127.0)
-    whole = tl.floor(near + 0.5)
-    rest = near - whole
-    power = (((((E6 * rest + E5) * rest + E4) * rest + E3) * rest + E2) * rest + E1) * rest + E0
-    return power * ((whole.to(tl.int32) + 127) << 23).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def mix(number):
-    """The finalizer of SplitMix64."""
-    number = (number ^ (number >> 30)) * 0xBF58476D1CE4E5B9
-    number = (number ^ (number >> 27)) * 0x94D049BB133111EB
-    return number ^ (number >> 31)
-
-
-@triton.jit
-def arrival(start, token):
-    """An exponentially distributed number for each token: -log(1 - v) of a uniform v > 0."""
-    number = mix(start + (token + 1).to(tl.uint64) * STRIDE)
-    v = tl.minimum(((number >> 1) | 1).to(tl.int64).to(tl.float32) * UNIT, LARGEST)
-    bits = (1.0 - v).to(tl.int32, bitcast=True)
-    halvings = tl.maximum(126 - (bits >> 23), 0)
-    f = tl.where(halvings == 0, v, 1.0 - (bits + (halvings << 23)).to(tl.float32, bitcast=True))
-    series = (((((((L8 * f + L7) * f + L6) * f + L5) * f + L4) * f + L3) * f + L2) * f + L1) * f + L0
-    return halvings.to(tl.float32) * LN_2 + series * f
-
-
-@triton.jit
-def start_of(keys, positions, row):
-    key, position = tl.load(keys + row).to(tl.uint64), tl.load(positions + row).to(tl.uint64)
-    return mix(mix(key + STRIDE) + position * STRIDE)
-
-
-@triton.jit
 def filters_of(top_k, top_p, row, vocab):
     """k, or 0 if it removes nothing, and p."""
     k = tl.load(top_k + row)
     return tl.where(k < vocab, k, 0), tl.load(top_p + row)
-
-
-@triton.jit
-def race(token, weight, start):
-    """Each token's score, 1 / (its time of arrival), above its id: the largest of these integers has won, and of equal
-    scores the lowest id."""
-    score = tl.div_rn(weight, arrival(start, token)).to(tl.int32, bitcast=True)
-    return (score.to(tl.int64) << 32) | (LAST - token)
-
-
-@triton.jit
-def winner(raced):
-    return LAST - (raced & LAST)
 
 
 @triton.jit(do_not_specialize=["vocab", "blocks"])
@@ -167,7 +170,7 @@ def bound_kernel(
             reach = tl.where(k > 0, k, blocks - blocks // 8)  # without top-k: enough for the most nuclei
             low = tl.full((), LOWEST, tl.int32)
             if ((k > 0) | (p < 1)) & (reach <= blocks):
-                low = search(maxima, maxima, blocks, low, top, reach, peak, 0.0, 0.0, False, True, 0, tile)
+                low = search((maxima, None, blocks), None, low, top, reach, 0, tile)
             tl.store(bounds + row, low)
     tl.store(tokens + row, token)
 
@@ -220,54 +223,47 @@ def choose_kernel(
                 raced = tl.maximum(raced, tl.load(races + row * tiles + part, mask=part < tiles, other=0))
             token = winner(tl.max(raced, 0))
         else:
-            x, chosen, count = logits + row * stride, candidates + row * most, tl.load(counts + row)
-            scale, least, total = tl.div_rn(LOG2_E, temperature), tl.load(min_p + row), tl.load(masses + row)
+            x, count, total = logits + row * stride, tl.load(counts + row), tl.load(masses + row)
+            chosen, whole = (x, candidates + row * most, count), (x, None, vocab)
+            weighing = peak, tl.div_rn(LOG2_E, temperature), tl.load(min_p + row)
             low, top = tl.load(bounds + row), order(peak)
             is_enough = count <= most
             if is_enough & (k == 0):
-                mass = summed(x, chosen, count, low, peak, scale, least, True, False, tile)
+                mass = summed(chosen, weighing, low, tile)
                 is_enough = mass.to(tl.float64) >= total.to(tl.float64) * p.to(tl.float64)
             if is_enough:
-                token = filtered(x, chosen, count, low, top, k, p, total, peak, scale, least, start, True, shift, tile)
+                token = filtered(chosen, weighing, low, top, k, p, total, start, shift, tile)
             else:
                 low = tl.full((), LOWEST, tl.int32)
-                token = filtered(x, chosen, vocab, low, top, k, p, total, peak, scale, least, start, False, shift, tile)
+                token = filtered(whole, weighing, low, top, k, p, total, start, shift, tile)
         tl.store(tokens + row, token)
 
 
 @triton.jit
-def filtered(
-    x, chosen, count, low, top, k, p, total, peak, scale, least, start,
-    is_chosen: tl.constexpr, shift: tl.constexpr, tile: tl.constexpr,
-):  # fmt: skip
-    """The winner among the tokens that the filters keep: of the candidates or, if not is_chosen, of the whole row."""
+def filtered(source, weighing, low, top, k, p, total, start, shift: tl.constexpr, tile: tl.constexpr):
+    """The winner among the tokens of the source that the filters keep."""
     if k > 0:
-        low = search(x, chosen, count, low, top, k, peak, scale, least, is_chosen, True, shift, tile)
+        low = search(source, None, low, top, k, shift, tile)
         if p < 1:
-            total = summed(x, chosen, count, low, peak, scale, least, is_chosen, False, tile)
+            total = summed(source, weighing, low, tile)
     if p < 1:
-        enough = total.to(tl.float64) * p.to(tl.float64)
-        low = search(x, chosen, count, low, top, enough, peak, scale, least, is_chosen, False, shift, tile)
+        low = search(source, weighing, low, top, total.to(tl.float64) * p.to(tl.float64), shift, tile)
     raced = tl.zeros([tile], tl.int64)
-    for first in range(0, count, tile):
-        token, weight = weights_from(x, chosen, first, count, low, peak, scale, least, is_chosen, tile)
-        raced = tl.maximum(raced, race(token, weight, start))
+    for first in range(0, source[2], tile):
+        token, number = numbers_from(source, first, tile)
+        raced = tl.maximum(raced, race(token, weight_of(number, low, weighing), start))
     return winner(tl.max(raced, 0))
 
 
 @triton.jit
-def search(
-    x, chosen, count, low, top, enough, peak, scale, least,
-    is_chosen: tl.constexpr, counting: tl.constexpr, shift: tl.constexpr, tile: tl.constexpr,
-):  # fmt: skip
+def search(source, weighing, low, top, enough, shift: tl.constexpr, tile: tl.constexpr):
     """The threshold: the largest order such that the numbers from there on are enough, or weigh enough. It is from
     `low`, which is known to be one, to `top`. With 16-bit numbers, only orders that differ in the upper bits matter."""
     # region exercise 2.22
     low, above = (low >> shift).to(tl.int64), (top >> shift).to(tl.int64) + 1
     while above - low > 1:
         middle = (low + above) >> 1
-        sums = summed(x, chosen, count, (middle << shift).to(tl.int32), peak, scale, least, is_chosen, counting, tile)
-        if sums.to(tl.float64) >= enough:
+        if summed(source, weighing, (middle << shift).to(tl.int32), tile).to(tl.float64) >= enough:
             low = middle
         else:
             above = middle
@@ -276,39 +272,34 @@ def search(
 
 
 @triton.jit
-def summed(
-    x, chosen, count, low, peak, scale, least, is_chosen: tl.constexpr, counting: tl.constexpr, tile: tl.constexpr
-):
-    """The count of numbers that reach `low`, or the sum of their weights as whole numbers."""
+def summed(source, weighing, low, tile: tl.constexpr):
+    """How many numbers of the source reach `low` or, with a weighing, the sum of their weights as whole numbers."""
     sums = tl.zeros([tile], tl.int64)
-    for first in range(0, count, tile):
-        if counting:
-            _, number = numbers_from(x, chosen, first, count, is_chosen, tile)
+    for first in range(0, source[2], tile):
+        _, number = numbers_from(source, first, tile)
+        if weighing is None:
             sums += (number >= number_of(low)).to(tl.int64)
         else:
-            _, weight = weights_from(x, chosen, first, count, low, peak, scale, least, is_chosen, tile)
-            sums += (weight * WHOLE).to(tl.int64)
+            sums += (weight_of(number, low, weighing) * WHOLE).to(tl.int64)
     return tl.sum(sums, 0)
 
 
 @triton.jit
-def weights_from(
-    x, chosen, first, count, low, peak, scale, least, is_chosen: tl.constexpr, tile: tl.constexpr
-):  # fmt: skip
-    """Ids and weights of the next tokens; the weight is 0 below `low` or `least`."""
-    token, number = numbers_from(x, chosen, first, count, is_chosen, tile)
-    weight = weigh(number, peak, scale)
-    return token, tl.where((number >= number_of(low)) & (weight >= least), weight, 0.0)
+def weight_of(number, low, weighing):
+    """The weight, or 0 below `low` or the least that min-p keeps. A weighing: the peak, the scale, the least weight."""
+    weight = weigh(number, weighing[0], weighing[1])
+    return tl.where((number >= number_of(low)) & (weight >= weighing[2]), weight, 0.0)
 
 
 @triton.jit
-def numbers_from(x, chosen, first, count, is_chosen: tl.constexpr, tile: tl.constexpr):
-    """Ids and numbers of the next tokens; -inf past the last."""
+def numbers_from(source, first, tile: tl.constexpr):
+    """Ids and numbers of the next tokens; -inf past the last. A source: numbers, ids of some or None, their count."""
+    numbers, ids, count = source
     token = first + tl.arange(0, tile)
     mask = token < count
-    if is_chosen:
-        token = tl.load(chosen + token, mask=mask, other=0)
-    return token, tl.load(x + token, mask=mask, other=-float("inf")).to(tl.float32)
+    if ids is not None:
+        token = tl.load(ids + token, mask=mask, other=0)
+    return token, tl.load(numbers + token, mask=mask, other=-float("inf")).to(tl.float32)
 
 
 SHIFTS = {torch.float32: 0, torch.bfloat16: 16, torch.float16: 13}  # lower bits that a number of this type never has
@@ -328,9 +319,7 @@ def draw(logits: Tensor, params: SamplingInputs, num_tokens: int) -> tuple[Tenso
     readable = triton.cdiv(num_tokens, 16) * 16 if stride % 16 == 0 else num_tokens
     filters = params.temperatures, params.top_k, params.top_p, params.min_p, params.keys, params.positions
     with torch.cuda.device(logits.get_device()):
-        maxima_kernel[rows, tiles](
-            logits, stride, num_tokens, readable, maxima, blocks, block_size=BLOCK, tile=TILE, **OPTIONS
-        )
+        maxima_kernel[rows, tiles](logits, stride, num_tokens, readable, maxima, blocks, BLOCK, TILE, **OPTIONS)
         bound_kernel[(rows,)](
             logits, stride, num_tokens, maxima, blocks, *filters[:3], peaks, bounds, counts, masses,
             tokens, block_size=BLOCK, tile=SEARCH, **OPTIONS,

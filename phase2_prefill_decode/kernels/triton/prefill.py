@@ -45,7 +45,13 @@ def prefill_kernel(
     tile: tl.constexpr,
     window: tl.constexpr,
 ):
-    """Each program computes one block of new tokens, for one group of heads."""
+    """Each program computes one block of new tokens, for one group of heads.
+
+    the sequence   |-- length - new known tokens --|-------------- new tokens --------------|
+    the block                                      |-- before --|-- tokens --|
+    row r                                          |---- mine ----|              is of group head r % group
+                   |----------------- position ------------------|              and sees the keys 0 to position
+    """
     kv_head, number = tl.program_id(0), tl.program_id(1)
     sequence, before = tl.load(blocks + 2 * number), tl.load(blocks + 2 * number + 1)
     start = tl.load(cu_seqlens_q + sequence)
@@ -59,7 +65,8 @@ def prefill_kernel(
     q_offsets = (start + mine).to(tl.int64) * kv_heads * group + kv_head * group + row % group
     q_mask = ((row < tokens * group) & (mine < new))[:, None] & (dim < head_dim)
     q = tl.load(query + q_offsets[:, None] * head_dim + dim, mask=q_mask, other=0.0)
-    table = page_table + sequence.to(tl.int64) * table_width
+    kv, table = (keys, values, key_scales, value_scales), page_table + sequence.to(tl.int64) * table_width
+    shape: tl.constexpr = (kv_heads, page_size, head_dim)
     m_i = tl.full([rows], LOWEST, tl.float32)
     l_i = tl.zeros([rows], tl.float32)
     acc = tl.zeros([rows, block_dim], tl.float32)
@@ -70,15 +77,13 @@ def prefill_kernel(
     if window is None:
         begin = (first + 1) // tile * tile  # tiles before `begin` precede all rows
         m_i, l_i, acc = walk(
-            0, begin, q, keys, values, key_scales, value_scales, table, position, length, scale, m_i, l_i, acc,
-            kv_head, kv_heads, head_dim, block_dim, page_size, tile, window, False,
-        )  # fmt: skip
+            0, begin, q, position, (m_i, l_i, acc), kv, table, length, scale, kv_head, shape, tile, window, False
+        )
     else:
         begin = tl.maximum(first - window + 1, 0) // tile * tile
     m_i, l_i, acc = walk(
-        begin, last + 1, q, keys, values, key_scales, value_scales, table, position, length, scale, m_i, l_i, acc,
-        kv_head, kv_heads, head_dim, block_dim, page_size, tile, window, True,
-    )  # fmt: skip
+        begin, last + 1, q, position, (m_i, l_i, acc), kv, table, length, scale, kv_head, shape, tile, window, True
+    )
     acc /= tl.where(l_i == 0, 1.0, l_i)[:, None]
     tl.store(result + q_offsets[:, None] * head_dim + dim, acc.to(result.dtype.element_ty), mask=q_mask)
 

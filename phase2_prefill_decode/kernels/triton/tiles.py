@@ -29,21 +29,25 @@ def lookup_pages(table, first, length, page_size: tl.constexpr, tile: tl.constex
 
 @triton.jit
 def walk(
-    begin, end, q, keys, values, key_scales, value_scales, table, position, length, scale, m_i, l_i, acc,
-    kv_head, kv_heads: tl.constexpr, head_dim: tl.constexpr, block_dim: tl.constexpr, page_size: tl.constexpr,
+    begin, end, q, position, state, kv, table, length, scale, kv_head, shape,
     tile: tl.constexpr, window: tl.constexpr, masked: tl.constexpr,
 ):  # fmt: skip
-    """Attend to the keys from `begin`, a multiple of `tile`, to `end`. Return m_i, l_i and acc, see `accumulate`.
+    """Attend to the keys from `begin`, a multiple of `tile`, to `end`. Return the new state, see `accumulate`.
 
     Scales [pages, kv_heads, page_size] are None unless keys and values have 8 bits. A key's scale multiplies its score.
     """
+    keys, values, key_scales, value_scales = kv
+    kv_heads: tl.constexpr = shape[0]
+    page_size: tl.constexpr = shape[1]
+    head_dim: tl.constexpr = shape[2]
     # region exercise 2.15
-    dim = tl.arange(0, block_dim)
+    m_i, l_i, acc = state
+    dim = tl.arange(0, q.shape[1])
     page = lookup_pages(table, begin, length, page_size, tile)
     for first in range(begin, end, tile):
         token = first + tl.arange(0, tile)
-        row = (page * kv_heads + kv_head) * page_size + token % page_size
-        kv_offsets = row[:, None] * head_dim + dim
+        kv_row = (page * kv_heads + kv_head) * page_size + token % page_size
+        kv_offsets = kv_row[:, None] * head_dim + dim
         kv_mask = (dim < head_dim)[None, :]
         if masked:
             kv_mask = (token < length)[:, None] & kv_mask
@@ -51,7 +55,7 @@ def walk(
         value = tl.load(values + kv_offsets, mask=kv_mask, other=0.0).to(q.dtype)  # 0: 0 times NaN would be NaN
         value_scale = None
         if value_scales is not None:
-            value_scale = tl.load(value_scales + row, mask=token < length, other=0.0)
+            value_scale = tl.load(value_scales + kv_row, mask=token < length, other=0.0)
         page = lookup_pages(table, first + tile, length, page_size, tile)  # the next tile, while this one loads
         if masked:
             seen = token <= position[:, None]
@@ -59,7 +63,7 @@ def walk(
                 seen &= token > position[:, None] - window
         scores = tl.dot(q, tl.trans(key), input_precision=PRECISION) * scale
         if key_scales is not None:
-            scores *= tl.load(key_scales + row, mask=token < length, other=0.0)[None, :]
+            scores *= tl.load(key_scales + kv_row, mask=token < length, other=0.0)[None, :]
         if masked:
             scores = tl.where(seen, scores, -float("inf"))
         m_i, l_i, acc = accumulate(scores, value, value_scale, m_i, l_i, acc)
