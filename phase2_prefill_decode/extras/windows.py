@@ -77,6 +77,7 @@ class WindowedState(DeviceState):
 
     def __init__(self, groups: LayerGroups, page_size: int, device: torch.device, rows: int, pages: int) -> None:
         super().__init__(device, rows, pages * groups.count)
+        self.changes = DeviceState.changes * groups.count
         self.groups = groups
         self.page_size = page_size
 

@@ -24,6 +24,8 @@ class DeviceState:
     tensors stay where they are, as a recorded step needs.
     """
 
+    changes = 2  # entries of page tables that may change in a recorded step, for each slice
+
     def __init__(self, device: torch.device, rows: int = 0, pages: int = 0) -> None:
         self.fixed = rows > 0
         self.page_table = torch.zeros(rows + 1, max(pages, 1), dtype=torch.int32, device=device)

@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from phase2_prefill_decode.decoder import StepTensors
 from phase2_prefill_decode.step.device_state import DeviceState
-from phase2_prefill_decode.step.packed import CHANGES, PackedStep, join, split
+from phase2_prefill_decode.step.packed import PackedStep, join, split
 from phase2_prefill_decode.transfer import pinned
 
 
@@ -77,15 +77,15 @@ class DecodeGraphs:
         slices = len(step.table_rows)
         if step.max_seqlen_q > 1 or not step.all_logits or step.max_seqlen_k > self.context:
             return 0
-        fits = (size for size in self._graphs if slices <= size and len(step.changed) <= CHANGES * size)
+        fits = (size for size in self._graphs if slices <= size and len(step.changed) <= self.state.changes * size)
         return min(fits, default=0)
 
     # endregion
 
     def pad(self, step: PackedStep, size: int) -> PackedStep:
         """The step, padded to the size of a graph."""
-        scratch = self.state.scratch_row
-        return step.padded(size, scratch, scratch * self.state.width, self.context)
+        scratch, changes = self.state.scratch_row, self.state.changes * size
+        return step.padded(size, scratch, scratch * self.state.width, self.context, changes)
 
 
 def batch_sizes(most: int) -> list[int]:

@@ -18,8 +18,6 @@ from phase2_prefill_decode.sampling.processors import Work
 from phase2_prefill_decode.sampling.sampler import NO_COLUMNS, Columns
 from phase2_prefill_decode.transfer import moved
 
-CHANGES = 2  # entries of page tables that may change in a recorded step, for each slice
-
 
 class PackedStep(NamedTuple):
     """One step on the host: lists of integers, and the parameters and work of the sampler."""
@@ -70,10 +68,10 @@ class PackedStep(NamedTuple):
         return [*map(torch.from_numpy, arrays)] if device.type == "cpu" else split(moved(join(arrays), device), arrays)
 
     # region exercise 7.3
-    def padded(self, size: int, scratch_row: int, scratch_entry: int, context: int) -> "PackedStep":
-        """A step of decodes, padded to `size` with slices that read and write nothing. What the host knows of it does
-        not depend on the sequences, as a recorded step requires."""
-        more, changes = size - len(self.tokens), CHANGES * size - len(self.changed)
+    def padded(self, size: int, scratch_row: int, scratch_entry: int, context: int, changes: int) -> "PackedStep":
+        """A step of decodes, padded to `size` slices with some that read and write nothing, and to `changes`. What the
+        host knows of it does not depend on the sequences, as a recorded step requires."""
+        more, changes = size - len(self.tokens), changes - len(self.changed)
         columns = tuple(np.concatenate((c, np.zeros(size - len(c), c.dtype))) for c in self.columns)
         return self._replace(
             tokens=self.tokens + [0] * more,

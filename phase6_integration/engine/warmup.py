@@ -57,7 +57,7 @@ def long_step(state: DeviceState, sequences: int, config: ModelConfig, context: 
     """The step in which the decode kernel has most results of splits: as many new tokens of a sequence as it takes, all
     sequences of `context` tokens. Memory is allocated for these sizes, and the device finds no keys."""
     new = max(FEW, ROWS * config.num_key_value_heads // config.num_attention_heads)
-    padding = PackedStep.empty().padded(sequences, state.scratch_row, state.scratch_row * state.width, context)
+    padding = PackedStep.empty().padded(sequences, state.scratch_row, state.scratch_row * state.width, context, 0)
     return padding._replace(sizes=((new, context),) * sequences, max_seqlen_q=new)
 
 

@@ -14,6 +14,7 @@ from phase1_kv_pool.extras.windows import WindowedCache
 from phase2_prefill_decode.connect import runner_for
 from phase2_prefill_decode.engine import Engine, static
 from phase2_prefill_decode.model import Model, sampler_for
+from phase2_prefill_decode.step.packed import PackedStep
 from phase2_prefill_decode.step.runner import ModelRunner
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.extras.windows import WindowedPrefixCache
@@ -172,10 +173,29 @@ def test_recorded_steps_have_page_tables_of_all_groups(case: Case) -> None:
     engine = engine_over(case.model, cache, ahead=1, recorded=8)
     graphs = engine.core.runner.graphs
     assert graphs is not None
-    replay, sizes = graphs.replay, list[int]()
-    graphs.replay = lambda step: (sizes.append(step.graph_size), replay(step))[1]  # type: ignore[method-assign]
+    size_for, sizes = graphs.size_for, list[int]()
+
+    def noted(step: PackedStep) -> int:
+        size = size_for(step)
+        if step.max_seqlen_q == 1:
+            sizes.append(size)
+        return size
+
+    graphs.size_for = noted  # type: ignore[method-assign]
     assert generated(engine, case.prompts) == case.wanted
     assert len(sizes) > ANSWER // 2
+    assert all(sizes)  # also where every request begins a page, in each group
+
+
+def test_requests_that_begin_a_page_together_are_replayed(case: Case) -> None:
+    prompt, wanted = case.prompts[0], case.wanted[0]
+    engine = engine_over(case.model, case.cache(WindowedCache, 400), recorded=4)
+    graphs = engine.core.runner.graphs
+    assert graphs is not None
+    launched, size_for = list[PackedStep](), graphs.size_for
+    graphs.size_for = lambda step: size_for(step) or launched.append(step) or 0  # type: ignore[method-assign,func-returns-value]
+    assert generated(engine, [prompt] * 4) == [wanted] * 4
+    assert all(step.max_seqlen_q > 1 for step in launched)
 
 
 def test_a_long_request_holds_its_window_only(case: Case) -> None:
