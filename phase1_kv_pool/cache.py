@@ -73,6 +73,9 @@ class PagedCache:
         """The number of cached prefix tokens that `attach` would return now. Changes nothing."""
         return 0
 
+    def awaited(self, request: Request, tokens: int) -> None:
+        """Another request waits until this one has computed its first `tokens` tokens, which both have in common."""
+
     def attach(self, request: Request) -> int:
         """Open the page table of a request. Returns how many of its tokens are already cached."""
         if request.id in self.tables:

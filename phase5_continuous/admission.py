@@ -121,12 +121,8 @@ class PrefixesInProgress:
     def _computed_by(self, sequence: SequenceState) -> tuple[SequenceState, int] | None:
         """The running request that computes this one's next page of prompt, and the length of their common prefix."""
         request, page = sequence.request, self.cache.page_size
-        prompt, first_page = request.prompt_tokens, request.prompt_tokens[:page]
-        alike = [
-            other
-            for other in self._sequences
-            if other.request.prompt_tokens[:page] == first_page and other.request.cache_salt == request.cache_salt
-        ]
+        prompt, start = request.prompt_tokens, (request.prompt_tokens[:page], request.cache_salt)
+        alike = [s for s in self._sequences if (s.request.prompt_tokens[:page], s.request.cache_salt) == start]
         if not alike:
             return None
         until = self.cache.cached_tokens(request) + page
@@ -136,6 +132,7 @@ class PrefixesInProgress:
             if until <= usable and _will_compute(other, until) and theirs[:until] == prompt[:until]:
                 while until + page <= usable and theirs[until : until + page] == prompt[until : until + page]:
                     until += page
+                self.cache.awaited(other.request, until)
                 return other, until
         return None
 

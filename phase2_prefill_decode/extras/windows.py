@@ -10,11 +10,13 @@ from torch import Tensor
 
 from phase0_request.support.checks import ConfigError
 from phase1_kv_pool.cache import PagedCache
+from phase1_kv_pool.extras.checkpoints import CheckpointedLayout
 from phase1_kv_pool.extras.layer_groups import GroupedLayout, LayerGroups, within
 from phase1_kv_pool.extras.windows import WindowedCache
 from phase1_kv_pool.layout import KVLayout
 from phase1_kv_pool.pool import KVPool
 from phase2_prefill_decode.decoder import Decoder, StepTensors
+from phase2_prefill_decode.extras.families.stateful import state_bytes
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.step.device_state import DeviceState
 from phase2_prefill_decode.step.packed import PackedStep
@@ -28,9 +30,11 @@ def layout_for(
     disabled, speculative = options.get("disable_hybrid_kv_cache_manager"), options.get("speculative_config")
     groups = LayerGroups.of(within(decoder.config.windows, context), in_flight)
     pieces, drafts = options.get("enable_piecewise_cuda_graph"), "model" in (speculative or {})
-    stateful = not all(layer.paged for layer in decoder.config.layers)
+    states = state_bytes(decoder.config)
+    if states and options["enable_prefix_caching"]:
+        layout = CheckpointedLayout.of(layout, states)
     events = options.get("kv_events_config")  # routers would send requests for pages that have lost their windows
-    one_table = decoder.processes is not None or pieces or drafts or stateful or events
+    one_table = decoder.processes is not None or pieces or drafts or states or events
     if groups is None or disabled or (one_table and disabled is None):
         return layout
     if one_table:

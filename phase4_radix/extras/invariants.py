@@ -1,13 +1,15 @@
 """Invariants of a cache and its tree, checked between two calls. Slow; for tests and for `--check-invariants`."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from copy import deepcopy
 
 from phase1_kv_pool.allocator import PageError
 from phase1_kv_pool.cache import PagedCache
+from phase1_kv_pool.extras.checkpoints import Checkpoints
 from phase1_kv_pool.extras.invariants import check_counts, check_windows
 from phase1_kv_pool.extras.windows import WindowedCache
+from phase4_radix.extras.checkpoints import CheckpointedPrefixCache
 from phase4_radix.extras.nodes import nodes_of, path_to
 from phase4_radix.extras.windows import WindowedPrefixCache
 from phase4_radix.prefix_cache import PrefixCache
@@ -30,6 +32,8 @@ def check_cache(cache: PagedCache) -> None:
     check_counts(cache, cached)
     if isinstance(cache, WindowedPrefixCache) and not cached.issuperset([*cache.times, *cache.reused]):
         raise PageError(f"windowed pages are cached of {cache.times.keys() | cache.reused}, and the tree has {cached}")
+    if isinstance(cache, CheckpointedPrefixCache):
+        _check_checkpoints(cache.checkpoints, cached)
     locks = Counter[int]()
     for name, handle in cache.handles.items():
         path, table = path_to(cache.tree, handle.node), cache.tables[name]
@@ -41,6 +45,16 @@ def check_cache(cache: PagedCache) -> None:
     for view in nodes.values():
         if view.ref_count != locks[view.node]:
             raise PageError(f"node {view.node} has {view.ref_count} references, from {locks[view.node]} requests")
+
+
+def _check_checkpoints(checkpoints: Checkpoints, cached: Set[int]) -> None:
+    """Raise PageError unless each slot is free, of one cached page, or taken by one request."""
+    of_pages, taken = (checkpoints.kept, checkpoints.passed), checkpoints.taken.values()
+    slots = [*checkpoints.free, *(slot for each in (*of_pages, *taken) for slot in each.values())]
+    if sorted(slots) != [*range(checkpoints.num_slots)]:
+        raise PageError(f"{checkpoints.num_slots} slots for checkpoints, and these are accounted for: {sorted(slots)}")
+    if wrong := {page for each in of_pages for page in each} - cached:
+        raise PageError(f"pages {wrong} have checkpoints, and are not in the tree")
 
 
 def check_tree(tree: RadixTree) -> None:

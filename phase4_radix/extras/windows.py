@@ -11,10 +11,12 @@ be computed twice, is kept for as long as the leaves of the tree that were used 
 
 from phase0_request.request import Request
 from phase1_kv_pool.cache import PagedCache
+from phase1_kv_pool.extras.checkpoints import CheckpointedLayout
 from phase1_kv_pool.extras.layer_groups import GroupedLayout, LayerGroups
 from phase1_kv_pool.extras.windows import WindowedCache
 from phase1_kv_pool.layout import KVLayout
 from phase4_radix.eviction import EvictionQueue
+from phase4_radix.extras.checkpoints import CheckpointedPrefixCache
 from phase4_radix.prefix_cache import PrefixCache
 from phase4_radix.radix_tree import Match
 
@@ -23,6 +25,8 @@ PASSED = 1 << 40  # earlier than any leaf was used
 
 def cache_for(layout: KVLayout, pages: int, shares: bool) -> PagedCache:
     """The cache of a pool with this layout; with `shares`, a prefix cache."""
+    if isinstance(layout, CheckpointedLayout) and shares:
+        return CheckpointedPrefixCache.of(layout, pages)
     if isinstance(layout, GroupedLayout) and layout.groups is not None:
         return (WindowedPrefixCache if shares else WindowedCache)(layout.groups, pages, layout.page_size)
     return (PrefixCache if shares else PagedCache)(pages, layout.page_size)

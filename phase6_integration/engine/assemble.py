@@ -84,7 +84,7 @@ def connected(model: Model, options: EngineOptions) -> Assembled:
         activations,
         longest * options.page_size,
     )
-    caches = [extras.cache_for(layout, pages, options.enable_prefix_caching and not states) for layout in layouts]
+    caches = [extras.cache_for(layout, pages, options.enable_prefix_caching) for layout in layouts]
     context = context_length(options, context, caches[0])
 
     scheduler = Scheduler(

@@ -128,8 +128,6 @@ def state_bytes(model: Model, options: EngineOptions, rows: int) -> int:
     if options.more.get("kv_events_config") is not None:
         check_stateless(model.config, "kv_events_config")
     log.info("a request's states take %.2f MB; there is memory for %d, see --max-num-seqs", one / 1e6, rows)
-    if options.enable_prefix_caching:
-        log.warning("prefix caching is off: a state cannot be cut where two prompts diverge")
     return one * rows
 
 
@@ -185,7 +183,8 @@ def kv_layout(layout: KVLayout, model: Model, options: EngineOptions, in_flight:
         return layout
     from phase2_prefill_decode.extras.windows import layout_for
 
-    return layout_for(layout, model.decoder, options.more, in_flight, context)
+    known = {"enable_prefix_caching": options.enable_prefix_caching, **options.more}
+    return layout_for(layout, model.decoder, known, in_flight, context)
 
 
 def cache_for(layout: KVLayout, pages: int, shares: bool) -> PagedCache:

@@ -397,7 +397,7 @@ def test_the_text_of_a_qwen3_5_with_images_and_drafting_layers_loads(tmp_path: P
     assert follows(oracle, prompt, answer.output_tokens)
 
 
-def test_a_server_s_engine_serves_it_and_says_that_prefixes_are_not_shared(
+def test_a_server_s_engine_serves_it_and_says_what_its_states_and_checkpoints_take(
     pair: Pair, caplog: pytest.LogCaptureFixture
 ) -> None:
     oracle, _, directory = pair
@@ -408,7 +408,9 @@ def test_a_server_s_engine_serves_it_and_says_that_prefixes_are_not_shared(
         ) as engine,
     ):
         given = alike(engine.parts.model)
-        for prompt, answer in zip(given, engine.generate(given, GREEDY), strict=True):
-            assert follows(oracle, prompt, answer.output_tokens)
-    assert "prefix caching is off" in caplog.text
+        for _ in range(2):
+            for prompt, answer in zip(given, engine.generate(given, GREEDY), strict=True):
+                assert follows(oracle, prompt, answer.output_tokens)
+        assert engine.parts.scheduler.cache.counts.hit_tokens >= 3 * 32
+    assert "checkpoints of states in" in caplog.text
     assert "states take" in caplog.text

@@ -17,7 +17,7 @@ from phase2_prefill_decode.extras.families.stateful import (
     GatedLayer,
     ShortConvLayer,
 )
-from phase2_prefill_decode.extras.families.states import LayerState, rows_of
+from phase2_prefill_decode.extras.families.states import Cuts, LayerState, rows_of
 from phase2_prefill_decode.kernels.pointwise import rms_norm
 from phase2_prefill_decode.linear import Linear
 from phase2_prefill_decode.loading.config import LayerConfig, ModelConfig
@@ -65,6 +65,23 @@ def causal_conv(x: Tensor, states: Tensor, weight: Tensor, bias: Tensor | None, 
 # endregion
 
 
+def copy_inputs(x: Tensor, state: LayerState, step: StepTensors) -> None:
+    """Copy the states of a convolution at the cuts within its sequences: the last inputs before each. They are read
+    before the convolution, which updates the states."""
+    cuts: Cuts | None = step.metadata.plans.get(Cuts)
+    if cuts is None:
+        return
+    assert step.rows is not None
+    starts, _, fresh, _ = sequences(step)
+    own, states = cuts.sequences, state.tensors[0]
+    kept = states.shape[1]
+    places = cuts.lengths[:, None] + torch.arange(kept, device=x.device)  # [cuts, kept], in the state and then in x
+    old = rows_of(states, step.rows[own], fresh[own])
+    old = old.gather(1, places.clamp(max=kept - 1)[..., None].expand_as(old))
+    new = x[(starts[own, None] + places - kept).clamp(min=0)]
+    state.checkpoints[0].index_copy_(0, cuts.slots, torch.where((places < kept)[..., None], old, new))
+
+
 class ShortConv:
     """A convolution over few tokens between two gates, all three projected from the input."""
 
@@ -78,7 +95,9 @@ class ShortConv:
         self, x: Tensor, rope: tuple[Tensor, Tensor], step: StepTensors, state: LayerState, rows: Tensor | None
     ) -> Tensor:
         before, after, inner = self.in_proj(x).chunk(3, -1)
-        y = after * causal_conv(before * inner, state.tensors[0], self.weight, self.bias, step)
+        inputs = before * inner
+        copy_inputs(inputs, state, step)
+        y = after * causal_conv(inputs, state.tensors[0], self.weight, self.bias, step)
         return self.out_proj(y if rows is None else y[rows])
 
 
@@ -105,6 +124,7 @@ class DeltaNet:
         layer, (keys, values) = self.layer, self.layer.sizes
         heads = layer.value_heads
         mixed, z, b, a = torch.split(self.in_proj(x), [2 * keys + values, values, heads, heads], -1)
+        copy_inputs(mixed, state, step)
         mixed = silu(causal_conv(mixed, state.tensors[0], self.conv, None, step)).float()
         q, k, v = torch.split(mixed, [keys, keys, values], -1)
         q, k = (unit(side.view(len(x), -1, layer.key_dim)) for side in (q, k))
@@ -113,7 +133,7 @@ class DeltaNet:
         q, k = (side[:, order] for side in (q * layer.key_dim**-0.5, k))
         g = self.decay * softplus(a.float() + self.dt_bias)
         tokens = Tokens(q, k, v.view(len(x), heads, -1), g, b.sigmoid().float())
-        y = delta_rule(tokens, state.tensors[1], step).to(x.dtype)
+        y = delta_rule(tokens, state.tensors[1], step, state.checkpoints[1]).to(x.dtype)
         y, z = (y, z) if rows is None else (y[rows], z[rows])
         y = rms_norm(y, self.norm, self.eps) * silu(z.view(*y.shape).float())
         return self.out_proj(y.to(x.dtype).flatten(1))

@@ -31,6 +31,7 @@ from phase2_prefill_decode.extras.outcome import extras_of
 from phase2_prefill_decode.extras.parallel.load import load_split
 from phase2_prefill_decode.model import Model
 from phase3_chunked_prefill.budget import TokenBudget
+from phase4_radix.extras.checkpoints import CheckpointedPrefixCache
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.engine import continuous
 
@@ -194,8 +195,9 @@ def again(directory: Path, dtype: torch.dtype) -> Any:
 
 
 def cache(model: Model, pages: int, page_size: int) -> PagedCache:
-    """One that shares prefixes, if the model has no states."""
-    return (PagedCache if has_states(model.config) else PrefixCache)(pages, page_size)
+    if has_states(model.config):
+        return CheckpointedPrefixCache(8, pages, page_size)
+    return PrefixCache(pages, page_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +215,7 @@ SETTINGS: Mapping[str, Setting] = {
     "chunks": Setting(lambda model: continuous(model, TokenBudget(7), cache=cache(model, 64, 8))),
     "tiny pool": Setting(lambda model: continuous(model, TokenBudget(16), cache=cache(model, 14, 8), max_running=4)),
     "prefix": Setting(
-        lambda model: continuous(model, TokenBudget(64), cache=PrefixCache(64, 4), ahead=1), shared=True, refused=True
+        lambda model: continuous(model, TokenBudget(64), cache=cache(model, 64, 4), ahead=1), shared=True
     ),
     "2 ranks": Setting(static, ranks=2, refused=True),
 }

@@ -1,0 +1,149 @@
+"""Checkpoints: copies of requests' states at the ends of cached pages, in slots that are apart from the pages.
+
+A state cannot be cut at a page, as keys and values can. So a cached prefix is of use up to its last page at whose end
+the state was copied. A request has its state copied
+
+    where its prompt ends           for the same prompt, and for a chat that goes on without the answer
+    where its answer is by now      for the next turn of a chat; the copy moves along with the answer
+    where other prompts branch off  once the tree has shown that they do, or another request waits for that prefix
+    where a chunk of its prompt ends
+
+The last are many and seldom of use, so they take a slot only of their own kind or a free one. Of the others, the least
+recently used one gives its slot away.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from phase0_request.batch import Slice
+from phase0_request.request import Request
+from phase0_request.support.checks import check_int
+from phase1_kv_pool.cache import CacheObserver
+from phase1_kv_pool.layout import KVLayout
+
+PART = 10  # checkpoints have one part in so many of the memory of pages
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointedLayout(KVLayout):
+    """The shape of a KV cache that keeps checkpoints of states beside its pages."""
+
+    state_bytes: int = 1  # of a request
+
+    @classmethod
+    def of(cls, layout: KVLayout, state_bytes: int) -> "CheckpointedLayout":
+        return cls(layout.layers, layout.kv_heads, layout.head_dim, layout.page_size, layout.dtype, state_bytes)
+
+    @property
+    def bytes_per_page(self) -> int:
+        """Of a page with its share of the checkpoints."""
+        return self.page_size * self.bytes_per_token * (PART + 1) // PART
+
+    def slots_for(self, pages: int) -> int:
+        return max(pages * self.page_size * self.bytes_per_token // PART // self.state_bytes, 1)
+
+
+class Copy(NamedTuple):
+    """A state to copy: after the first `tokens` tokens of a request, to this slot."""
+
+    tokens: int
+    slot: int
+
+
+class Checkpoints(CacheObserver):
+    """The slots of a prefix cache, which it observes. A slot is free, belongs to a page in the tree, or is taken by a
+    request for the end of a page that is not published yet."""
+
+    def __init__(self, num_slots: int, page_size: int) -> None:
+        self.num_slots = check_int("num_slots", num_slots, 1)
+        self.page_size = page_size
+        self.free = list(range(num_slots))
+        self.kept: dict[int, int] = {}  # by page, the least recently used first
+        self.passed: dict[int, int] = {}  # by page: ends of chunks, which no request has used
+        self.taken: dict[str, dict[int, int]] = {}  # by request id and number of pages
+        self.wanted: dict[str, set[int]] = {}  # by request id: numbers of pages after which others branch off
+        self.latest: dict[str, int] = {}  # by request id: the page of the checkpoint within its answer
+
+    def __contains__(self, page: int) -> bool:
+        return page in self.kept or page in self.passed
+
+    def usable(self, pages: Sequence[int]) -> int:
+        """The number of these pages of a prefix up to its last checkpoint."""
+        count = len(pages)
+        while count and pages[count - 1] not in self:
+            count -= 1
+        return count
+
+    def use(self, page: int) -> int:
+        """The slot of a page, which now is the most recently used one."""
+        slot = self.passed.pop(page) if page in self.passed else self.kept.pop(page)
+        self.kept[page] = slot
+        return slot
+
+    def want(self, request: Request, tokens: int) -> None:
+        """Other requests begin like the first `tokens` tokens of this one, and then differ."""
+        self.wanted.setdefault(request.id, set()).add(tokens // self.page_size)
+
+    def take(self, part: Slice) -> list[Copy]:
+        """Slots for the states within a slice that is about to be computed, in order."""
+        request, start, *_ = part
+        size, end, taken = self.page_size, _end(request, self.page_size), self.taken.setdefault(request.id, {})
+        for count in [count for count in taken if count * size > start]:  # of a step that is not committed
+            self.free.append(taken.pop(count))
+        last = part.stop // size
+        last = last if part.stop > len(request.prompt_tokens) else min(last, end)
+        wanted = self.wanted.get(request.id, set())
+        for count in sorted({last, *wanted}):
+            if start < count * size <= part.stop:
+                slot = self._slot(request, is_passed=count < end and count not in wanted)
+                if slot is not None:
+                    taken[count] = slot
+        return [Copy(count * size, slot) for count, slot in taken.items() if count * size > start]
+
+    def _slot(self, request: Request, is_passed: bool) -> int | None:
+        own = self.latest.get(request.id, -1)
+        if self.free:
+            return self.free.pop()
+        if self.passed:
+            return self.passed.pop(next(iter(self.passed)))
+        if own in self.kept:
+            return self.kept.pop(own)
+        return None if is_passed or not self.kept else self.kept.pop(next(iter(self.kept)))
+
+    # region exercise 10.6
+    def published(self, request: Request, table: Sequence[int]) -> None:
+        """The full pages of a request are in the tree: its checkpoints at their ends belong to these pages."""
+        taken, end = self.taken.get(request.id, {}), _end(request, self.page_size)
+        for count in [count for count in taken if count * self.page_size <= request.computed]:
+            slot, page = taken.pop(count), table[count - 1]
+            if page in self:  # another request has computed the same
+                self.free.append(slot)
+                self.use(page)
+                continue
+            is_passed = count < end and count not in self.wanted.get(request.id, ())
+            (self.passed if is_passed else self.kept)[page] = slot
+            if count > end:  # within the answer: the copy has moved along
+                self._free(self.latest.get(request.id))
+                self.latest[request.id] = page
+
+    # endregion
+
+    def removed(self, pages: Sequence[int]) -> None:
+        for page in pages:
+            self._free(page)
+
+    def _free(self, page: int | None) -> None:
+        if page is not None and page in self:
+            self.use(page)
+            self.free.append(self.kept.pop(page))
+
+    def released(self, request: Request) -> None:
+        self.free += self.taken.pop(request.id, {}).values()
+        self.wanted.pop(request.id, None)
+        self.latest.pop(request.id, None)
+
+
+def _end(request: Request, page_size: int) -> int:
+    """The number of pages of a prompt that the same prompt could use: it computes its last token itself."""
+    return (len(request.prompt_tokens) - 1) // page_size
