@@ -55,9 +55,13 @@ class GGUFHeader:
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
-        """All end-of-sequence tokens."""
+        """All end-of-sequence tokens. A file of gpt-oss names one; the model ends a call of a tool with another."""
         names = [f"tokenizer.ggml.{name}" for name in END_TOKENS]
-        return tuple(dict.fromkeys(self.get(name, int) for name in names if name in self.metadata))
+        ids = [self.get(name, int) for name in names if name in self.metadata]
+        tokens = self.metadata.get("tokenizer.ggml.tokens")
+        if isinstance(tokens, list) and self.metadata.get("general.architecture") == "gpt-oss":
+            ids += [tokens.index(token) for token in ("<|return|>", "<|call|>") if token in tokens]
+        return tuple(dict.fromkeys(ids))
 
 
 def read_header(file: str | Path) -> GGUFHeader:

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer, GPT2Tokenizer, GPTNeoXTokenizer, Qwen2To
 from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 from transformers.models.qwen3_5.tokenization_qwen3_5 import Qwen3_5Tokenizer
 
-from phase0_request.extras.gguf_file import read_header
+from phase0_request.extras.gguf_file import GGUFHeader, read_header
 from phase0_request.extras.gguf_tokenizer import PRE_TOKENIZERS, backend_of
 from phase0_request.support.checks import ConfigError
 from phase0_request.tokenizer import Tokenizer
@@ -201,6 +201,14 @@ def with_tokens(file: Path, *tokens: str) -> Path:
         out.add_token_merges(["a b"])
 
     return written(file, add)
+
+
+def test_an_answer_of_gpt_oss_ends_with_a_call_though_its_file_names_one_end(tmp_path: Path) -> None:
+    """As llama.cpp has it: <|end|> is between two messages of one answer."""
+    tokens = ["<|return|>", "<|end|>", "<|call|>", "a"]
+    for kind, ends in (("gpt-oss", (0, 2)), ("llama", (0,))):
+        metadata = {"general.architecture": kind, "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.eos_token_id": 0}
+        assert GGUFHeader(tmp_path, metadata, {}).eos_ids == ends
 
 
 def test_tokens_that_pad_the_vocabulary_are_no_tokens(tmp_path: Path) -> None:

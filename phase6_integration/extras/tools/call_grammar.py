@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
-from phase6_integration.extras.tools.tool_formats import ToolFormat
-from phase6_integration.extras.tools.tool_reader import BEGIN, END
+from phase6_integration.extras.tools.tool_formats import Reasoning, ToolFormat
 
 MAX_CALLS = 64  # in one answer
 TokenId = Callable[[str], int | None]  # of a marker, if it is one token: then a grammar must name it by its id
@@ -32,13 +31,15 @@ class Rules(NamedTuple):
     parts: list[dict[str, Any]]
 
 
-def answer_grammar(thinking: Thinking, calls: Rules | None, content: str | None, token_id: TokenId) -> str:
+def answer_grammar(
+    thinking: Thinking, reasoning: Reasoning | None, calls: Rules | None, content: str | None, token_id: TokenId
+) -> str:
     """A grammar of an answer that is either `calls` or `content`, if both are given. ValueError if the content's
     grammar cannot be embedded."""
-    rules, parts, either = _reasoning(thinking, token_id), [], []
+    rules, parts, either = _reasoning(thinking, reasoning, token_id), [], []
     if content is not None:
         parts.append(_part("content", content))
-        either.append("@content")
+        either.append(f"{_literal(reasoning.content, MARKER, token_id)} @content" if reasoning else "@content")
     if calls is not None:
         rules += calls.lark
         parts += calls.parts
@@ -47,22 +48,26 @@ def answer_grammar(thinking: Thinking, calls: Rules | None, content: str | None,
     return json.dumps({"grammars": [{"lark_grammar": "\n".join(rules)}, *parts]})
 
 
-def _reasoning(thinking: Thinking, token_id: TokenId) -> list[str]:
-    if thinking is Thinking.OVER:
+def _reasoning(thinking: Thinking, reasoning: Reasoning | None, token_id: TokenId) -> list[str]:
+    if thinking is Thinking.OVER or reasoning is None:
         return ["start: answer"]
-    end = token_id(END)
-    thought = "thought: TEXT " + f"<[{end}]>" if end is not None else f"thought[suffix={json.dumps(END)}]: TEXT"
-    prefix = "thought" if thinking is Thinking.BEGUN else f"({_literal(BEGIN, (BEGIN,), token_id)} thought SPACE?)?"
-    return [f"start: {prefix} answer", thought, r"TEXT: /(?s:.*)/", r"SPACE: /\s{1,4}/"]
+    end = token_id(reasoning.end)
+    text = "text: TEXT " + f"<[{end}]>" if end is not None else f"text[suffix={json.dumps(reasoning.end)}]: TEXT"
+    begin, after = (_literal(part, MARKER, token_id) for part in (reasoning.begin, reasoning.after))
+    prefix = "thought" if thinking is Thinking.BEGUN else f"({begin} thought {'' if after else 'SPACE?'})?"
+    return [f"start: {prefix} answer", f"thought: text {after}", text, r"TEXT: /(?s:.*)/", r"SPACE: /\s{1,4}/"]
+
+
+MARKER = r"<\|?\w+\|?>"
 
 
 def call_rules(format: ToolFormat, functions: Mapping[str, str], several: bool, token_id: TokenId) -> Rules:
     """The calls of these functions, each with the grammar of its arguments."""
 
     def literal(text: str) -> str:
-        return _literal(text, format.markers, token_id)
+        return _literal(text, "|".join(map(re.escape, format.markers)), token_id)
 
-    more = f"({literal(format.between)} call){{0,{MAX_CALLS - 1}}}" if several else ""
+    more = f"({literal(format.between)} call){{0,{MAX_CALLS - 1}}}" if several and format.several else ""
     before, after = format.call.split("ARGUMENTS")
     return Rules(
         [
@@ -77,10 +82,10 @@ def call_rules(format: ToolFormat, functions: Mapping[str, str], several: bool, 
     )
 
 
-def _literal(text: str, markers: tuple[str, ...], token_id: TokenId) -> str:
-    """A text in Lark, in which a marker that is a token is named by its id."""
-    parts = filter(None, re.split("(" + "|".join(map(re.escape, markers)) + ")", text))
-    ids = {marker: token_id(marker) for marker in markers}
+def _literal(text: str, markers: str, token_id: TokenId) -> str:
+    """A text in Lark, in which a marker that is a token is named by its id. `markers` is their pattern."""
+    parts = filter(None, re.split(f"({markers})", text))
+    ids = {marker: token_id(marker) for marker in re.findall(markers, text)}
     return " ".join(json.dumps(part) if ids.get(part) is None else f"<[{ids[part]}]>" for part in parts)
 
 

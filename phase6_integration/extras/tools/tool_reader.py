@@ -5,19 +5,25 @@ again with more text. It never looks at where one piece of text ends and the nex
 what it finds.
 """
 
+import json
 import secrets
-from collections.abc import Collection, Generator
+from collections.abc import Generator, Mapping
 from enum import Enum, auto
+from types import MappingProxyType
 from typing import Any, TypeAlias, TypeVar
 
 import regex
 
-from phase6_integration.extras.tools.tool_formats import ToolFormat
+from phase6_integration.extras.tools.call_arguments import of_python, of_text
+from phase6_integration.extras.tools.tool_formats import THINK, ToolFormat
 
-BEGIN, END = "<think>", "</think>"  # of reasoning, as Qwen3 and DeepSeek-R1 write it
 STRING = r'"([^"\\]{0,64})"'  # a key, a name, an id or a type in a call
 _SPACE = regex.compile(r"\s*+")
-_OUTSIDE, _INSIDE = regex.compile(r'[^"{}\[\]]*+'), regex.compile(r'(?:[^"\\]++|\\.)*+', regex.DOTALL)  # of strings
+_OUTSIDE = {
+    '"': regex.compile(r'[^"{}\[\]]*+'),
+    "\"'": regex.compile(r"[^\"'(){}\[\]]*+"),
+}  # of strings, by their quotes
+_INSIDE = {quote: regex.compile(rf"(?:[^{quote}\\]++|\\.)*+", regex.DOTALL) for quote in "\"'"}
 T = TypeVar("T")
 Wait: TypeAlias = Generator[None, None, T]
 
@@ -35,13 +41,13 @@ class MalformedError(ValueError):
 
 
 class ToolReader:
-    """Reads one answer. Malformed calls, and calls of functions that are not in `names`, are passed through as content.
+    """Reads one answer. Malformed calls, and calls of other functions, are passed through as content.
     A call begins once its name and the beginning of its arguments are read. From then on the arguments are streamed."""
 
     def __init__(
         self,
         format: ToolFormat | None = None,
-        names: Collection[str] = (),
+        functions: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
         *,
         reasons: bool = False,
         begun: bool = False,
@@ -49,10 +55,10 @@ class ToolReader:
         must_call: bool = False,
         include_reasoning: bool = True,
     ) -> None:
-        """`reasons`: the answer may begin with reasoning, and has done so in the prompt if that has `begun` it.
-        `parallel`: false drops all calls but the first. `must_call`: there is no content; the beginning of a call that
-        was cut off is dropped."""
-        self._format, self._names = format, names
+        """`functions`: those that may be called, and the schema of the arguments of each. `reasons`: the answer may
+        begin with reasoning, and has done so in the prompt if that has `begun` it. `parallel`: false drops all calls
+        but the first. `must_call`: there is no content; the beginning of a call that was cut off is dropped."""
+        self._format, self._functions = format, functions
         self._reasons, self._begun, self._include_reasoning = reasons, begun, include_reasoning
         self._parallel, self._must_call = parallel, must_call
         self._text = ""
@@ -131,14 +137,14 @@ class ToolReader:
             return
         if self._format.bare:
             yield from self._try(self._calls(self._format))
-        while (yield from self._until(self._format.markers[0], Section.CONTENT)):
+        while (yield from self._until(regex.escape(self._format.markers[0]), Section.CONTENT)):
             yield from self._try(self._calls(self._format))
 
     def _reasoning(self) -> Wait[None]:
         """It comes first, or not at all."""
-        if self._begun or (yield from self._next(BEGIN)):
+        if self._begun or (yield from self._next(THINK.begin)):
             yield from self._skip_space()
-            yield from self._until(END, Section.REASONING)
+            yield from self._until(THINK.end, Section.REASONING)
             yield from self._skip_space()
 
     def _try(self, calls: Wait[None]) -> Wait[None]:
@@ -158,7 +164,8 @@ class ToolReader:
         yield from self._call()
         while (yield from self._next(format.separator)):
             yield from self._call()
-        yield from self._next(format.closing)
+        for pattern in format.closing:
+            yield from self._next(pattern)
         return None
 
     def _named_call(self) -> Wait[None]:
@@ -169,7 +176,13 @@ class ToolReader:
         yield from self._arguments(name)
 
     def _call(self) -> Wait[None]:
-        """`{"name": "f", "arguments": {...}}`, in any order."""
+        """`{"name": "f", "arguments": {...}}`, in any order, or as the model writes it."""
+        written = self._format.written if self._format else "json"
+        if written != "json" and not (yield from self._next(r"(?=\{)")):
+            name, arguments = yield from (self._python() if written == "python" else self._elements())
+            self._begin_call(name)
+            self._add(Section.ARGUMENTS, arguments)
+            return self._skip()
         name, arguments, begun = "", "", False
         yield from self._need(r"\{")
         while True:
@@ -195,6 +208,25 @@ class ToolReader:
             self._add(Section.ARGUMENTS, arguments or "{}")
         self._skip()
 
+    def _python(self) -> Wait[tuple[str, str]]:
+        """`f(a=1, b="x")`."""
+        name = yield from self._name(r"([\w.-]{1,64})(?=\()")
+        try:
+            return name, of_python((yield from self._object("\"'")))
+        except ValueError:
+            raise MalformedError from None
+
+    def _elements(self) -> Wait[tuple[str, str]]:
+        """`<function=f>`, with each argument in an element of its own, as text."""
+        name = yield from self._name(r"<function=([\w.-]{1,64})>")
+        properties, values = self._functions[name].get("properties"), dict[str, Any]()
+        while parameter := (yield from self._next(r"<parameter=([^>\n]{1,64})>")):
+            text = yield from self._text_before("</parameter>")
+            schema = properties.get(parameter[1]) if isinstance(properties, Mapping) else None
+            values[parameter[1]] = of_text(text.removeprefix("\n").removesuffix("\n"), schema)
+        yield from self._need("</function>")
+        return name, json.dumps(values, ensure_ascii=False)
+
     def _arguments(self, name: str) -> Wait[None]:
         """An object that is streamed."""
         yield from self._need(r"(?=\{)")
@@ -205,12 +237,12 @@ class ToolReader:
         self._emit(Section.ARGUMENTS)
         self._streams = None
 
-    def _object(self) -> Wait[str]:
-        """Read an object to its closing brace. Returns it, unless it is streamed."""
-        yield from self._need(r"(?=\{)")
-        begin, depth, quoted = self._at - self._start, 0, False
+    def _object(self, quotes: str = '"') -> Wait[str]:
+        """Read what begins with a bracket to the one that closes it. Returns it, unless it is streamed."""
+        yield from self._need(r"(?=[{(])")
+        begin, depth, quote = self._at - self._start, 0, ""
         while True:
-            plain = (_INSIDE if quoted else _OUTSIDE).match(self._text, self._at)
+            plain = (_INSIDE[quote] if quote else _OUTSIDE[quotes]).match(self._text, self._at)
             self._at = plain.end() if plain else self._at
             character = self._text[self._at : self._at + 1]
             if character in ("", "\\"):  # of an escape the second half is missing
@@ -220,10 +252,10 @@ class ToolReader:
                 yield
                 continue
             self._at += 1
-            if character == '"':
-                quoted = not quoted
+            if character in quotes:
+                quote = "" if quote else character
             else:
-                depth += 1 if character in "{[" else -1
+                depth += 1 if character in "{[(" else -1
                 if not depth:
                     return self._text[self._start + begin : self._at]
 
@@ -251,7 +283,7 @@ class ToolReader:
     def _name(self, pattern: str) -> Wait[str]:
         """The name of a function."""
         name: str = (yield from self._need(pattern))[1]
-        if name not in self._names:
+        if name not in self._functions:
             raise MalformedError
         return name
 
@@ -259,10 +291,21 @@ class ToolReader:
         yield from self._next(r"(?=\S)")
         self._skip()
 
+    def _text_before(self, marker: str) -> Wait[str]:
+        """The text up to a marker, which is read, too."""
+        begin, pattern = self._at - self._start, regex.compile(regex.escape(marker))
+        while not (found := pattern.search(self._text, self._at, partial=True)) or found.partial:
+            self._at = found.start() if found else len(self._text)
+            if self._last:
+                raise MalformedError
+            yield
+        self._at = found.end()
+        return self._text[self._start + begin : found.start()]
+
     def _until(self, marker: str, section: Section) -> Wait[bool]:
-        """Add the text up to a marker to this section, without the white space before the marker. Without a marker,
-        add all text and return False."""
-        pattern = regex.compile(regex.escape(marker))
+        """Add the text up to a marker, a pattern, to this section, without the white space before the marker. Without a
+        marker, add all text and return False."""
+        pattern = regex.compile(marker)
         while not (found := pattern.search(self._text, self._at, partial=True)) or found.partial:
             self._at = found.start() if found and not self._last else len(self._text)
             self._emit(section, None if self._last else len(self._text[: self._at].rstrip()))

@@ -5,9 +5,10 @@ from functools import partial
 
 from phase0_request.support.checks import check_bool, check_choice
 from phase0_request.support.options import check_fields, option
+from phase6_integration.extras.tools.tool_formats import BY_NAME, REASONINGS
 
-TOOL_PARSERS = ("hermes", "llama3_json", "mistral", "none")
-REASONING_PARSERS = ("deepseek_r1", "qwen3", "none")
+TOOL_PARSERS = (*BY_NAME, "none")
+REASONING_PARSERS = (*REASONINGS, "none")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

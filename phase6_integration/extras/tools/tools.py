@@ -16,8 +16,18 @@ from phase6_integration.api.state import ServerState
 from phase6_integration.extras.fields.grammars import Grammar, GrammarMaker, constrain, grammar_of
 from phase6_integration.extras.fields.request_fields import AllowedTools, ChatRequest, ChosenTool, Function
 from phase6_integration.extras.tools.call_grammar import Thinking, answer_grammar, call_rules
-from phase6_integration.extras.tools.tool_formats import ToolFormat, tool_format, uses_tools
-from phase6_integration.extras.tools.tool_reader import BEGIN, END, ToolReader
+from phase6_integration.extras.tools.harmony import HarmonyReader
+from phase6_integration.extras.tools.tool_formats import (
+    HARMONY,
+    MESSAGES,
+    THINK,
+    Reasoning,
+    ToolFormat,
+    reasoning_of,
+    tool_format,
+    uses_tools,
+)
+from phase6_integration.extras.tools.tool_reader import ToolReader
 from phase6_integration.extras.tools.tool_settings import ToolSettings
 from phase6_integration.process.outputs import Chunk
 
@@ -48,7 +58,7 @@ class ToolPlan:
         self._format = _format(settings, template, auto=not self._must_call) if self._functions else None
         self._is_named = isinstance(choice, ChosenTool)  # the function is chosen by the request
         self._several = body.parallel_tool_calls is not False and not self._is_named  # calls in one answer
-        self._reasons = END in template if settings.reasoning_parser is None else settings.reasoning_parser != "none"
+        self._reasoning = reasoning_of(template, settings.reasoning_parser)
         self._include_reasoning = body.include_reasoning is not False
 
     def grammar(self, prompt: Sequence[int], content: Grammar | None = None) -> Grammar | None:
@@ -65,10 +75,11 @@ class ToolPlan:
             texts = {name: grammar.text for name, grammar in arguments.items()}
             calls = call_rules(self._format, texts, self._several, self._tokenizer.marker)
             notes += [note for grammar in arguments.values() for note in grammar.notes]
-        if calls is None and (content is None or thinking is Thinking.OVER):
+        begun = self._reasoning.content if self._reasoning else ""
+        if calls is None and (content is None or (thinking is Thinking.OVER and not begun)):
             return content
         try:
-            grammar = answer_grammar(thinking, calls, content and content.text, self._tokenizer.marker)
+            grammar = answer_grammar(thinking, self._reasoning, calls, content and content.text, self._tokenizer.marker)
         except ValueError as error:
             raise unservable(self._content_field, f"{self._content_field}: {error}") from None
         return Grammar(self._grammars.check(grammar, "tools"), tuple(sorted({*notes})))
@@ -96,10 +107,11 @@ class ToolPlan:
 
     def reader(self, prompt: Sequence[int]) -> ToolReader:
         """A reader of one answer to this prompt."""
-        return ToolReader(
+        kind = HarmonyReader if self._in_messages else ToolReader
+        return kind(
             self._format,
-            tuple(self._functions),
-            reasons=self._reasons,
+            self._functions,
+            reasons=self._reasoning is not None,
             begun=self._thinking(prompt) is Thinking.BEGUN,
             parallel=self._several,
             must_call=self._must_call,
@@ -107,21 +119,29 @@ class ToolPlan:
         )
 
     def _thinking(self, prompt: Sequence[int]) -> Thinking:
-        return thinking_after(prompt, self._tokenizer) if self._reasons else Thinking.OVER
+        if self._reasoning is None:
+            return Thinking.OVER
+        return thinking_after(prompt, self._tokenizer, self._reasoning)
+
+    @property
+    def _in_messages(self) -> bool:
+        return self._reasoning is MESSAGES or self._format is HARMONY
 
     @property
     def markers(self) -> tuple[str, ...]:
         """The markers by which answers are read; without any, an answer is plain content."""
-        return (*((BEGIN, END) if self._reasons else ()), *(self._format.markers if self._format else ()))
+        tags = (self._reasoning.begin, self._reasoning.end) if self._reasoning else ()
+        format = HARMONY if self._in_messages else self._format
+        return (*tags, *(format.markers if format else ()))
 
 
-def thinking_after(prompt: Sequence[int], tokenizer: Tokenizer) -> Thinking:
+def thinking_after(prompt: Sequence[int], tokenizer: Tokenizer, reasoning: Reasoning = THINK) -> Thinking:
     """What the template has written at the end of a prompt: some templates begin the reasoning, or end it if it is
     not wanted."""
     tail = b"".join(tokenizer.token_bytes(token, skip_special_tokens=False) for token in prompt[-TAIL:]).rstrip()
-    if tail.endswith(BEGIN.encode()):
+    if tail.endswith(reasoning.begin.encode()):
         return Thinking.BEGUN
-    return Thinking.OVER if tail.endswith(END.encode()) else Thinking.MAYBE
+    return Thinking.OVER if tail.endswith(reasoning.end.encode()) else Thinking.MAYBE
 
 
 def _callable(body: ChatRequest) -> dict[str, dict[str, Any]]:

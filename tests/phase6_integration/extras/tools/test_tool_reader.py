@@ -2,21 +2,27 @@
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from phase6_integration.extras.tools.harmony import HarmonyReader
 from phase6_integration.extras.tools.tool_formats import BY_NAME
 from phase6_integration.extras.tools.tool_reader import ToolReader
 
-NAMES = ("add", "add_all", "get_weather")
+STRINGS: dict[str, Any] = {
+    "properties": {"city": {"type": "string"}, "note": {"anyOf": [{"type": "string"}, {"type": "null"}]}}
+}
+FUNCTIONS: dict[str, dict[str, Any]] = {"add": {}, "add_all": {}, "get_weather": STRINGS}
 WEATHER = '{"city": "Bern } \\" ]", "days": [1, {"a": null}]}'
 Found = list[tuple[str, str]]
 
 
 def reader(name: str) -> ToolReader:
-    return ToolReader(reasons=True) if name == "think" else ToolReader(BY_NAME[name], NAMES)
+    kind = HarmonyReader if name == "openai" else ToolReader
+    return ToolReader(reasons=True) if name == "think" else kind(BY_NAME[name], FUNCTIONS)
 
 
 def pushed(reader: ToolReader, text: str, last: bool = False) -> Found:
@@ -104,7 +110,72 @@ THINK: list[tuple[str, Found]] = [
     (" No <think>, no </think>.", said(" No <think>, no </think>.")),
     ("<thin", said("<thin")),
 ]
-TEXTS = {"hermes": HERMES, "mistral": MISTRAL, "llama3_json": LLAMA, "think": THINK}
+ELEMENTS: list[tuple[str, Found]] = [
+    ("<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>", ADD),
+    (
+        "So.\n<tool_call>\n<function=get_weather>\n<parameter=city>\n5 <b>\nBern\n\n</parameter>\n<parameter=note>\n"
+        "null\n</parameter>\n<parameter=days>\n[1, {}]\n</parameter>\n<parameter=wet>\nTrue\n</parameter>\n</function>"
+        "\n</tool_call>",
+        said("So.") + call("get_weather", '{"city": "5 <b>\\nBern\\n", "note": null, "days": [1, {}], "wet": true}'),
+    ),
+    (
+        "<tool_call><function=add></function></tool_call>\n<tool_call><function=get_weather><parameter=city>5</parameter>"
+        "</function></tool_call>",
+        call("add", "{}") + call("get_weather", '{"city": "5"}'),
+    ),
+    ('<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>', ADD),  # which a grammar has it write
+    ("<tool_call><function=add><parameter=a>NaN</parameter></function></tool_call>", call("add", '{"a": "NaN"}')),
+]
+LFM2: list[tuple[str, Found]] = [
+    ("<|tool_call_start|>[add(a=1)]<|tool_call_end|>", ADD),
+    (
+        """Hm.<|tool_call_start|>[get_weather(city='Bern ")] ', days=[1, {"a": None}]), add()]<|tool_call_end|>Wait.""",
+        said("Hm.")
+        + call("get_weather", '{"city": "Bern \\")] ", "days": [1, {"a": null}]}')
+        + call("add", "{}")
+        + said("Wait."),
+    ),
+    ("<|tool_call_start|>[add(wet=true, dry=False, z=-1.5)]", call("add", '{"wet": true, "dry": false, "z": -1.5}')),
+    ('<|tool_call_start|>[{"name": "add", "arguments": {"a": 1}}]<|tool_call_end|>', ADD),
+]
+OLMO3: list[tuple[str, Found]] = [
+    ("<function_calls>\nadd(a=1)\nadd_all()\n</function_calls>", ADD + call("add_all", "{}")),
+    ('<function_calls>\n{"name": "add", "arguments": {"a": 1}}\n</function_calls>', ADD),
+]
+GRANITE: list[tuple[str, Found]] = [
+    ('<|tool_call|>[{"name": "add", "arguments": {"a": 1}}, {"name": "add_all"}]', ADD + call("add_all", "{}")),
+    ('<|tool_call|>{"name": "add", "arguments": {"a": 1}}<|/tool_call|>', ADD),
+    ('<|tool_call|>[{"name": "add", "arguments": {"a": 1}}]<|/tool_call|>Done.', ADD + said("Done.")),
+]
+ANALYSIS = "<|channel|>analysis<|message|>Is it 4?<|end|><|start|>assistant"
+HARMONY: list[tuple[str, Found]] = [
+    (f"{ANALYSIS}<|channel|>final<|message|>Yes.", [("reasoning", "Is it 4?"), ("content", "Yes.")]),
+    ("<|channel|>final<|message|>Yes. <|return|>", said("Yes.")),
+    (
+        f'{ANALYSIS}<|channel|>commentary to=functions.add <|constrain|>json<|message|>{{"a": 1}}<|call|>',
+        [("reasoning", "Is it 4?"), *ADD],
+    ),
+    (' to=functions.add<|channel|>commentary json<|message|>{"a": 1}', ADD),
+    (
+        "<|channel|>commentary<|message|>I ask.<|end|><|start|>assistant<|channel|>commentary to=add_all<|message|>{}",
+        said("I ask.") + call("add_all", "{}"),
+    ),
+    (
+        "<|channel|>commentary<|message|>I ask.<|end|><|start|>assistant<|channel|>final<|message|>So.",
+        said("I ask.\n\nSo."),
+    ),
+    ("<|channel|>analysis<|message|>For ever", [("reasoning", "For ever")]),
+    ("Yes, <|channel", said("Yes, <|channel")),
+    (
+        "<|channel|>commentary to=functions.subtract<|message|>{}<|call|>",
+        said("<|channel|>commentary to=functions.subtract<|message|>{}"),
+    ),
+    ('<|channel|>commentary to=functions.add<|message|>{"a": <|end|>', call("add", '{"a": <|end|>')),  # cut off
+]
+TEXTS = {
+    "hermes": HERMES, "mistral": MISTRAL, "llama3_json": LLAMA, "think": THINK, "qwen3_coder": ELEMENTS, "lfm2": LFM2,
+    "olmo3": OLMO3, "granite": GRANITE, "openai": HARMONY,
+}  # fmt: skip
 CASES = [(name, text, joined(found)) for name, cases in TEXTS.items() for text, found in cases]
 
 # What looks like a call and is none. It comes back whole, character by character.
@@ -129,6 +200,17 @@ MALFORMED = [
     "<|python_tag|>print(1)",
     'He said {"name": "add", "parameters": {}}',
     "a < b, <tool, [TOOL, <|python",
+    "<tool_call><function=subtract></function></tool_call>",
+    "<tool_call><function=add><parameter=a>1</function>",
+    "<|tool_call_start|>[subtract()]<|tool_call_end|>",
+    "<|tool_call_start|>[add(1)]<|tool_call_end|>",
+    "<|tool_call_start|>[add(a=b)]<|tool_call_end|>",
+    "<|tool_call_start|>[add(a=1e999)]",
+    "<|tool_call_start|>[add(**{'a': 1})]",
+    "<|tool_call_start|>[add(a='\\ud800')]",
+    f"<function_calls>add(a={'(' * 300}",
+    "<function_calls>add(a=1",
+    '<|tool_call|>["add"]',
     " \n ",
     "",
 ]
@@ -153,6 +235,17 @@ words = st.sampled_from(
     [
         *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", '{"name": "', "add", '", '),
         *('"arguments": ', '{"a": 1}', "}", "[", "]", ",", ";", " ", "\n", "text", '"', "\\", "<", "{", "<think>"),
+        *(
+            "<|channel|>",
+            "analysis",
+            "final",
+            "<|message|>",
+            " to=functions.add",
+            "<|end|>",
+            "<|start|>assistant",
+            "add(",
+        ),
+        *("a=1", ")", "<|tool_call_start|>", "<function=add>", "<parameter=a>", "</parameter>", "</function>"),
         *("</think>", '{"name": "add", "arguments": {"a": 1}}'),
     ]
 )

@@ -328,7 +328,8 @@ def test_a_grammar_that_cannot_stand_beside_tools_is_refused_by_its_field(bundle
     assert error.message.partition("guided_grammar: ")[2]
 
 
-FAMILIES = {
+_HARMONY = "<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|constrain|>", "<|call|>"
+FAMILIES: dict[str, tuple[str, tuple[str, ...], str]] = {
     "mistral": (MISTRAL, MISTRAL_CONTROL, '[TOOL_CALLS][{"name": "get_weather", "arguments": ARGUMENTS}]'),
     "mistral_args": (
         MISTRAL.replace("[TOOL_CALLS]{{", "[TOOL_CALLS]{#[ARGS]#}{{"),
@@ -340,12 +341,110 @@ FAMILIES = {
         ("<|python_tag|>",),
         '{"name": "get_weather", "parameters": ARGUMENTS}',
     ),
+    "granite": (
+        "<|tool_call|>{{ tools }}{{ messages[0].content }}",
+        ("<|tool_call|>",),
+        '<|tool_call|>[{"name": "get_weather", "arguments": ARGUMENTS}]',
+    ),
+    "lfm2": (
+        "<|tool_list_start|>{{ tools }}{{ messages[0].content }}",
+        ("<|tool_call_start|>", "<|tool_call_end|>"),
+        '<|tool_call_start|>[{"name": "get_weather", "arguments": ARGUMENTS}]<|tool_call_end|>',
+    ),
+    "olmo3": (
+        "<function_calls>{{ tools }}{{ messages[0].content }}",
+        (),
+        '<function_calls>\n{"name": "get_weather", "arguments": ARGUMENTS}\n</function_calls>',
+    ),
+    "qwen3_coder": (
+        "<tool_call><function={{ tools }}>{{ messages[0].content }}",
+        (),
+        '<tool_call>\n{"name": "get_weather", "arguments": ARGUMENTS}\n</tool_call>',
+    ),
+    "openai": (
+        "<|start|><|channel|>{{ tools }}{{ messages[0].content }}",
+        _HARMONY,
+        "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>ARGUMENTS",
+    ),
     "hermes": (
         "<tool_call>{{ tools }}</tool_call>{{ messages[0].content }}",
         ("<tool_call>", "</tool_call>"),
         '<tool_call>\n{"name": "get_weather", "arguments": ARGUMENTS}\n</tool_call>',
     ),
 }
+
+# How the chat template of a family writes calls into the history, as the published ones do; CALL is one of several.
+HISTORY = """\
+{{ tools | tojson if tools }}
+{%- for message in messages -%}
+{%- if message.tool_calls -%}[ANSWER]BEGIN
+{%- for call in message.tool_calls -%}{%- set call, arguments = call.function, call.function.arguments -%}CALL
+{%- if not loop.last %}BETWEEN{% endif %}{% endfor %}END[/ANSWER]
+{%- else %}{{ message.content }}{% endif %}
+{%- endfor -%}
+"""
+_JSON = '{{ {"name": call.name, "arguments": arguments} | tojson }}'
+_PYTHON = (
+    "{{ call.name }}({% for name, value in arguments | items %}{{ name }}={{ value | tojson }}"
+    "{% if not loop.last %}, {% endif %}{% endfor %})"
+)
+_ELEMENTS = (
+    "<tool_call>\\n<function={{ call.name }}>\\n{% for name, value in arguments | items %}<parameter={{ name }}>\\n"
+    "{{ value if value is string else value | tojson }}\\n</parameter>\\n{% endfor %}</function>\\n</tool_call>"
+)
+WRITTEN: dict[str, tuple[tuple[str, ...], tuple[str, str, str, str]]] = {  # control tokens; begin, call, between, end
+    "hermes of SmolLM3": (("<tool_call>", "</tool_call>"), ("", f"<tool_call>\n{_JSON}\n</tool_call>", "\n", "")),
+    "mistral of Ministral 3": (
+        ("[TOOL_CALLS]", "[ARGS]"), ("", "[TOOL_CALLS]{{ call.name }}[ARGS]{{ arguments | tojson }}", "", "")
+    ),
+    "qwen3_coder": (("<tool_call>", "</tool_call>"), ("", _ELEMENTS, "\n", "")),
+    "granite": (("<|tool_call|>",), ("<|tool_call|>[", _JSON, ", ", "]")),
+    "phi4_mini_json": (
+        ("<|tool_call|>", "<|/tool_call|>"), ("", f"<|tool_call|>{_JSON}<|/tool_call|>", "", "")
+    ),
+    "lfm2": (
+        ("<|tool_call_start|>", "<|tool_call_end|>"), ("<|tool_call_start|>[", _PYTHON, ", ", "]<|tool_call_end|>")
+    ),
+    "olmo3": ((), ("<function_calls>\n", _PYTHON, "\n", "\n</function_calls>")),
+    "openai": (
+        _HARMONY,
+        (
+            "<|start|>assistant to=functions.",
+            "{{ call.name }}<|channel|>commentary json<|message|>{{ arguments | tojson }}<|call|>", "", "",
+        ),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("name", WRITTEN)
+def test_calls_are_read_as_the_chat_template_writes_them(name: str, stream: bool, tmp_path: Path) -> None:
+    control, parts = WRITTEN[name]
+    template = HISTORY
+    for place, text in zip(("BEGIN", "CALL", "BETWEEN", "END"), parts, strict=True):
+        template = template.replace(place, text.replace("\\n", "\n"), 1)
+    arguments = '{"city": "Bern \\"5\\" ]", "days": 2}'
+    made = [("get_weather", arguments), ("get_time", "{}")][: 1 if name == "openai" else 2]
+    calls: list[Any] = [
+        {"id": "abcdefgh1", "type": "function", "function": {"name": function, "arguments": given}}
+        for function, given in made
+    ]
+    with speaking(model=model_of(tmp_path, template, control)) as speaker:
+        choice(speaker, "Hi", messages=[*HELLO, {"role": "assistant", "content": "", "tool_calls": calls}])
+        text = speaker.prompt.partition("[ANSWER]")[2].partition("[/ANSWER]")[0]
+        assert "get_weather" in text
+        answers = deltas(ask(speaker, text, stream=True)) if stream else [choice(speaker, text)]
+    messages = [answer.delta if stream else answer.message for answer in answers]
+    found: dict[int, list[str]] = {}
+    for number, call in enumerate(call for message in messages for call in message.tool_calls or ()):
+        one = found.setdefault(call.index if stream else number, ["", ""])
+        one[0] += call.function.name or ""
+        one[1] += call.function.arguments
+    assert [(function, json.loads(given)) for function, given in found.values()] == [
+        (function, json.loads(given)) for function, given in made
+    ]
+    assert "".join(message.content or "" for message in messages) == ""
+    assert answers[-1].finish_reason == "tool_calls"
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -365,6 +464,29 @@ def test_the_format_is_that_of_the_family_also_where_its_marks_are_control_token
     assert json.loads(found.function.arguments) == {"city": "Bern", "days": 2}
     assert "".join(one.delta.content or "" for one in streamed) == ""
     assert (len(found.id) == 9) is name.startswith("mistral")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("thought", ["", "<|channel|>analysis<|message|>Is it?<|end|><|start|>assistant"])
+def test_channels_are_told_apart_with_and_without_tools(thought: str, stream: bool, tmp_path: Path) -> None:
+    """gpt-oss: its analysis is reasoning, and a schema is that of the content, which is in the channel `final`."""
+    template = "{{ tools }}{{ messages[0].content }}<|start|>assistant{#<|channel|>#}"
+    schema: Any = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "integer"}}}
+    text = f"{thought}<|channel|>final<|message|>5"
+    with speaking(model=model_of(tmp_path, template, _HARMONY)) as speaker:
+        for given in ({}, {"tools": []}, {"response_format": schema}, {"response_format": schema, "tools": []}):
+            answers = deltas(ask(speaker, text, stream=True, **given)) if stream else [choice(speaker, text, **given)]
+            messages = [answer.delta if stream else answer.message for answer in answers]
+            assert "".join(message.content or "" for message in messages) == "5"
+            thoughts = "".join(getattr(message, "reasoning_content", None) or "" for message in messages)
+            assert thoughts == ("Is it?" if thought else "")
+            assert answers[-1].finish_reason == "stop"
+        assert allows(speaker, text)
+        assert not allows(speaker, "5")
+        assert not allows(speaker, f"{text}.5")
+        choice(speaker, text, response_format=schema)
+        call = "<|channel|>commentary to=functions.get_time <|constrain|>json<|message|>{}"
+        assert allows(speaker, f"{thought}{call}")
 
 
 def test_a_template_without_tools_refuses_them_unless_they_are_not_to_be_called() -> None:
