@@ -21,6 +21,7 @@ from phase0_request.lab.commands import contents, main
 from phase0_request.support.machine import describe
 from phase0_request.tokenizer import BUNDLED
 from phase2_prefill_decode.lab import ceilings
+from phase2_prefill_decode.lab.cpu import beside
 from phase2_prefill_decode.lab.models import experts
 from phase2_prefill_decode.lab.shapes import SHAPES
 from phase4_radix.lab import replay
@@ -87,6 +88,11 @@ BENCHMARKS: dict[str, tuple[str, list[str], dict[str, object]]] = {
         "phase2_prefill_decode.lab.cpu.products",
         ["--rounds", "1"],
         {"BYTES": 1 << 10, "phase1_kv_pool.lab.timing.SECONDS": 0.0, **CEILINGS},
+    ),
+    "beside.json": (
+        "phase2_prefill_decode.lab.cpu.beside",
+        ["--rounds", "1", "--seconds", "0"],
+        {"LOADS": dict.fromkeys(beside.LOADS, (1, 2, 8))},
     ),
     "phase2_fits.json": ("phase2_prefill_decode.lab.fits", [], {}),
     "phase2_models.json": ("phase2_prefill_decode.lab.models.takes", [], {}),

@@ -1,6 +1,6 @@
 """`nanoserve bench compare`: this engine beside transformers, llama.cpp and vLLM, on a CPU.
 
-Every engine is a process of its own, with the same random weights, prompts and threads. They take turns, so that a slow
+Every engine is a process of its own, with the same weights, prompts and threads. They take turns, so that a slow
 minute of the machine meets all of them. In its turn an engine runs a workload once to warm up and then some times more;
 meanwhile the others are stopped. The median of all these runs counts. setup.sh installs llama.cpp and vLLM; an engine
 without one is left out. The figures are saved after every row, and beside them what the engines said. A row that is
@@ -19,7 +19,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from fnmatch import fnmatch
 from functools import partial
 from itertools import chain, product
@@ -33,8 +32,7 @@ from rich.console import Console
 from phase0_request.lab.report import at_least_one, finish, parser, table
 from phase0_request.support import entry
 from phase0_request.support.machine import describe
-from phase2_prefill_decode.lab.random_weights import random_peer
-from phase2_prefill_decode.lab.shapes import SHAPES
+from phase6_integration.lab.peers.models import MODELS
 
 HERE = Path(__file__).parent
 BUILD = Path("build/peers")  # environments and models
@@ -45,7 +43,6 @@ AVX2 = {
     "NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+fma",
 }  # fmt: skip
 HELD_TO: dict[str, dict[str, str]] = {"native": {}, "avx2": AVX2}
-CONTEXT = 1 << 15  # tokens that the models are made for
 RUNS = 2  # of a workload in an engine's turn, after one to warm up
 
 
@@ -81,6 +78,7 @@ PROMPTS = Workload(4, 512, 1)
 WORKLOADS = {
     "17m": (Workload(1, 16, 64), Workload(8, 128, 64), Workload(16, 128, 64), PROMPTS),
     "596m": (Workload(1, 16, 64), Workload(8, 128, 32), PROMPTS),
+    **dict.fromkeys(("gemma3-270m", "lfm2-350m"), (Workload(1, 16, 64), Workload(8, 128, 64))),
 }
 LONG = Workload(1, 4097, 32, cached=True), Workload(1, 16_385, 32, cached=True)
 
@@ -187,8 +185,7 @@ def weights(shape: str, kind: str) -> Path:
     """The model of this shape, which is made once: a directory, or a GGUF file of another type than bfloat16."""
     directory = BUILD / shape
     if not (directory / "config.json").exists():
-        config = replace(SHAPES[shape], max_position_embeddings=CONTEXT)
-        random_peer(config, torch.bfloat16).save_pretrained(directory)
+        MODELS[shape].save(directory)
     file = directory / f"{kind}.gguf"
     if kind == "bfloat16" or file.exists():
         return directory if kind == "bfloat16" else file
@@ -206,7 +203,7 @@ class Process(subprocess.Popen[str]):
     """An engine that answers, one workload at a time. What it says of each goes to a log."""
 
     def __init__(self, name: str, shape: str, isa: str, threads: int, tokens: int, log: TextIO) -> None:
-        peer, self._vocabulary, self._log = PEERS[name], SHAPES[shape].vocab_size, log
+        peer, self._vocabulary, self._log = PEERS[name], MODELS[shape].vocab_size, log
         self._words = f"{isa} {shape} {name}"
         self._errors = BUILD / f"{self._words.replace(' ', '_')}.stderr"
         model = weights(shape, peer.weights)
@@ -324,7 +321,7 @@ def main(arguments: list[str] | None = None, prog: str = "python -m phase6_integ
     p = parser(prog, __doc__)
     p.prog = prog
     p.set_defaults(json=BUILD / "compare.json")
-    p.add_argument("--shapes", nargs="+", choices=SHAPES, default=["17m"], help=f"{', '.join(SHAPES)} (17m)")
+    p.add_argument("--shapes", nargs="+", choices=MODELS, default=["17m"], help=f"{', '.join(MODELS)} (17m)")
     p.add_argument("--held-to", nargs="+", choices=HELD_TO, default=["native"], help="native, or avx2 too (native)")
     p.add_argument("--peers", nargs="+", default=["*"], metavar="NAME", help=f"{', '.join(PEERS)}; * matches any (*)")
     p.add_argument("--workloads", nargs="+", default=["*"], metavar="NAME", help="such as 8x128+64 or 4x* (*)")

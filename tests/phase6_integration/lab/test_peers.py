@@ -10,7 +10,7 @@ import pytest
 from phase0_request.lab.record import commit
 from phase2_prefill_decode.lab.shapes import SHAPES
 from phase6_integration.lab.gpu.rows import TINY
-from phase6_integration.lab.peers import compare
+from phase6_integration.lab.peers import compare, models
 from phase6_integration.lab.peers.compare import Workload, available, row
 
 ROOT = Path(__file__).parents[3]
@@ -19,10 +19,11 @@ ROOT = Path(__file__).parents[3]
 @pytest.fixture
 def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SHAPES, "17m", TINY)
+    monkeypatch.setitem(compare.MODELS, "17m", compare.MODELS["17m"]._replace(vocab_size=TINY.vocab_size))
     monkeypatch.setattr(compare, "PEERS", {**compare.PEERS})
     monkeypatch.setattr(compare, "BESIDE", {**compare.BESIDE})
     monkeypatch.setattr(compare, "BUILD", tmp_path)
-    monkeypatch.setattr(compare, "CONTEXT", 64)
+    monkeypatch.setattr(models, "CONTEXT", 64)
     monkeypatch.setattr(compare, "WARM_UP", ())
     monkeypatch.setitem(compare.WORKLOADS, "17m", (Workload(2, 5, 3), Workload(2, 6, 1)))
     monkeypatch.setattr(compare, "LONG", ())
