@@ -137,7 +137,7 @@ def test_a_recorded_step_routes_the_tokens_of_its_replay(kernel: str) -> None:
             assert torch.equal(layer.ends, other.ends), "a record of the engine's steps reads them"
 
 
-@pytest.mark.parametrize("name", ["qwen3-moe-norm", "olmoe", "mixtral"])
+@pytest.mark.parametrize("name", ["qwen3-moe-norm", "qwen2-moe", "olmoe", "mixtral"])
 def test_experts_that_are_saved_in_one_tensor_are_read_as_those_apart(name: str, tmp_path: Path) -> None:
     family, options = VARIANTS[name]
     oracle = tiny_model(family, **options)
@@ -154,19 +154,21 @@ def test_experts_that_are_saved_in_one_tensor_are_read_as_those_apart(name: str,
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_experts_are_quantized_at_load_and_their_router_is_not(scheme: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", ["qwen3_moe", "qwen2_moe"])
+def test_experts_are_quantized_at_load_and_their_router_is_not(family: str, scheme: str, tmp_path: Path) -> None:
     """The answer is that of transformers with the rounded weights, up to what a CPU's rows in 8 bits add."""
-    oracle: Any = tiny_model("qwen3_moe", hidden_size=256, head_dim=64, num_experts=8, num_experts_per_tok=2,
-                        moe_intermediate_size=64, dtype=torch.bfloat16)  # fmt: skip
+    shared = {"shared_expert_intermediate_size": 64} if family == "qwen2_moe" else {}
+    oracle: Any = tiny_model(family, hidden_size=256, head_dim=64, num_experts=8, num_experts_per_tok=2,
+                        moe_intermediate_size=64, dtype=torch.bfloat16, **shared)  # fmt: skip
     directory = saved(oracle, tmp_path)
     plain = Model.load(directory, device="cpu", dtype="float32")
     model = Model.load(directory, device="cpu", dtype="float32", transform=Quantization(scheme))
-    router, gate_up, down = model.decoder.layers[0].mlp.down_proj.linears  # type: ignore[attr-defined]
-    assert router.dtype == torch.float32
+    router, gate_up, down, *others = model.decoder.layers[0].mlp.down_proj.linears  # type: ignore[attr-defined]
+    assert {router.dtype, *(gate.dtype for gate in others[2:])} == {torch.float32}
     assert {gate_up.dtype, down.dtype} != {torch.float32}
     with torch.no_grad():
         for name, weight in oracle.float().named_parameters():
-            if "_proj" in name:
+            if name.endswith("_proj.weight") or ".experts." in name:
                 rounded = quantize(weight.flatten(0, -2).bfloat16().float(), scheme).dequantize()
                 weight.copy_(rounded.view(weight.shape))
     (prompt,) = prompts(307, [1])
@@ -175,7 +177,9 @@ def test_experts_are_quantized_at_load_and_their_router_is_not(scheme: str, tmp_
     found, before = logits(model, prompt), logits(plain, prompt)
     assert (found - wanted).norm() < 0.5 * (before - wanted).norm() + 0.02 * wanted.norm()
     matrices = 3 * sum(
-        tensor.numel() for name, tensor in oracle.named_parameters() if "layers.0" in name and "_proj" in name
+        tensor.numel()
+        for name, tensor in oracle.named_parameters()
+        if "layers.0" in name and "_proj" in name and not name.endswith("bias")
     )
     config = config_of(directory)
     assert config.parameters == sum(tensor.numel() for tensor in oracle.parameters())
@@ -192,10 +196,14 @@ def test_experts_are_quantized_at_load_and_their_router_is_not(scheme: str, tmp_
     ],
     ids=["fp8", "int8", "gptq", "awq"],
 )
-def test_a_quantized_checkpoint_has_a_matrix_for_each_expert(make: Any, config: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", ["qwen3_moe", "qwen2_moe"])
+def test_a_quantized_checkpoint_has_a_matrix_for_each_expert(
+    make: Any, config: Any, family: str, tmp_path: Path
+) -> None:
     torch.manual_seed(5)
     options = {"num_experts": 3, "num_experts_per_tok": 3, "moe_intermediate_size": 64}  # rounding cannot choose others
-    oracle = made.quantized(tmp_path, make(), config(), family="qwen3_moe", intermediate_size=64, **options)
+    options |= {"shared_expert_intermediate_size": 64} if family == "qwen2_moe" else {}
+    oracle = made.quantized(tmp_path, make(), config(), family=family, intermediate_size=64, **options)
     read = config_of(tmp_path, "float32")
     (layer, *_) = weights_for_gpu(source_of(tmp_path, read), read, CPU).layers
     for field in ("gate_up_proj", "down_proj"):
@@ -218,7 +226,7 @@ def test_experts_whose_inputs_have_other_orders_are_refused(tmp_path: Path) -> N
 
 
 def test_ranks_have_a_part_of_each_expert(tmp_path: Path) -> None:
-    for name in ("qwen3-moe-norm", "mixtral", "gpt-oss"):
+    for name in ("qwen3-moe-norm", "qwen2-moe", "mixtral", "gpt-oss"):
         family, options = VARIANTS[name]
         oracle = tiny_model(family, **options)
         given = prompts(oracle.config.vocab_size, (3, 17))

@@ -99,6 +99,21 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "smollm3",
         {"no_rope_layer_interval": 2, "use_sliding_window": True, "sliding_window": 7, "tie_word_embeddings": False},
     ),
+    "qwen2-moe": (
+        "qwen2_moe",
+        {
+            "num_experts": 9, "num_experts_per_tok": 3, "moe_intermediate_size": 40,
+            "shared_expert_intermediate_size": 72,
+        },
+    ),
+    "qwen2-moe-windows": (
+        "qwen2_moe",
+        {
+            "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True,
+            "shared_expert_intermediate_size": 24, "mlp_only_layers": [0], "use_sliding_window": True,
+            "sliding_window": 7, "num_hidden_layers": 4, "qkv_bias": False,
+        },
+    ),
     "qwen3-moe": ("qwen3_moe", {"num_experts": 16, "num_experts_per_tok": 8, "moe_intermediate_size": 32}),
     "qwen3-moe-norm": (
         "qwen3_moe",

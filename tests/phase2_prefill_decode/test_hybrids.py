@@ -57,6 +57,15 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "qwen3.5-experts": (
+        "qwen3_5_moe_text",
+        {
+            "num_hidden_layers": 4, "head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 2,
+            "linear_key_head_dim": 8, "linear_value_head_dim": 16, "num_experts": 9, "num_experts_per_tok": 3,
+            "moe_intermediate_size": 40, "shared_expert_intermediate_size": 24,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+        },
+    ),
     "qwen3.5-whole-rotation": (
         "qwen3_5_text",
         {
@@ -381,12 +390,13 @@ def test_an_lfm2_that_would_be_computed_wrongly_is_refused(change: dict[str, Any
         config_of(tmp_path)
 
 
-def test_the_text_of_a_qwen3_5_with_images_and_drafting_layers_loads(tmp_path: Path) -> None:
-    family, options = VARIANTS["qwen3.5"]
+@pytest.mark.parametrize(("name", "kind"), [("qwen3.5", "qwen3_5"), ("qwen3.5-experts", "qwen3_5_moe")])
+def test_the_text_of_a_qwen3_5_with_images_and_drafting_layers_loads(name: str, kind: str, tmp_path: Path) -> None:
+    family, options = VARIANTS[name]
     oracle = tiny_model(family, **options)
     file = saved(oracle, tmp_path) / "config.json"
     text = json.loads(file.read_text())
-    file.write_text(json.dumps({"model_type": "qwen3_5", "text_config": text | {"mtp_num_hidden_layers": 1}}))
+    file.write_text(json.dumps({"model_type": kind, "text_config": text | {"mtp_num_hidden_layers": 1}}))
     tensors = load_file(tmp_path / "model.safetensors")
     beside = {"mtp.fc.weight": torch.zeros(4, 4), "model.visual.merger.norm.weight": torch.zeros(4)}
     inside = {name.replace("model.", "model.language_model.", 1): tensor for name, tensor in tensors.items()}

@@ -22,12 +22,17 @@ from phase2_prefill_decode.extras.families.gemma import GEMMA3
 from phase2_prefill_decode.extras.families.granite import GRANITE
 from phase2_prefill_decode.extras.families.known.classes import CLASSES, NEEDS
 from phase2_prefill_decode.extras.families.known.strict import lenient, strict
-from phase2_prefill_decode.extras.families.known.wrappers import GEMMA3_WITH_IMAGES, MISTRAL3, QWEN3_5_WITH_IMAGES
+from phase2_prefill_decode.extras.families.known.wrappers import (
+    GEMMA3_WITH_IMAGES,
+    MISTRAL3,
+    QWEN3_5_MOE_WITH_IMAGES,
+    QWEN3_5_WITH_IMAGES,
+)
 from phase2_prefill_decode.extras.families.lfm import LFM2
 from phase2_prefill_decode.extras.families.oss import GPT_OSS
-from phase2_prefill_decode.extras.families.qwen import QWEN3_5
+from phase2_prefill_decode.extras.families.qwen import QWEN3_5, QWEN3_5_MOE
 from phase2_prefill_decode.extras.families.smollm import SMOLLM3
-from phase2_prefill_decode.extras.families.sparse.moe import MIXTRAL, OLMOE, QWEN3_MOE
+from phase2_prefill_decode.extras.families.sparse.moe import MIXTRAL, OLMOE, QWEN2_MOE, QWEN3_MOE
 from phase2_prefill_decode.loading.families import FAMILIES, UNSUPPORTED, Family
 
 _OTHERS: Mapping[str, Family] = {
@@ -41,7 +46,9 @@ _OTHERS: Mapping[str, Family] = {
     "olmo3": OLMO3,
     "olmoe": OLMOE,
     "phi3": PHI3,
+    "qwen2_moe": QWEN2_MOE,
     "qwen3_moe": QWEN3_MOE,
+    "qwen3_5_moe_text": QWEN3_5_MOE,
     "qwen3_5_text": QWEN3_5,
     "smollm3": SMOLLM3,
 }
@@ -51,6 +58,7 @@ OTHERS: Mapping[str, Family] = {
     "gemma3": GEMMA3_WITH_IMAGES,
     "mistral3": MISTRAL3,
     "qwen3_5": QWEN3_5_WITH_IMAGES,
+    "qwen3_5_moe": QWEN3_5_MOE_WITH_IMAGES,
 }
 UNSUPPORTED.update(NEEDS)
 

@@ -14,7 +14,7 @@ from torch.nn.functional import linear, softmax
 from phase0_request.support.checks import ConfigError
 from phase2_prefill_decode.backend import Backend
 from phase2_prefill_decode.decoder import MLP
-from phase2_prefill_decode.extras.families.layer import ROUTER, Experts
+from phase2_prefill_decode.extras.families.layer import ROUTER, SHARED_EXPERT, Experts
 from phase2_prefill_decode.extras.linears import Joined
 from phase2_prefill_decode.linear import Linear, TorchLinear
 from phase2_prefill_decode.loading.weights import LayerWeights
@@ -65,7 +65,8 @@ class RoutedExperts:
         self.experts = experts
         others = [backend.linear(weights[name], None) for name in PRODUCTS]
         self._router = backend.linear(weights[ROUTER], weights.get(f"{ROUTER}_bias"))
-        self.linears = [self._router, *others]
+        self._shared = SharedExpert(weights, backend) if experts.shared else None
+        self.linears = [self._router, *others, *(() if self._shared is None else self._shared.linears)]
         biases = [weights.get(f"{name}_bias") for name in PRODUCTS]
         self._biases = [None if bias is None else bias.view(experts.number, -1) for bias in biases]
         device = next(tensor.device for tensor in weights.values() if isinstance(tensor, Tensor))
@@ -94,12 +95,29 @@ class RoutedExperts:
         found = with_bias(self._down(inner, ends), of_down, ordered)
         by_token = torch.empty_like(found).index_copy_(0, order, found).view(*chosen.shape, found.shape[1])
         result = (by_token * shares[..., None]).sum(1).to(x.dtype)
+        result = result if self._shared is None else result + self._shared(x)
         return result if out is None else out.copy_(result)
 
 
 def with_bias(rows: Tensor, bias: Tensor | None, experts: Tensor) -> Tensor:
     """Each row with the bias of its expert. bias: [groups, out]"""
     return rows if bias is None else rows.add_(bias[experts])
+
+
+class SharedExpert:
+    """An MLP that every token goes through, beside those that it chose. A gate says how much of its result counts."""
+
+    def __init__(self, weights: LayerWeights, backend: Backend) -> None:
+        own = {
+            name.removeprefix(SHARED_EXPERT): weight
+            for name, weight in weights.items()
+            if name.startswith(SHARED_EXPERT)
+        }
+        self._mlp, self._gate = MLP(own, backend), backend.linear(own["gate"], None)
+        self.linears = [self._mlp.gate_up_proj, self._mlp.down_proj, self._gate]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._mlp(x) * self._gate(x).sigmoid()
 
 
 class ExpertMLP(MLP):
@@ -111,3 +129,13 @@ class ExpertMLP(MLP):
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.down_proj(x)
+
+
+def mlp_of(experts: Experts | None, weights: LayerWeights, backend: Backend) -> MLP:
+    """The MLP of a layer, or its experts."""
+    return MLP(weights, backend) if experts is None else ExpertMLP(experts, weights, backend)
+
+
+def linears_of_mlp(mlp: MLP) -> list[Linear]:
+    """The linear layers of an MLP."""
+    return [mlp.down_proj] if isinstance(mlp, ExpertMLP) else [mlp.gate_up_proj, mlp.down_proj]

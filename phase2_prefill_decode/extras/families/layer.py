@@ -25,6 +25,8 @@ NORMS = {
 }
 ACTIVATIONS = "silu", "gelu_pytorch_tanh"
 ROUTER = "router"
+SHARED_EXPERT = "shared_expert_"  # before the names of its matrices
+SHARED_SIZE = "shared_expert_intermediate_size"
 MAX_EXPERTS = 1 << 12
 
 
@@ -37,6 +39,7 @@ class Experts:
     inner: int  # the intermediate size of each
     norm_topk: bool  # the probabilities of the chosen are divided by their sum
     bias: bool = False  # the router and the experts have biases
+    shared: int = 0  # the intermediate size of an expert that every token goes through, times a gate; 0: there is none
 
     def __post_init__(self) -> None:
         check_int("num_experts", self.number, 1, MAX_EXPERTS)
@@ -44,6 +47,7 @@ class Experts:
         check_int("moe_intermediate_size", self.inner, 1, MAX_DIMENSION)
         check_bool("norm_topk_prob", self.norm_topk)
         check_bool("bias", self.bias)
+        check_int(SHARED_SIZE, self.shared, 0, MAX_DIMENSION)
 
     def tensors(self, hidden: int) -> dict[str, LayerTensor]:
         """Each matrix stacks the matrices of all experts."""
@@ -51,11 +55,27 @@ class Experts:
         for place in (f"mlp.experts.{number}" for number in range(self.number)):
             gate_up |= {f"{place}.gate_proj": self.inner, f"{place}.up_proj": self.inner}
             down[f"{place}.down_proj"] = hidden
+        expert = "mlp.shared_expert"
+        shared = {
+            f"{SHARED_EXPERT}gate_up_proj": LayerTensor(
+                {f"{expert}.gate_proj": self.shared, f"{expert}.up_proj": self.shared}, hidden
+            ),
+            f"{SHARED_EXPERT}down_proj": LayerTensor({f"{expert}.down_proj": hidden}, self.shared),
+            f"{SHARED_EXPERT}gate": LayerTensor({f"{expert}_gate": 1}, hidden),
+        }
         return {
             ROUTER: LayerTensor({"mlp.gate": self.number}, hidden, self.bias),
             "gate_up_proj": LayerTensor(gate_up, hidden, self.bias),
             "down_proj": LayerTensor(down, self.inner, self.bias),
+            **(shared if self.shared else {}),
         }
+
+    def part(self, ranks: int) -> "Experts":
+        """What each of several ranks has: a part of every expert."""
+        for name, size in (("moe_intermediate_size", self.inner), (SHARED_SIZE, self.shared)):
+            if size % ranks:
+                raise ConfigError(f"tensor_parallel_size must divide the model's {name}, {size}; got {ranks}")
+        return replace(self, inner=self.inner // ranks, shared=self.shared // ranks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,12 +111,7 @@ class FamilyLayer(LayerConfig):
                 f"tensor_parallel_size must be 1, because this model norms q and k across all heads and a rank holds "
                 f"only some of them; got {ranks}"
             )
-        if self.experts is None:
-            return self
-        if self.experts.inner % ranks:
-            given = f"{self.experts.inner}; got {ranks}"
-            raise ConfigError(f"tensor_parallel_size must divide the model's moe_intermediate_size, {given}")
-        return replace(self, experts=replace(self.experts, inner=self.experts.inner // ranks))
+        return self if self.experts is None else replace(self, experts=self.experts.part(ranks))
 
     def tensors(self, config: ModelConfig) -> dict[str, LayerTensor]:
         tensors = LayerConfig.tensors(self, config)

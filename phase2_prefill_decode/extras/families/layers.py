@@ -11,8 +11,8 @@ from torch.nn.functional import gelu
 
 from phase1_kv_pool.layer import KVLayer
 from phase2_prefill_decode.backend import Backend
-from phase2_prefill_decode.decoder import MLP, Attention, DecoderLayer, RMSNorm, StepTensors
-from phase2_prefill_decode.extras.families.experts import ExpertMLP
+from phase2_prefill_decode.decoder import Attention, DecoderLayer, RMSNorm, StepTensors
+from phase2_prefill_decode.extras.families.experts import linears_of_mlp, mlp_of
 from phase2_prefill_decode.extras.families.layer import FamilyLayer
 from phase2_prefill_decode.extras.families.recurrent import MixedDecoderLayer
 from phase2_prefill_decode.extras.families.stateful import DeltaLayer, GatedLayer, ShortConvLayer
@@ -39,12 +39,11 @@ class FamilyDecoderLayer(DecoderLayer):
         if layer.query_growth is not None:
             self.self_attn.rotate_store = _growing(self.self_attn.rotate_store, *layer.query_growth)
         backend = replace(backend, swiglu=activation(layer, backend))
-        self.mlp = MLP(weights, backend) if layer.experts is None else ExpertMLP(layer.experts, weights, backend)
+        self.mlp = mlp_of(layer.experts, weights, backend)
 
     @property
     def linears(self) -> list[Linear]:
-        mlp = [self.mlp.down_proj] if isinstance(self.mlp, ExpertMLP) else [self.mlp.gate_up_proj, self.mlp.down_proj]
-        return [self.self_attn.qkv_proj, self.self_attn.o_proj, *mlp]
+        return [self.self_attn.qkv_proj, self.self_attn.o_proj, *linears_of_mlp(self.mlp)]
 
     # region exercise 10.2
     def __call__(

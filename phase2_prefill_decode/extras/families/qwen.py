@@ -1,9 +1,11 @@
-"""Qwen 3.5: Gated DeltaNet in three layers of four, attention with a gate in the fourth."""
+"""Qwen 3.5: Gated DeltaNet in three layers of four, attention with a gate in the fourth. With an MLP or experts."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from phase0_request.support.checks import ConfigError, check_int
+from phase2_prefill_decode.extras.families.layer import Experts
 from phase2_prefill_decode.extras.families.stateful import HEAD_NORM, DeltaLayer, GatedLayer
 from phase2_prefill_decode.loading.config import LayerConfig
 from phase2_prefill_decode.loading.families import Family, fields_of
@@ -26,18 +28,29 @@ def _read(family: Family, config: Mapping[str, Any]) -> dict[str, Any]:
         raise ConfigError(f"layer_types must be {' or '.join(KINDS)} for each of {layers} layers, got {kinds!r}")
     if KINDS[1] not in kinds:
         raise ConfigError(f"layer_types must have a {KINDS[1]}: the pages of a request are those of its attention")
+    experts = None
+    if family.absent.get("num_experts"):
+        experts = Experts(
+            number=config["num_experts"],
+            top_k=config["num_experts_per_tok"],
+            inner=config["moe_intermediate_size"],
+            norm_topk=True,
+            shared=config["shared_expert_intermediate_size"],
+        )
+        config["intermediate_size"] = experts.inner  # no layer has a dense MLP
     delta = DeltaLayer(
         key_heads=config["linear_num_key_heads"],
         value_heads=config["linear_num_value_heads"],
         key_dim=config["linear_key_head_dim"],
         value_dim=config["linear_value_head_dim"],
         taps=config["linear_conv_kernel_dim"],
+        experts=experts,
         tiled=config[TILED],
     )
     rope, share = config.get("rope_parameters"), config["partial_rotary_factor"]
     share = rope.get("partial_rotary_factor", 0.25) if isinstance(rope, Mapping) and rope else share
     config |= {"layer_types": None, "partial_rotary_factor": share}
-    described: dict[str, LayerConfig] = {KINDS[0]: delta, KINDS[1]: GatedLayer()}
+    described: dict[str, LayerConfig] = {KINDS[0]: delta, KINDS[1]: GatedLayer(experts=experts)}
     return fields_of(family, config) | {"layers": tuple(described[kind] for kind in kinds)}
 
 
@@ -59,4 +72,12 @@ QWEN3_5 = Family(
     },
     partial_rotary=True,
     read=_read,
+)  # fmt: skip
+QWEN3_5_MOE = replace(
+    QWEN3_5,
+    absent={
+        **QWEN3_5.absent, "num_key_value_heads": 2, "num_experts": 256, "num_experts_per_tok": 8,
+        "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512,
+    },
+    only={**QWEN3_5.only, "norm_topk_prob": (None, True), "decoder_sparse_step": (None, 1)},
 )  # fmt: skip

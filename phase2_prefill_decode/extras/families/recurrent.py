@@ -9,8 +9,9 @@ from torch.nn.functional import silu, softplus
 
 from phase1_kv_pool.layer import KVLayer
 from phase2_prefill_decode.backend import Backend
-from phase2_prefill_decode.decoder import MLP, Attention, DecoderLayer, RMSNorm, StepTensors
+from phase2_prefill_decode.decoder import Attention, DecoderLayer, RMSNorm, StepTensors
 from phase2_prefill_decode.extras.families.delta_rule import Tokens, delta_rule, sequences
+from phase2_prefill_decode.extras.families.experts import linears_of_mlp, mlp_of
 from phase2_prefill_decode.extras.families.stateful import (
     HEAD_NORM,
     DeltaLayer,
@@ -32,12 +33,12 @@ class MixedDecoderLayer(DecoderLayer):
         self.input_layernorm = RMSNorm(weights["input_layernorm"], config.rms_norm_eps, backend)
         self.self_attn = mixer
         self.post_attention_layernorm = RMSNorm(weights["post_attention_layernorm"], config.rms_norm_eps, backend)
-        self.mlp = MLP(weights, backend)
+        self.mlp = mlp_of(getattr(layer, "experts", None), weights, backend)
         self._mixer_linears = mixer.linears
 
     @property
     def linears(self) -> list[Linear]:
-        return [*self._mixer_linears, self.mlp.gate_up_proj, self.mlp.down_proj]
+        return [*self._mixer_linears, *linears_of_mlp(self.mlp)]
 
 
 # region exercise 10.4

@@ -103,7 +103,7 @@ def _scale_logits(multiplier: float, name: str, rows: Any) -> Any:
     return rows.float() * multiplier if name == NORM else rows
 
 
-FROM_ZERO = ("gemma3_text", "qwen3_5_text")  # they multiply by one plus the weight of a norm
+FROM_ZERO = ("gemma3_text", "qwen3_5_text", "qwen3_5_moe_text")  # they multiply by one plus the weight of a norm
 
 
 def _norms_from_zero(name: str, rows: Any) -> Any:
@@ -127,7 +127,7 @@ def _of_mixtral(name: str) -> str:
 RENAMED: dict[str, Callable[[str], str]] = {
     "lfm2": _renaming(lfm.NAMES),
     "mixtral": _of_mixtral,
-    "qwen3_5_text": _renaming(qwen.NAMES),
+    **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text"), _renaming(qwen.NAMES)),
 }
 
 

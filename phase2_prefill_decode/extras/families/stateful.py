@@ -6,6 +6,7 @@ from typing import ClassVar, NamedTuple
 
 from phase0_request.support.checks import ConfigError, check_bool, check_int
 from phase1_kv_pool.layout import DTYPE_BYTES
+from phase2_prefill_decode.extras.families.layer import Experts
 from phase2_prefill_decode.loading.config import LayerConfig, LayerTensor, ModelConfig
 
 HEAD_NORM = "norm_of_heads"  # a checkpoint calls it norm, as it does norms that are from zero
@@ -24,6 +25,7 @@ class StatefulLayer(LayerConfig):
     """A layer with a state. A subclass has its sizes and names its tensors."""
 
     paged: ClassVar[bool] = False
+    experts: Experts | None = None  # in place of the MLP
 
     def states(self, config: ModelConfig) -> tuple[StateTensor, ...]:
         """The state of a request."""
@@ -35,7 +37,7 @@ class StatefulLayer(LayerConfig):
 
     def tensors(self, config: ModelConfig) -> dict[str, LayerTensor]:
         tensors = LayerConfig.tensors(self, config)
-        return self.mixer(config) | {name: tensors[name] for name in SHARED}
+        return self.mixer(config) | {name: tensors[name] for name in SHARED} | _of_experts(self.experts, config)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,10 +120,16 @@ class DeltaLayer(StatefulLayer):
 class GatedLayer(LayerConfig):
     """Attention whose results go through a gate, which is projected from its input."""
 
+    experts: Experts | None = None
+
     def tensors(self, config: ModelConfig) -> dict[str, LayerTensor]:
         size = config.num_attention_heads * config.head_dim
         gate = LayerTensor({"self_attn.gate_proj": size}, config.hidden_size, config.qkv_bias)
-        return LayerConfig.tensors(self, config) | {"gate_proj": gate}
+        return LayerConfig.tensors(self, config) | {"gate_proj": gate} | _of_experts(self.experts, config)
+
+
+def _of_experts(experts: Experts | None, config: ModelConfig) -> dict[str, LayerTensor]:
+    return {} if experts is None else experts.tensors(config.hidden_size)
 
 
 def has_states(config: ModelConfig) -> bool:

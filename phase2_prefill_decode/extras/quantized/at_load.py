@@ -38,7 +38,8 @@ class QuantizingSource:
     def __init__(self, source: Source, how: Quantization, dtype: torch.dtype, device: torch.device) -> None:
         self.directory, self.faults = source.directory, source.faults
         self._source, self._scheme = source, how.scheme
-        plain = (ROUTERS,) if how.embeddings else (ROUTERS, EMBED_TOKENS, HEAD)
+        routers = tuple(f".{name}.weight" for name in ROUTERS)
+        plain = routers if how.embeddings else (*routers, EMBED_TOKENS, HEAD)
         self.stored = {
             name: replace(stored, dtype=ENCODED) if len(stored.shape) > 1 and not name.endswith(plain) else stored
             for name, stored in source.stored.items()

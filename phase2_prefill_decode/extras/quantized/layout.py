@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 FLOATS = "F32", "F16", "BF16"  # safetensors' names
 WORDS = ("I32",)  # each holds eight numbers of 4 bits, or four of 8
 MAX_GROUP = 1 << 16
-ROUTER = "mlp.gate"  # chooses experts: a small matrix, and what it is rounded to decides what is computed
-ROUTERS = f".{ROUTER}.weight"
+ROUTERS = "mlp.gate", "mlp.shared_expert_gate"  # small matrices: what they are rounded to decides what is computed
 SCHEMES = {"int8": 1.0, "int4": 0.5625, "fp8": 1.0}  # at load: bytes of a number, with its scale
 
 
@@ -77,6 +76,6 @@ def groups(inputs: int, group: int) -> int:
 def bytes_in(config: ModelConfig, scheme: str) -> int:
     """The size of a model if the matrices of its layers are quantized in one of SCHEMES."""
     parts = (part for layer in config.layers for part in layer.tensors(config).values())
-    matrices = sum(sum(part.modules.values()) * part.inputs for part in parts if ROUTER not in part.modules)
+    matrices = sum(sum(part.modules.values()) * part.inputs for part in parts if not part.modules.keys() & {*ROUTERS})
     saved = DTYPE_BYTES[config.dtype] - SCHEMES[scheme]
     return config.bytes - int(matrices * saved)

@@ -39,7 +39,7 @@ ANSWER = 20  # tokens
 NOISE = 2.0  # times transformers' own error in bfloat16
 IN_BF16 = "bf16 error < 2x"
 TOLERANCE = 2e-5  # of logits in float32: two tokens that are nearer than this tie
-WRAPPED = "gemma3", "mistral3", "qwen3_5"  # another family inside
+WRAPPED = "gemma3", "mistral3", "qwen3_5", "qwen3_5_moe"  # another family inside
 Draw = dict[str, Any]
 
 
@@ -80,6 +80,18 @@ def phi(draw: Random, head_dim: int) -> Draw:
     return {"rope_parameters": written, "original_max_position_embeddings": draw.choice([4, 256])}
 
 
+def qwen3_5(draw: Random, layers: int) -> Draw:
+    """The options of Qwen 3.5."""
+    part = draw.choice([0.25, 0.5, 1.0])
+    return {
+        "layer_types": [*draw.choices(["linear_attention", "full_attention"], k=layers - 1), "full_attention"],
+        "linear_num_key_heads": 2, "linear_num_value_heads": draw.choice([2, 4]),
+        "linear_key_head_dim": draw.choice([8, 16]), "linear_value_head_dim": draw.choice([16, 24]),
+        "linear_conv_kernel_dim": draw.choice([2, 4]), "attention_bias": draw.random() < 0.5,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": part},
+    }  # fmt: skip
+
+
 # What a family's configuration has beyond the usual sizes. `layers` and `head_dim` are those drawn.
 OWN: Mapping[str, Callable[[Random, int, int], Draw]] = {
     "gemma3_text": lambda draw, layers, head_dim: {
@@ -118,27 +130,30 @@ OWN: Mapping[str, Callable[[Random, int, int], Draw]] = {
         "rope_parameters": rope(draw), "use_sliding_window": True, "layer_types": kinds(draw, layers),
         "attention_bias": draw.random() < 0.3,
     },
+    "qwen2_moe": lambda draw, layers, head_dim: {
+        "num_experts": draw.choice([4, 9]), "num_experts_per_tok": draw.choice([1, 3]),
+        "moe_intermediate_size": draw.choice([24, 40]), "shared_expert_intermediate_size": draw.choice([16, 72]),
+        "norm_topk_prob": draw.random() < 0.5, "mlp_only_layers": draw.choice([[], [0]]),
+        "qkv_bias": draw.random() < 0.7, "use_sliding_window": draw.random() < 0.5,
+    },
     "qwen3_moe": lambda draw, layers, head_dim: {
         "num_experts": draw.choice([4, 9]), "num_experts_per_tok": draw.choice([1, 3]),
         "moe_intermediate_size": draw.choice([24, 40]), "norm_topk_prob": draw.random() < 0.5,
         "mlp_only_layers": draw.choice([[], [0]]),
     },
-    "qwen3_5_text": lambda draw, layers, head_dim: {
-        "layer_types": [*draw.choices(["linear_attention", "full_attention"], k=layers - 1), "full_attention"],
-        "linear_num_key_heads": 2, "linear_num_value_heads": draw.choice([2, 4]),
-        "linear_key_head_dim": draw.choice([8, 16]), "linear_value_head_dim": draw.choice([16, 24]),
-        "linear_conv_kernel_dim": draw.choice([2, 4]), "attention_bias": draw.random() < 0.5,
-        "rope_parameters": {
-            "rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": draw.choice([0.25, 0.5, 1.0])
-        },
+    "qwen3_5_moe_text": lambda draw, layers, head_dim: {
+        "num_experts": draw.choice([4, 9]), "num_experts_per_tok": draw.choice([1, 3]),
+        "moe_intermediate_size": draw.choice([24, 40]), "shared_expert_intermediate_size": draw.choice([16, 72]),
+        **qwen3_5(draw, layers),
     },
+    "qwen3_5_text": lambda draw, layers, head_dim: qwen3_5(draw, layers),
     "smollm3": lambda draw, layers, head_dim: {
         "rope_parameters": rope(draw), "no_rope_layers": [draw.randint(0, 1) for _ in range(layers)]
     },
 }  # fmt: skip
-WINDOWED = "gemma3_text", "ministral3", "mistral", "mixtral", "olmo3", "phi3", "qwen2", "qwen3"
-FROM_ZERO = "gemma3_text", "qwen3_5_text"  # they multiply by one plus the weight of a norm
-TIED_TO_HIDDEN = "olmo2", "olmo3", "olmoe", "phi3", "granite"  # whose heads are hidden_size / num_attention_heads
+WINDOWED = "gemma3_text", "ministral3", "mistral", "mixtral", "olmo3", "phi3", "qwen2", "qwen2_moe", "qwen3"
+FROM_ZERO = "gemma3_text", "qwen3_5_text", "qwen3_5_moe_text"  # they multiply by one plus the weight of a norm
+TIED_TO_HIDDEN = "olmo2", "olmo3", "olmoe", "phi3", "granite", "qwen2_moe"  # heads: hidden_size / num_attention_heads
 
 
 def shape(family: str, seed: int) -> Draw:
@@ -256,18 +271,20 @@ def behind(oracle: Any, directory: Path, setting: Setting, seed: int) -> float:
 
 
 def error_in_bf16(oracle: Any, directory: Path, seed: int) -> float:
-    """The median error of a prompt's log-probabilities in bfloat16, relative to transformers' own. It is the median,
-    since rounding may choose another expert at some positions."""
-    prompt = prompts(oracle.config.vocab_size, seed, shared=False)[-1]
+    """The median error of log-probabilities of prompts in bfloat16, relative to transformers' own. It is the median,
+    and over several prompts, since rounding may choose another expert at some positions."""
+    given = [prompts(oracle.config.vocab_size, 4 * seed + number, shared=False)[-1] for number in range(4)]
     model = Model.load(directory, device="cpu", dtype="bfloat16")
     params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=1)
-    (answer,) = static(model).generate([prompt], params)
-    ours = torch.tensor([token.logprob for token in extras_of(answer.request).prompt_logprobs])
+    answers = static(model).generate(given, params)
+    scores = [score for answer in answers for score in extras_of(answer.request).prompt_logprobs]
+    ours = torch.tensor([score.logprob for score in scores])
 
     def theirs(model: Any) -> Tensor:
+        tokens = torch.tensor(given)
         with torch.inference_mode():
-            rows = model(torch.tensor([prompt])).logits[0, :-1].float().log_softmax(-1)
-        found: Tensor = rows.gather(-1, torch.tensor(prompt[1:])[:, None])[:, 0]
+            rows = model(tokens).logits[:, :-1].float().log_softmax(-1)
+        found: Tensor = rows.gather(-1, tokens[:, 1:, None]).flatten()
         return found
 
     own, wanted = theirs(again(directory, torch.bfloat16)), theirs(oracle)

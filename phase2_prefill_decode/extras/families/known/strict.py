@@ -38,9 +38,10 @@ HARMLESS = _names(
 )  # training, generation and bookkeeping
 ENDINGS = "_token_id", "_token_ids", "_token_index", "dropout", "_pdrop", "_drop"
 ROPE = frozenset({"rope_theta", "rope_type", "type", "partial_rotary_factor"}.union(*ROPE_TYPES.values()) - {"factors"})
+QWEN3_5 = "qwen3_5_text", "qwen3_5_moe_text"
 ROPE_OF = {  # what only this family reads
     "ministral3": {"llama_4_scaling_beta", "max_position_embeddings"},
-    "qwen3_5_text": {"mrope_section", "mrope_interleaved"},  # a token of a text has one position
+    **{kind: {"mrope_section", "mrope_interleaved"} for kind in QWEN3_5},  # a token of a text has one position
     "phi3": {"short_factor", "long_factor"},
 }
 # Fields of other architectures: with one of them, a model is not the Llama, Mistral or Qwen that its file says it is.

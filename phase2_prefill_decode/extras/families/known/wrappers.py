@@ -24,4 +24,4 @@ def wrapper(text: str) -> Family:
 
 
 GEMMA3_WITH_IMAGES, MISTRAL3 = wrapper("gemma3_text"), wrapper("mistral")
-QWEN3_5_WITH_IMAGES = wrapper("qwen3_5_text")
+QWEN3_5_WITH_IMAGES, QWEN3_5_MOE_WITH_IMAGES = wrapper("qwen3_5_text"), wrapper("qwen3_5_moe_text")
