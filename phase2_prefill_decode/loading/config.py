@@ -26,7 +26,7 @@ ROPE_TYPES: dict[str, tuple[str, ...]] = {  # the parameters that each type has
     "linear": ("factor",),
     "llama3": ("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
     "yarn": ("factor", "original_max_position_embeddings", *_YARN),
-    "longrope": ("factors", "attention_factor"),
+    "longrope": ("factors", "short_factors", "original_max_position_embeddings", "attention_factor"),
 }
 
 
@@ -39,6 +39,7 @@ class RopeParameters:
     partial_rotary_factor: float = 1.0  # the part of a head that is rotated: its first numbers
     factor: float = 1.0  # by which the context was extended
     factors: tuple[float, ...] = ()  # longrope: of each pair
+    short_factors: tuple[float, ...] = ()  # longrope: in their place, if no sequence exceeds the original context
     original_max_position_embeddings: int = 0  # the context before that
     low_freq_factor: float = 1.0  # llama3: pairs with fewer turns than this over that context are slowed by `factor`
     high_freq_factor: float = 4.0  # llama3: pairs with more turns than this are unchanged

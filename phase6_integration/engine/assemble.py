@@ -62,6 +62,7 @@ def connected(model: Model, options: EngineOptions) -> Assembled:
     if on_gpu:
         torch.cuda.set_device(device)  # streams and events are those of the current device
     context = wanted_context(options, model.config.max_position_embeddings)
+    model = extras.for_context(model, context)
     budget, running = options.budget(on_gpu, context), options.running(on_gpu)
     sampler = sampler_for(model, options.seed)
     extender, companions = extras.extender_for(model, sampler, options, partial(find, options))

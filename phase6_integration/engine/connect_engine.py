@@ -113,6 +113,15 @@ def loader(options: EngineOptions) -> Callable[..., Model]:
     return partial(load, transform=quantization(quantized.quantization, quantized.quantize_embeddings))
 
 
+def for_context(model: Model, context: int) -> Model:
+    """The model for sequences of up to `context` tokens."""
+    if not has_extras(TWO):
+        return model
+    from phase2_prefill_decode.extras.families import context as families
+
+    return families.for_context(model, context)
+
+
 # Steps.
 
 

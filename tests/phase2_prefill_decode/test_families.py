@@ -1,5 +1,6 @@
 """Families beyond the core's have the tokens and the logits of transformers, in the engine of each phase."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -8,13 +9,15 @@ import torch
 
 from phase0_request.params import SamplingParams
 from phase0_request.support.checks import ConfigError
-from phase2_prefill_decode.engine import static
+from phase2_prefill_decode.engine import Engine, static
 from phase2_prefill_decode.extras.piecewise import record_pieces
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.model import Model
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.engine import continuous
+from phase6_integration.engine.assemble import assemble
+from phase6_integration.engine.connect_engine import engine_options
 from tests.phase2_prefill_decode.models import SIZES, saved, tiny_model
 from tests.phase2_prefill_decode.ranks_in_threads import split
 from tests.phase2_prefill_decode.test_identity import follows, logits, prompts
@@ -137,6 +140,25 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", {"num_local_experts": 8, "num_experts_per_tok": 2}),
     "mixtral-window": ("mixtral", {"num_local_experts": 3, "num_experts_per_tok": 1, "sliding_window": 7}),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_longrope_has_the_factors_of_the_longest_sequence_that_is_served(
+    tmp_path: Path, ranks: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """transformers takes the short factors up to the original context, the long ones beyond it."""
+    oracle = tiny_model("phi3", rope_parameters=LONG, original_max_position_embeddings=32)
+    directory = saved(oracle, tmp_path)
+    for context, lengths in ((32, (1, 9, 20)), (64, (33, 40, 45))):
+        options = engine_options(model=str(directory), device="cpu", dtype="float32", max_model_len=context)
+        given = prompts(oracle.config.vocab_size, lengths)
+        with split(directory, ranks) if ranks > 1 else nullcontext() as loaded:
+            parts = assemble(options, loaded)
+            assert ("long factors of LongRoPE" in caplog.text) == (context > 32)
+            engine = Engine(parts.model, parts.core)
+            answers = engine.generate(given, SamplingParams(temperature=0, max_tokens=12, ignore_eos=True))
+        for prompt, answer in zip(given, answers, strict=True):
+            assert follows(oracle, prompt, answer.output_tokens)
 
 
 @pytest.mark.parametrize("name", VARIANTS)

@@ -42,7 +42,7 @@ class Leader(ModelRunner):
         ranks = decoder.processes
         assert isinstance(ranks, Ranks)
         self.ranks = ranks
-        ranks.ask("build", len(decoder.layers), pool.layout, pool.num_pages, self._shape)
+        ranks.ask("build", decoder.config, pool.layout, pool.num_pages, self._shape)
         ranks.runner = ref(self)
 
     @property

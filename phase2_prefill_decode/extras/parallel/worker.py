@@ -61,11 +61,11 @@ class Worker:
         self.decoder.group.connect(file, timeout, self.decoder.device)
 
     # region worker
-    def build(self, layers: int, layout: KVLayout, pages: int, shape: tuple[int, int]) -> None:
-        """Make a runner of this many layers; profiling a CPU takes one."""
+    def build(self, config: ModelConfig, layout: KVLayout, pages: int, shape: tuple[int, int]) -> None:
+        """Make a runner. Its layers have rank 0's configuration; profiling a CPU takes the first of them."""
         self.runner = None  # first: there may be no memory for two pools
         decoder, device = copy(self.decoder), self.decoder.device
-        decoder.layers = decoder.layers[:layers]
+        decoder.config, decoder.layers = config, decoder.layers[: config.num_hidden_layers]
         pool, cache = KVPool(layout, pages, device), PagedCache(pages, layout.page_size)
         sampler = Sampler(decoder.config.vocab_size, draw=drawn_on_rank_0)
         self.runner = ModelRunner(decoder, pool, cache, sampler, state_of(shape, device))

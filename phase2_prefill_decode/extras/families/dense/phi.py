@@ -28,24 +28,30 @@ def _read(family: Family, config: Mapping[str, Any]) -> dict[str, Any]:
 def _longrope(written: Mapping[str, Any], plain: Mapping[str, Any], known: Mapping[str, Any]) -> RopeParameters:
     """LongRoPE divides the frequency of each pair by a factor of its own. A file has factors for the original context
     and others beyond it. transformers changes them when a sequence grows over it, and computes all its keys again; here
-    the whole model has the factors of its `max_position_embeddings`, as in vLLM."""
+    all sequences have the factors of the longest that is served, as in llama.cpp: see `context`."""
     name = "original_max_position_embeddings"
     original = check_int(name, written.get(name), 2, MAX_LENGTH)
     context = known["max_position_embeddings"]
-    name = "long_factor" if context > original else "short_factor"
     head_dim = known["head_dim"] or known["hidden_size"] // known["num_attention_heads"]
     pairs = -(-int(head_dim * plain.get("partial_rotary_factor", 1)) // 2)
-    factors = written.get(name)
-    if not isinstance(factors, list) or len(factors) != pairs:
-        raise ConfigError(f"{name} must be a list of {pairs} numbers, one for each pair, got {factors!r}")
     factor = check_number("rope factor", written.get("factor") or context / original, 0, above=True)
     scale = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    short = _factors("short_factor", written, pairs)
     return RopeParameters(
         rope_type="longrope",
-        factors=tuple(check_number(name, number, 0, above=True) for number in factors),
+        factors=_factors("long_factor", written, pairs) if context > original else short,
+        short_factors=short,
+        original_max_position_embeddings=original,
         attention_factor=written.get("attention_factor") or scale,
         **plain,
     )
+
+
+def _factors(name: str, written: Mapping[str, Any], pairs: int) -> tuple[float, ...]:
+    factors = written.get(name)
+    if not isinstance(factors, list) or len(factors) != pairs:
+        raise ConfigError(f"{name} must be a list of {pairs} numbers, one for each pair, got {factors!r}")
+    return tuple(check_number(name, number, 0, above=True) for number in factors)
 
 
 PHI3 = Family(
