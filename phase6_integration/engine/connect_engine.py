@@ -117,9 +117,9 @@ def for_context(model: Model, context: int) -> Model:
     """The model for sequences of up to `context` tokens."""
     if not has_extras(TWO):
         return model
-    from phase2_prefill_decode.extras.families import context as families
+    from phase2_prefill_decode.extras.families.dense import longrope
 
-    return families.for_context(model, context)
+    return longrope.for_context(model, context)
 
 
 # Steps.

@@ -28,7 +28,7 @@ def _read(family: Family, config: Mapping[str, Any]) -> dict[str, Any]:
 def _longrope(written: Mapping[str, Any], plain: Mapping[str, Any], known: Mapping[str, Any]) -> RopeParameters:
     """LongRoPE divides the frequency of each pair by a factor of its own. A file has factors for the original context
     and others beyond it. transformers changes them when a sequence grows over it, and computes all its keys again; here
-    all sequences have the factors of the longest that is served, as in llama.cpp: see `context`."""
+    all sequences have the factors of the longest that is served, as in llama.cpp: see `longrope`."""
     name = "original_max_position_embeddings"
     original = check_int(name, written.get(name), 2, MAX_LENGTH)
     context = known["max_position_embeddings"]
