@@ -39,10 +39,14 @@ def ours(weight: Tensor, name: str) -> Linear:
     return backend_for(torch.device("cpu")).linear(stored, None)
 
 
-def onednn(weight: Tensor, rows: int) -> Callable[[Tensor], object]:
-    """oneDNN's product with a weight that it has packed for this many rows."""
+def onednn(weight: Tensor, rows: int) -> Callable[[Tensor], object] | None:
+    """oneDNN's product with a weight that it has packed for this many rows. None if it does not pack a weight of this
+    dtype for this processor: in bfloat16, without AVX-512."""
     ops = torch.ops.mkldnn
-    packed = ops._reorder_linear_weight(weight, rows)
+    try:
+        packed = ops._reorder_linear_weight(weight, rows)
+    except RuntimeError:
+        return None
     return lambda x: ops._linear_pointwise(x, packed, None, "none", [], "")
 
 
@@ -68,8 +72,8 @@ def measure(rounds: int) -> Iterator[tuple[str, dict[str, Any]]]:
             for rows in ROWS:
                 x, operations = torch.randn(rows, inputs).to(dtype), 2 * rows * outputs * inputs
                 found = {"gflops": rate(own, x, operations, rounds)}
-                if plain:
-                    others = [onednn(weight.to(dtype), rows) for _ in range(copies)]
+                others = [one for _ in range(copies if plain else 0) if (one := onednn(weight.to(dtype), rows))]
+                if others:
                     found["onednn_gflops"] = rate(others, x, operations, rounds)
                     found["over_onednn"] = found["gflops"] / found["onednn_gflops"]
                     found["onednn_share"] = found["onednn_gflops"] / peak
