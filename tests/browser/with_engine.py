@@ -206,6 +206,84 @@ def test_a_pool_of_the_real_size_is_not_filled(serve, visit) -> None:
     expect(page.get_by_text("Its pool is small")).to_be_hidden()
 
 
+# Text, tokens and pages are one thing.
+
+TOUCHED = "() => Array.from(CSS.highlights.get('touched'), String)"
+WORD = """word => {
+  const node = document.querySelector("article .text p").firstChild, at = node.data.indexOf(word), range = new Range();
+  range.setStart(node, at);
+  range.setEnd(node, at + word.length);
+  const { left, top, width, height } = range.getBoundingClientRect();
+  return [left + width / 2, top + height / 2];
+}"""
+
+
+def test_a_word_and_its_page_and_step_light_each_other_up(serve, visit) -> None:
+    page = visit(serve("--demo"))
+    page.get_by_role("button", name="What is a KV cache?").click()
+    expect(page.get_by_role("article", name="Answer")).to_have_attribute("aria-busy", "false")
+    page.get_by_role("button", name="Live", exact=True).click()
+    chip = page.locator(".chip").first
+    expect(chip).to_have_text(re.compile(r"^r\d+$"))
+    page.mouse.move(*page.evaluate(WORD, "values"))
+    expect(chip).to_have_class("chip lit")
+    (touched,) = page.evaluate(TOUCHED)
+    assert "values" in touched, "the word's page is highlighted in the answer"
+    requests = page.get_by_role("region", name="Requests")
+    expect(requests.locator(".v-token.v-here")).to_have_text(" values")
+    expect(requests.locator(".v-page.v-here")).to_contain_text(touched.split(" ", 1)[1])
+    cell = requests.locator(".v-page.v-here small")
+    expect(cell).to_contain_text("cached")
+    number = int(cell.inner_text().split(" ")[0])
+    page.mouse.move(5, 5)
+    assert page.evaluate(TOUCHED) == []
+    canvas = page.locator(".v-pages canvas")
+    canvas.focus()
+    page.keyboard.press("Escape")
+    for _ in range(number + 1):
+        page.keyboard.press("ArrowRight")
+    page.wait_for_function("() => [...CSS.highlights.get('touched')].length == 1")
+    assert page.evaluate(TOUCHED) == [touched], "and the page highlights its words"
+
+
+def test_an_answer_is_played_in_the_engine_from_its_admission_on(serve, visit) -> None:
+    page = visit(serve("--demo"))
+    page.get_by_role("button", name="What is a KV cache?").click()
+    page.get_by_role("button", name="In the engine").click()
+    expect(page.locator(".v-title")).to_contain_text(re.compile(r"^r\d+"))
+    told = "() => /r\\d+ admitted/.test(document.querySelector('.v-said').textContent)"
+    page.get_by_role("button", name="Pause", exact=True).click()
+    page.get_by_role("button", name="In the engine").click()
+    page.wait_for_function(told)
+
+
+def test_every_name_on_the_time_axis_is_explained(serve, visit) -> None:
+    page = visit(serve("--demo"))
+    for title in (
+        "Policy",
+        "Token budget",
+        "Throughput",
+        "TTFT, time to first token",
+        "ITL, inter-token latency",
+        "Hit rate",
+        "Queue",
+    ):
+        page.get_by_role("button", name=f"{title}: where the source does it").click()
+        expect(page.get_by_role("dialog", name="Where the source does this")).to_contain_text("The book: ")
+        page.keyboard.press("Escape")
+
+
+def test_chat_and_engine_are_seen_at_once_on_a_phone(serve, visit) -> None:
+    page = visit(serve("--demo"), width=390, height=844)
+    engine, chat = page.get_by_role("region", name="Engine").bounding_box(), page.locator("#chat").bounding_box()
+    assert engine is not None
+    assert chat is not None
+    assert engine["height"] > 250
+    assert engine["y"] + engine["height"] <= chat["y"]
+    assert chat["y"] + chat["height"] <= 844
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
 # Who may watch, and what.
 
 

@@ -8,9 +8,9 @@ import { h } from "./viewer/dom.js";
 
 export class Chat {
   /** `request(messages)` makes the body of a request; `failed(error)` and `sent(body)` are called with those, and
-   *  `find(id)` with the name that an answer has in the engine. */
-  constructor({ request, sent, failed, find }) {
-    Object.assign(this, { request, sent, failed, find });
+   *  `find(id)` with the name that an answer has in the engine. `touch` ties its words to pages. */
+  constructor({ request, sent, failed, find, touch }) {
+    Object.assign(this, { request, sent, failed, find, touch });
     this.names = new WeakMap();  // turn -> the name of its answer in the engine, since the page was loaded
     this.turns = load("chat", []);  // { role, texts, facts, fault }
     this.current = null;  // what stops the answer that is under way
@@ -60,7 +60,9 @@ export class Chat {
       if (body && own.needed) await tokens({ messages: body.messages }, controller.signal);
       if (body) answer = await stream("v1/chat/completions", asking(body), controller.signal, (text, index) => this.#hear(article, turn, text, index), (chunk) => {
         listener.hear(chunk);
-        this.names.set(turn, `${chunk.id}-0`);
+        if (this.names.has(turn)) return;
+        this.names.set(turn, chunk.id);
+        if (article.isConnected) this.#name(article, turn);
       });
     } catch (error) {
       if (!controller.signal.aborted) Object.assign(turn, { fault: error.message, full: error.code === "context_length_exceeded" }), this.failed(error);
@@ -96,10 +98,22 @@ export class Chat {
     });
   }
 
-  #texts(article, { texts }) {
+  #texts(article, turn) {
+    const { texts } = turn;
     const parts = article.querySelectorAll(".text");
     for (let index = parts.length; index < texts.length; index++) article.insertBefore(h("div", { className: "text" }), article.querySelector(".foot"));
     article.querySelectorAll(".text").forEach((part, index) => grow(part, texts[index] ?? ""));
+    this.#name(article, turn);
+  }
+
+  // Its texts carry the names of their requests, and a chip before the first its colour.
+  #name(article, turn) {
+    const name = this.names.get(turn);
+    if (!name) return;
+    article.querySelectorAll(".text").forEach((part, index) => { part.dataset.request = `${name}-${index}`; });
+    if (article.querySelector(".chip")) return;
+    article.prepend(this.touch.chip(`${name}-0`));
+    this.touch.refresh();
   }
 
   draw() {
@@ -145,7 +159,7 @@ export class Chat {
       if (turn.texts[0]) foot.append(copier(() => turn.texts.join("\n\n")));
       if (last) foot.append(button(turn.fault ? "Try again" : "Regenerate", () => this.#again(index - 1, this.turns[index - 1].texts[0])));
       const name = this.names.get(turn);
-      if (name) foot.append(button("In the engine", () => this.find(name), { title: "Select this request in the view of the engine" }));
+      if (name) foot.append(button("In the engine", () => this.find(`${name}-0`), { title: "Select this request in the view of the engine" }));
       foot.append(h("span", { className: "facts" }, turn.facts.map((fact) => h("span", {}, fact))));
     }
     return article;

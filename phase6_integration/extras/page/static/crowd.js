@@ -49,7 +49,7 @@ const CROWDS = {
 let current = null;
 
 /** Starts one of the crowds; one that runs is aborted. Returns whether it has ended well. */
-export async function start(kind, failed) {
+export async function start(kind, failed, touch) {
   stop();
   const { name, about, chats, fields } = CROWDS[kind], controller = (current = new AbortController());
   const all = chats(), texts = all.map(() => ""), ends = all.map(() => null);
@@ -70,7 +70,12 @@ export async function start(kind, failed) {
   try {
     const prompt = await Promise.all(all.map((messages) => tokens({ messages }, signal)));
     const hear = (text, index, reason) => { texts[index] += text; ends[index] ??= reason; };
-    await stream("v1/completions", asking({ ...fields, prompt, temperature: 0.7 }), signal, hear, (chunk) => { listener.hear(chunk); later(); });
+    let named = false;
+    const name = ({ id }) => {
+      named = true;
+      rows.forEach((row, index) => { row.lastChild.dataset.request = `${id}-${index}`; row.prepend(touch.chip(`${id}-${index}`)); });
+    };
+    await stream("v1/completions", asking({ ...fields, prompt, temperature: 0.7 }), signal, hear, (chunk) => { if (!named) name(chunk); listener.hear(chunk); later(); });
   } catch (error) {
     if (!signal.aborted) {
       fault = error.message;

@@ -9,6 +9,7 @@ import { First } from "./first.js";
 import { watch } from "./live.js";
 import { own } from "./own.js";
 import { Settings } from "./settings.js";
+import { Touch } from "./touch.js";
 import { Tour } from "./tour.js";
 import { Viewer } from "./viewer/viewer.js";
 
@@ -17,16 +18,31 @@ const settings = new Settings($("settings"));
 const SMALL = 96;  // pages that a few requests fill
 let schema = null, model = "", locked = false, last = null;
 
+const sources = fetch("static/viewer/sources.json").then((found) => found.json());
+const viewer = new Viewer($("viewer"), { title: "Engine", sources });
+const first = new First(viewer, (recorded) => { $("recorded").hidden = !recorded; });
+first.show();
+const touch = new Touch(viewer, find);
+const tour = new Tour($("tour"), viewer, first);
+for (const each of document.querySelectorAll(".tour")) each.addEventListener("click", () => tour.start());
+
 const chat = new Chat({
   request: (messages) => settings.request(messages),
   sent: (body) => { last = body; showCode(); now(); },
   failed,
-  find: (id) => {
-    const found = Array.from(viewer.history ? viewer.state.requests.values() : []).find((request) => request.id === id);
-    viewer.select(found ? { request: found.r } : null);
-    view("engine");
-  },
+  find,
+  touch,
 });
+
+/** Select the request of this name, and play it from its admission on. */
+function find(name) {
+  if (first.touring) tour.leave();
+  if (document.body.dataset.view === "chat") view("both");
+  const { live, history, player } = viewer, request = live ? Array.from(history.head.requests.values()).find(({ id }) => id === name) : null;
+  viewer.select(request ? { request: request.r } : null);
+  const from = request && history.lanes.of.get(request.r)?.spans[0]?.[1];
+  if (from >= history.base) player.playFrom(from);
+}
 
 /** What is asked for now is seen now, whatever the view has not shown yet. */
 function now() {
@@ -139,7 +155,7 @@ for (const each of document.querySelectorAll("[data-crowd]")) {
     now();
     $("crowd-again").hidden = true;
     const from = viewer.live ? viewer.history.end : 0;
-    if (!await crowd.start(each.dataset.crowd, failed)) return;
+    if (!await crowd.start(each.dataset.crowd, failed, touch)) return;
     $("crowd-again").onclick = () => viewer.player.playFrom(from);
     $("crowd-again").hidden = false;
     if (viewer.player.fast) viewer.player.playFrom(from);
@@ -182,7 +198,7 @@ function view(name) {
 for (const each of document.querySelectorAll("#views button")) each.addEventListener("click", () => view(each.dataset.view));
 document.querySelector('a[href="#engine"]').addEventListener("click", (event) => {
   event.preventDefault();
-  view("engine");
+  if (document.body.dataset.view === "chat") view("both");
   $("engine").focus();
 });
 
@@ -199,16 +215,11 @@ $("theme").addEventListener("click", () => {
 dark.addEventListener("change", theme);
 theme();
 
-const sources = fetch("static/viewer/sources.json").then((found) => found.json());
-const viewer = new Viewer($("viewer"), { title: "Engine", sources });
-const first = new First(viewer, (recorded) => { $("recorded").hidden = !recorded; });
-first.show();
-const tour = new Tour($("tour"), viewer, first);
-for (const each of document.querySelectorAll(".tour")) each.addEventListener("click", () => tour.start());
 own.know = (id, request) => viewer.know(id, request);
 watch((lines) => {
   for (const line of lines) if ("record" in line) own.needed = !line.text;
   first.push(lines);
+  touch.refresh();
 }, (words) => { $("watching").textContent = words; });
 settings.build(null);
 document.addEventListener("visibilitychange", refresh);

@@ -1,7 +1,7 @@
 // The time axis that lanes, composition and series share: a column a line of the record.
 
 const LABELS = 92; // pixels to the left of the axis: names and values
-const COLUMNS = 130; // lines in the view, unless another width was asked for
+const COLUMNS = [32, 64, 130]; // lines in the view: as few as the run has, unless another width was asked for
 
 export class Axis {
   constructor() { this.zoomed = 0; this.first = 0; }
@@ -9,7 +9,7 @@ export class Axis {
   /** Place line `cursor` so that three quarters of the view lie before it, as far as the record goes. */
   place(history, cursor, width, unit) {
     this.labels = Math.round(LABELS * unit);
-    this.column = this.zoomed || Math.max(4, Math.min(18, Math.floor((width - this.labels - 8) / COLUMNS)));
+    this.column = this.zoomed || Math.max(4, Math.min(28, Math.floor((width - this.labels - 8) / (COLUMNS.find((count) => history.lines.length <= count) ?? COLUMNS.at(-1)))));
     this.columns = Math.max(1, Math.floor((width - this.labels - 8) / this.column));
     const latest = Math.max(history.base, history.end - this.columns);
     this.first = Math.max(history.base, Math.min(latest, cursor - Math.floor(this.columns * 0.75)));

@@ -1,13 +1,15 @@
 // The panel of what is selected: a request with its tokens by page, a page with its text, or who is there to select.
 
-import { count, h, hueOf, seconds } from "./dom.js";
+import { count, h, hueOf, seconds, secondOf } from "./dom.js";
 import { CACHED, FREE, SHARED } from "./state.js";
 
+const TERMS = { Tenant: "tenant", "First token": "ttft", "From the cache": "prefix", Preempted: "preemption" }; // their mechanisms
 const MOST_PAGES = 24, MOST_CHIPS = 60;
 
 export class Details {
-  /** `choose(what)` selects, `hover(what)` lights up; null ends it. */
-  constructor(choose, hover) {
+  /** `choose(what)` selects, `hover(what)` lights up; null ends it. `where(mechanism)` is a button that explains it. */
+  constructor(choose, hover, where) {
+    this.where = where;
     this.choose = choose;
     this.hover = hover;
     this.element = h("div", { className: "v-details" });
@@ -30,15 +32,15 @@ export class Details {
 
   #key(state, selected) {
     const request = state.requests.get(selected?.request);
-    if (request) return JSON.stringify([selected, request.state, request.computed, request.out, state.tables.get(request.r), request.slot, state.known.get(request.id)?.ids?.length]);
+    if (request) return JSON.stringify([selected, request.state, request.computed, request.out, state.pagesOf(request), request.slot, state.known.get(request.id)?.ids?.length]);
     if (selected?.page !== undefined) return JSON.stringify([selected, state.holders(selected.page), state.kind(selected.page)]);
     return JSON.stringify(["running", "preempted", "waiting"].map((each) => state.all(each).map(({ r, slot }) => [r, slot])));
   }
 
   #chip(state, colours, r) {
     const request = state.requests.get(r);
-    const dot = h("i", { className: "v-dot" });
-    dot.style.background = hueOf(colours, request);
+    const dot = h("i", { className: secondOf(request) });
+    dot.style.backgroundColor = hueOf(colours, request);
     return h("button", {
       type: "button", className: "v-chip", "data-key": `r${r}`, "aria-label": `Request ${r}, ${request?.state ?? "gone"}`,
       onclick: () => this.choose({ request: r }), onmouseenter: () => this.hover({ request: r }), onmouseleave: () => this.hover(null),
@@ -59,7 +61,7 @@ export class Details {
   }
 
   #request(state, colours, request, selected) {
-    const { r } = request, table = state.tables.get(r) ?? [];
+    const { r } = request, table = state.tables.get(r) ?? [], pages = state.pagesOf(request);
     const facts = [
       ["Prompt", count(request.prompt, "token")],
       ["From the cache", request.cached ? count(request.cached, "token") : null],
@@ -76,8 +78,8 @@ export class Details {
     return [
       h("div", { className: "v-title" }, this.#chip(state, colours, r), h("strong", {}, status), h("code", {}, request.id),
         h("button", { type: "button", className: "v-close", "aria-label": "Clear the selection", onclick: () => this.choose(null) }, "×")),
-      h("dl", { className: "v-facts" }, facts.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, `${value}`)))),
-      this.#tokens(state, colours, request, table, selected),
+      h("dl", { className: "v-facts" }, facts.map(([name, value]) => h("div", {}, h("dt", {}, name, TERMS[name] ? this.where(TERMS[name]) : null), h("dd", {}, `${value}`)))),
+      this.#tokens(state, colours, request, pages, selected),
     ];
   }
 
@@ -102,9 +104,10 @@ export class Details {
       const kind = `v-token${at >= request.prompt ? " v-out" : ""}${at >= request.computed ? " v-todo" : ""}${selected.token === at ? " v-here" : ""}`;
       tokens.push(h("span", { className: kind, title: id === undefined ? `token ${at}` : `token ${at}, id ${id}`, "data-token": at }, id === undefined ? "·" : state.vocab.get(id) ?? "�"));
     }
-    const number = page === undefined ? (request.state === "done" ? "page given back" : "no page") : `${page}${state.users[page] > 1 ? ` · shared by ${state.users[page]}` : ""}`;
+    const number = page === undefined ? (request.state === "done" ? "page given back" : "no page") : `${page}${state.users[page] > 1 ? ` · shared by ${state.users[page]}` : request.state === "done" ? " · cached" : ""}`;
+    const here = (page !== undefined && page === selected.page) || (selected.token >= first && selected.token < last);
     const block = h("button", {
-      type: "button", className: `v-page${page !== undefined && page === selected.page ? " v-here" : ""}`, "data-key": `p${first}`,
+      type: "button", className: `v-page${here ? " v-here" : ""}`, "data-key": `p${first}`,
       onmouseenter: () => page !== undefined && this.hover({ page, request: request.r }), onmouseleave: () => this.hover(null),
       onclick: (event) => this.choose(event.target.dataset.token ? { request: request.r, token: +event.target.dataset.token, page } : { request: request.r, page }),
     }, h("small", {}, number), h("span", { className: "v-text" }, tokens));

@@ -63,6 +63,7 @@ export function palette(element) {
   colours.hues = Array.from({ length: HUES }, (_, index) => resolve(`hue-${index}`));
   const ground = parts(colours.raised);
   colours.onHues = colours.hues.map((hue) => (lightness(parts(hue)) > 0.3 ? "#0d0f11" : "#ffffff"));
+  colours.light = colours.hues.map((hue) => lightness(parts(hue)));
   colours.tints = colours.hues.map((hue) => mix(parts(hue), ground, 0.3));
   colours.font = getComputedStyle(element).fontFamily;
   colours.unit = parseFloat(getComputedStyle(element.querySelector(".v-body")).fontSize) / 13;
@@ -75,7 +76,24 @@ const lightness = (rgb) => rgb.reduce((sum, part, index) => sum + [0.2126, 0.715
 const mix = (a, b, share) => `rgb(${a.map((value, index) => Math.round(value * share + b[index] * (1 - share))).join(" ")})`;
 
 export const hueOf = (colours, request) => (request && request.slot >= 0 ? colours.hues[request.slot % HUES] : colours.quiet);
+/** There are eight hues: the next eight requests have a stripe, and those after them two. */
+export const stripesOf = (request) => (request && request.slot >= HUES ? Math.min(2, Math.floor(request.slot / HUES)) : 0);
+export const secondOf = (request) => `v-dot v-stripes-${stripesOf(request)}`;
+
+/** Draw the stripes of a request across what has been filled with its hue. */
+export function stripe(context, colours, request, x, y, width, high) {
+  const count = stripesOf(request), thick = Math.max(1, Math.round(high / 9));
+  context.fillStyle = colours.raised;
+  for (let index = 1; index <= count; index++) context.fillRect(x, Math.round(y + (high * index) / (count + 1) - thick / 2), width, thick);
+}
+
 export const onHueOf = (colours, request) => (request && request.slot >= 0 ? colours.onHues[request.slot % HUES] : colours.ink);
+/** What is legible on the colours of two requests at once. */
+export function onBoth(colours, first, second) {
+  const light = [first, second].map((request) => (request && request.slot >= 0 ? colours.light[request.slot % HUES] : 0.3));
+  return light[0] + light[1] > 0.6 ? "#0d0f11" : "#ffffff";
+}
+
 export const tintOf = (colours, request) => (request && request.slot >= 0 ? colours.tints[request.slot % HUES] : colours.line);
 
 /** The font of a canvas, larger on large screens. */

@@ -58,6 +58,15 @@ export class History {
     return from.state;
   }
 
+  /** The line that computed a token of a prompt, or drew one of an answer; undefined if it is not there. */
+  lineOf(request, token) {
+    const step = request.steps[token - request.prompt];
+    const found = token < request.prompt
+      ? this.lines.findLastIndex(({ prefill = [] }) => prefill.some(([r, start, length]) => r === request.r && start <= token && token < start + length))
+      : this.lines.findLastIndex((line) => step !== undefined && line.step === step);
+    return found < 0 ? undefined : this.base + found;
+  }
+
   /** The last line that began at or before a time. */
   indexAt(t) {
     let low = 0, high = this.lines.length - 1;

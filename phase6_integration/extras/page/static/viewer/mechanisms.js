@@ -61,6 +61,34 @@ export const MECHANISMS = {
     "title": "Token budget", "what": "A step computes at most so many tokens: decodes first, prompts with what is left.",
     "file": "phase3_chunked_prefill/budget.py", "name": "TokenBudget", "chapter": "chapters/03_chunked_prefill.md", "section": "A budget for the step"
   },
+  "policy": {
+    "title": "Policy", "what": "The order in which waiting requests are admitted. fcfs: first come, first served.",
+    "file": "phase5_continuous/policies.py", "name": "FirstComeFirstServed", "chapter": "chapters/05_continuous.md", "section": "Policies"
+  },
+  "tenant": {
+    "title": "Tenant", "what": "The client that a request counts for: with one key for each, or one address. Tenants take turns, by the tokens that they have had.",
+    "file": "phase5_continuous/extras/fairness.py", "name": "FairShare", "chapter": "chapters/05_continuous.md", "section": "Fairness between clients"
+  },
+  "throughput": {
+    "title": "Throughput", "what": "Tokens a second, over all requests, in the last 16 steps.",
+    "file": "phase0_request/request.py", "name": "RequestTimes", "chapter": "chapters/00_request.md", "section": "What to measure"
+  },
+  "ttft": {
+    "title": "TTFT, time to first token", "what": "From the arrival of a request to its first token: waiting and prefill.",
+    "file": "phase0_request/request.py", "name": "RequestTimes.ttft", "chapter": "chapters/00_request.md", "section": "What to measure"
+  },
+  "itl": {
+    "title": "ITL, inter-token latency", "what": "From one token of a request to its next, as the mean over those that drew one in the step.",
+    "file": "phase0_request/request.py", "name": "RequestTimes.itl", "chapter": "chapters/00_request.md", "section": "What to measure"
+  },
+  "hits": {
+    "title": "Hit rate", "what": "The share of the admitted tokens that was cached, since the record began.",
+    "file": "phase4_radix/prefix_cache.py", "name": "Counts.hit_rate", "chapter": "chapters/04_radix.md", "section": "The cache"
+  },
+  "queue": {
+    "title": "Queue", "what": "Requests that wait: not admitted yet, or preempted.",
+    "file": "phase5_continuous/admission.py", "name": "Admission", "chapter": "chapters/05_continuous.md", "section": "Admission"
+  },
   "tree": {
     "title": "Radix tree", "what": "Each cached prefix is stored once, in whole pages; requests that begin alike share its pages.",
     "file": "phase4_radix/radix_tree.py", "name": "RadixTree", "chapter": "chapters/04_radix.md", "section": "The tree"

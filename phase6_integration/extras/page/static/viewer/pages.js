@@ -2,7 +2,7 @@
 //
 // A cell's picture depends on nothing outside it, so only cells that changed are drawn again.
 
-import { fit, hueOf, onHueOf, tintOf, type } from "./dom.js";
+import { fit, hueOf, onBoth, onHueOf, stripe, tintOf, type } from "./dom.js";
 import { CACHED, FREE, PRIVATE, SHARED } from "./state.js";
 
 const MOST = 60, LEAST = 4; // pixels of a cell
@@ -84,9 +84,10 @@ export class Pages {
       const high = Math.round(size * full);
       context.fillStyle = hueOf(colours, first);
       context.fillRect(x, y + size - high, size, high);
+      if (size >= 8) stripe(context, colours, first, x, y + size * 0.7, size, size * 0.3);
     }
     if (kind === SHARED) this.#shared(context, colours, x, y, size, first, second);
-    if (kind >= PRIVATE && size >= 18) this.#label(context, colours, kind === SHARED ? `${users}×` : `${first?.r ?? ""}`, x, y, size, kind === SHARED || full > 0.55 ? onHueOf(colours, first) : colours.ink);
+    if (kind >= PRIVATE && size >= 18) this.#label(context, colours, kind === SHARED ? `${users}×` : `${first?.r ?? ""}`, x, y, size, kind === SHARED ? onBoth(colours, first, second) : full > 0.55 ? onHueOf(colours, first) : colours.ink);
     context.globalAlpha = 1;
     if (mark) {
       context.lineWidth = mark > 1 ? 2 : 1.5;

@@ -1,6 +1,6 @@
 // The lines that say what just happened, each with a button that shows where the source does it.
 
-import { h, hueOf } from "./dom.js";
+import { h, hueOf, secondOf } from "./dom.js";
 import { words } from "./words.js";
 
 const SHOWN = 4; // lines, so that the panels below keep their place
@@ -54,8 +54,8 @@ export class Words {
   }
 
   #sentence({ mechanism, text, r }, state, colours) {
-    const dot = h("i", { className: "v-dot" });
-    dot.style.background = r === undefined ? "transparent" : hueOf(colours, state.requests.get(r));
+    const dot = h("i", { className: secondOf(state.requests.get(r)) });
+    dot.style.backgroundColor = r === undefined ? "transparent" : hueOf(colours, state.requests.get(r));
     const known = r !== undefined && state.requests.has(r);
     const sentence = known
       ? h("button", { type: "button", className: "v-sentence", onclick: () => this.choose({ request: r }), onmouseenter: () => this.hover({ request: r }), onmouseleave: () => this.hover(null) }, dot, text)

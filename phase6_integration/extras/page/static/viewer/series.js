@@ -5,13 +5,13 @@ import { short, type } from "./dom.js";
 const HIGH = 34, GAP = 14, RATE = 16; // a rate is of so many lines
 
 const SERIES = [
-  { name: "tokens/s", value: (history, line) => rate(history, line), show: short },
-  { name: "TTFT, ms", value: (history, line) => history.fact(line).ttft, show: short, dots: true },
-  { name: "ITL, ms", value: (history, line) => history.fact(line).itl, show: short },
-  { name: "hit rate", value: (history, line) => history.fact(line).reused, show: (value) => `${Math.round(value * 100)} %`, most: 1 },
-  { name: "queue", value: (history, line) => history.fact(line).queue, show: short, area: true },
+  { name: "tokens/s", mechanism: "throughput", value: (history, line) => rate(history, line), show: short },
+  { name: "TTFT, ms", mechanism: "ttft", value: (history, line) => history.fact(line).ttft, show: short, dots: true },
+  { name: "ITL, ms", mechanism: "itl", value: (history, line) => history.fact(line).itl, show: short },
+  { name: "hit rate", mechanism: "hits", value: (history, line) => history.fact(line).reused, show: (value) => `${Math.round(value * 100)} %`, most: 1 },
+  { name: "queue", mechanism: "queue", value: (history, line) => history.fact(line).queue, show: short, area: true },
 ];
-const EXPERTS = { name: "experts read", value: (history, line) => history.fact(line).experts, show: short }; // of a layer
+const EXPERTS = { name: "experts read", mechanism: "experts", value: (history, line) => history.fact(line).experts, show: short }; // of a layer
 
 const STACK = "pages";
 
@@ -27,10 +27,12 @@ function rate(history, line) {
   return time > 0 ? (now.out - before.out) / time : null;
 }
 
+/** Draws them; returns the mechanism of each, and where its name is. */
 export function drawSeries(context, { axis, history, colours, top, pages }) {
   const high = Math.round(HIGH * colours.unit), pitch = Math.round((HIGH + GAP) * colours.unit);
   stack(context, { axis, history, colours, top, pages, high });
   seriesOf(history).forEach((series, index) => one(context, series, { axis, history, colours, top: top + (index + 1) * pitch, high }));
+  return [["page", top], ...seriesOf(history).map(({ mechanism }, index) => [mechanism, top + (index + 1) * pitch])];
 }
 
 function one(context, { name, value, show, dots, area, most }, { axis, history, colours, top, high }) {
@@ -59,6 +61,7 @@ function one(context, { name, value, show, dots, area, most }, { axis, history, 
       context.globalAlpha = 1;
     }
   }
+  if (points.length) scale(context, colours, axis, show(peak / (most ? 1 : 1.08)), most ? top : top + high * (1 - 1 / 1.08));
   const now = points.findLast(([line]) => line <= axis.cursor);
   label(context, colours, axis, name, now ? show(now[1]) : "–", top);
 }
@@ -78,8 +81,25 @@ function stack(context, { axis, history, colours, top, pages, high }) {
       y -= part;
     }
   }
+  scale(context, colours, axis, `${pages}`, top);
   const counts = history.fact(axis.cursor)?.counts;
   label(context, colours, axis, STACK, counts ? `${counts[2] + counts[3]} used` : "", top);
+}
+
+/** The highest value, at its height. */
+export function scale(context, colours, axis, text, y) {
+  context.font = type(colours, 9);
+  context.textAlign = "right";
+  context.textBaseline = "top";
+  const width = context.measureText(text).width + 6;
+  context.globalAlpha = 0.8;
+  context.fillStyle = colours.ground;
+  context.fillRect(axis.right - width, y + 1, width, 11 * colours.unit);
+  context.globalAlpha = 1;
+  context.fillStyle = colours.line;
+  context.fillRect(axis.labels, Math.round(y), axis.right - axis.labels, 1);
+  context.fillStyle = colours.quiet;
+  context.fillText(text, axis.right - 3, y + 2);
 }
 
 function label(context, colours, axis, name, value, top) {

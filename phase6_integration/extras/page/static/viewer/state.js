@@ -8,6 +8,8 @@ export class Request {
   constructor(r, { id = `r${r}`, prompt = 0, max = 0, output = 0, priority = 0, tenant = "", salted = false, tokens = null }, t) {
     Object.assign(this, { r, id, prompt, max, priority, tenant, salted });
     this.tokens = tokens?.slice(0, prompt) ?? null; // the prompt, if the record has text
+    this.steps = []; // the step that drew each output token; shared likewise
+    this.held = []; // the pages that it had at its end
     this.ids = tokens?.slice(prompt) ?? []; // output tokens by position; shared between copies: replaying writes the same
     this.state = "waiting"; // waiting, running, preempted, done
     this.reason = null; // why it is done
@@ -132,7 +134,7 @@ export class State {
   #free(request, table) {
     for (const page of table) this.#count(page, -1);
     this.tables.delete(request.r);
-    if (request.state === "done" || this.ending.has(request.r)) return;
+    if (request.state === "done" || this.ending.has(request.r)) { request.held = table; return; }
     request.computed = 0;
     this.#become(request, "preempted");
   }
@@ -178,6 +180,7 @@ export class State {
 
   #output(request, id, t) {
     if (id !== undefined) request.ids[request.out] = id;
+    request.steps[request.out] = this.step;
     request.out += 1;
     request.firstOut ??= t;
     request.gap = request.lastOut === null ? null : t - request.lastOut;
@@ -227,6 +230,12 @@ export class State {
   token(request, at) {
     const { tokens, ids } = this.known.get(request.id) ?? request;
     return at < request.prompt ? tokens?.[at] : ids?.[at - request.prompt];
+  }
+
+  /** The pages of a request by their place in its table; once it has ended, those whose tokens the tree still keeps. */
+  pagesOf(request) {
+    const size = this.header.page_size, kept = (page, index) => this.contents.get(page)?.[0] === this.token(request, index * size) && this.contents.has(page);
+    return this.tables.get(request.r) ?? request.held.map((page, index) => (kept(page, index) ? page : undefined));
   }
 
   /** The token ids of a page as far as they are known: from the tree, or from the request that holds it. */

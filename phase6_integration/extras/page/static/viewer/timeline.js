@@ -1,9 +1,9 @@
 // The batch over time: a lane a request, each step's composition against its token budget, and the series below.
 
-import { fit, hueOf, onHueOf, short, tintOf, type } from "./dom.js";
+import { fit, hueOf, onHueOf, short, stripe, tintOf, type } from "./dom.js";
 import { Axis } from "./axis.js";
 import { DECODE, PREEMPTED, PREFILL } from "./lanes.js";
-import { drawSeries, seriesHeight } from "./series.js";
+import { drawSeries, scale, seriesHeight } from "./series.js";
 
 const BUDGET = 60, GAP = 22; // heights
 const SHOWN_WAITING = 12; // rows for requests that have not been admitted yet
@@ -12,6 +12,7 @@ export class Timeline {
   constructor(canvas) {
     this.canvas = canvas;
     this.axis = new Axis();
+    this.marks = []; // mechanisms, and where their names are
     this.rows = []; // what is drawn where, for the pointer
   }
 
@@ -35,9 +36,19 @@ export class Timeline {
     for (const row of rows.list) this.#lane(row, state, at, lit);
     this.budgetTop = this.top + lanes + GAP;
     this.#composition(history, state, lit);
-    drawSeries(context, { axis, history, colours, top: this.budgetTop + this.high + GAP, pages });
+    this.marks = [["budget", this.budgetTop], ...drawSeries(context, { axis, history, colours, top: this.budgetTop + this.high + GAP, pages })];
     this.#future(history, at);
     this.#cursor(at);
+    if (lit?.line >= axis.first && lit.line <= axis.last) this.#drawn(lit);
+  }
+
+  // The step that computed the token at the pointer, on the lane of its request.
+  #drawn({ line, request }) {
+    const { context, axis, colours, pitch } = this, row = this.rows.find(({ lane }) => lane.r === request)?.row;
+    if (row === undefined) return;
+    context.strokeStyle = colours.ink;
+    context.lineWidth = 2;
+    context.strokeRect(axis.x(line) - 1, this.top + row * pitch - 1, Math.max(4, axis.column) + 2, Math.max(4, pitch - 1));
   }
 
   /** The lanes that the view shows, and under them the next requests in the queue. */
@@ -93,6 +104,7 @@ export class Timeline {
         const thick = Math.max(1, Math.round(high * 0.36));
         context.fillStyle = hue;
         context.fillRect(x, Math.round(middle - thick / 2), end - x, thick);
+        if (thick > 2) stripe(context, colours, lane, x, Math.round(middle - thick / 2), end - x, thick);
       }
       else if (kind === PREEMPTED) this.#preempted(x, end, y, high);
       else { context.fillStyle = tint; context.fillRect(x, middle - 0.5, end - x, 1); }
@@ -151,6 +163,7 @@ export class Timeline {
     const { context, colours, axis } = this;
     context.fillStyle = queued ? colours.quiet : hue;
     if (!queued) context.fillRect(axis.labels - 14, y - 4, 8, 8);
+    if (!queued) stripe(context, colours, lane, axis.labels - 14, y - 4, 8, 8);
     context.font = type(colours, Math.min(11, this.pitch / colours.unit));
     context.fillStyle = queued ? colours.quiet : colours.ink;
     context.textAlign = "right";
@@ -170,8 +183,8 @@ export class Timeline {
       const fact = history.fact(line);
       peak = Math.max(peak, fact.prefill + fact.decode + fact.drafted);
     }
-    const scale = budget && peak > budget / 4 ? Math.max(budget, peak) : Math.max(8, peak * 1.2);
-    const toY = (tokens) => top + high - (tokens / scale) * high;
+    const most = budget && peak > budget / 4 ? Math.max(budget, peak) : Math.max(8, Math.ceil(peak * 1.2));
+    const toY = (tokens) => top + high - (tokens / most) * high;
     context.fillStyle = colours.line;
     context.fillRect(axis.labels, top + high, axis.right - axis.labels, 1);
     for (let line = axis.first; line <= axis.last; line++) {
@@ -179,7 +192,7 @@ export class Timeline {
       let tokens = fact.decode + fact.drafted;
       context.globalAlpha = lit ? 0.3 : 1;
       context.fillStyle = colours.ink;
-      const least = tokens ? Math.max(2, (tokens / scale) * high) : 0;
+      const least = tokens ? Math.max(2, (tokens / most) * high) : 0;
       context.fillRect(x, top + high - least, width, least);
       for (const [r, , length] of history.line(line).prefill ?? []) {
         context.globalAlpha = lit && !lit.requests.has(r) ? 0.18 : 1;
@@ -190,7 +203,8 @@ export class Timeline {
       }
     }
     context.globalAlpha = 1;
-    if (budget && scale >= budget) {
+    scale(context, colours, axis, short(most), toY(most));
+    if (budget && most >= budget) {
       context.strokeStyle = colours.alarm;
       context.setLineDash([4, 3]);
       context.beginPath();

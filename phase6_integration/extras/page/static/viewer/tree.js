@@ -3,19 +3,22 @@
 // The first child goes on in its parent's row, the others branch off below. The pages of running requests that are not
 // in the tree yet follow as outlines, so that a row is the whole page table of a request.
 
-import { fit, hueOf, tintOf, type } from "./dom.js";
+import { fit, hueOf, stripe, tintOf, type } from "./dom.js";
 
 const LEFT = 26, MOTION = 180; // milliseconds
 
-/** The nodes of a state: { pages, depth, tail, children, live, row }, a run of pages without a branch each. */
+/** The nodes of a state: { pages, depth, tail, children, live, recent, row }, a run of pages without a branch each. */
 export function nodesOf(state) {
   const count = state.header.num_pages, root = count; // the children of each page, as lists linked through arrays
   const first = new Int32Array(count + 1).fill(-1), last = new Int32Array(count + 1).fill(-1), next = new Int32Array(count).fill(-1);
+  const age = new Int32Array(count); // when each page was added
+  let added = 0;
   for (const [page, parent] of state.tree) {
     const above = parent ?? root;
     if (last[above] < 0) first[above] = page;
     else next[last[above]] = page;
     last[above] = page;
+    age[page] = added++;
   }
   const tails = new Map(); // pages that are not in the tree, behind the last one that is
   for (const [r, table] of state.tables) {
@@ -23,7 +26,7 @@ export function nodesOf(state) {
     if (from < 0) continue;
     const above = from ? table[from - 1] : root;
     if (!tails.has(above)) tails.set(above, []);
-    tails.get(above).push({ pages: table.slice(from), tail: r, depth: from, children: [], live: true });
+    tails.get(above).push({ pages: table.slice(from), tail: r, depth: from, children: [], live: true, recent: added });
   }
   const below = (page) => {
     const children = [];
@@ -35,13 +38,14 @@ export function nodesOf(state) {
     let end = page;
     while (first[end] >= 0 && next[first[end]] < 0 && !tails.has(end)) pages.push((end = first[end]));
     const children = [...below(end), ...(tails.get(end) ?? [])];
-    return { pages, tail: null, depth: 0, children, live: state.users[end] > 0 || children.some((each) => each.live) };
+    const recent = Math.max(age[end], ...children.map((child) => child.recent));
+    return { pages, tail: null, depth: 0, children, recent, live: state.users[end] > 0 || children.some((each) => each.live) };
   };
   return [...below(root), ...(tails.get(root) ?? [])];
 }
 
-/** Give each node a row. Of a node's branches that no request uses the last `most` are kept, the others become one stub. */
-function arrange(nodes, most, stubs) {
+/** Give each node a row. Branches that no request uses and that are older than `from` become one stub. */
+function arrange(nodes, from) {
   let row = 0;
   const list = [];
   const place = (node, parent) => {
@@ -49,15 +53,30 @@ function arrange(nodes, most, stubs) {
     node.parent = parent;
     node.depth = parent.depth + parent.pages.length;
     list.push(node);
-    const unused = node.children.filter((child) => !child.live), hidden = new Set(unused.slice(0, Math.max(0, unused.length - most)));
-    const shown = node.children.filter((child) => !hidden.has(child));
-    if (hidden.size && stubs) shown.push({ stub: hidden.size, pages: [], hidden: [...hidden].reduce((sum, child) => sum + weight(child), 0), children: [], live: false });
+    const hidden = node.children.filter((child) => !child.live && child.recent < from), pages = hidden.reduce((sum, child) => sum + weight(child), 0);
+    const shown = hidden.length ? node.children.filter((child) => child.live || child.recent >= from) : node.children.slice();
+    if (hidden.length) shown.push({ stub: hidden.length, pages: [], hidden: pages, children: [], live: false });
     shown.forEach((child, index) => { if (index) row += 1; place(child, node); });
   };
   place({ pages: [], depth: 0, children: nodes, live: true }, { pages: [], depth: 0 });
   const [root] = list.splice(0, 1);
   for (const node of list) if (node.parent === root) node.parent = null;
   return { list, rows: row + 1 };
+}
+
+/** As many branches that no request uses as there are rows for, the latest of them. */
+function fitted(nodes, most) {
+  const ages = [];
+  const visit = (node) => { if (!node.live) ages.push(node.recent); node.children.forEach(visit); };
+  nodes.forEach(visit);
+  ages.sort((one, other) => one - other);
+  let low = 0, high = ages.length; // how many of the oldest are hidden
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (arrange(nodes, ages[middle]).rows <= most) high = middle;
+    else low = middle + 1;
+  }
+  return arrange(nodes, ages[low] ?? Infinity);
 }
 
 const weight = (node) => node.pages.length + node.children.reduce((sum, child) => sum + weight(child), 0);
@@ -72,12 +91,7 @@ export class Tree {
   draw(options) {
     const { state, colours, lit, width, room, moving } = (this.options = options);
     const all = nodesOf(state);
-    let laid;
-    for (const most of [Infinity, 32, 16, 8, 4, 2, 1, 0]) {
-      laid = arrange(all, most, true);
-      if (laid.rows * 12 <= room) break;
-    }
-    if (laid.rows * 9 > room) laid = arrange(all, 0, false);
+    const laid = fitted(all, Math.floor(room / 12));
     const pitch = Math.max(3, Math.min(Math.round((state.vocab.size ? 30 : 20) * colours.unit), Math.floor((room - 8) / Math.max(laid.rows, 1))));
     const depth = Math.max(8, ...laid.list.map((node) => node.depth + node.pages.length));
     const step = Math.max(2, Math.min(24 * colours.unit, Math.floor((width - LEFT - 70) / depth * 4) / 4));
@@ -169,6 +183,7 @@ export class Tree {
       else if (node.tail === null) {
         context.fillStyle = users > 1 ? colours.ink : hueOf(colours, request);
         context.fillRect(x, y, step - gap, high);
+        if (users === 1) stripe(context, colours, request, x, y, step - gap, high);
         if (users > 1) this.#sharers(x, y, step - gap, high, request, state.requests.get(other[page]));
       } else {
         context.fillStyle = tintOf(colours, request);

@@ -97,6 +97,7 @@ export class Viewer {
     if (JSON.stringify(what) === JSON.stringify(this.hovered)) return;
     this.hovered = what;
     this.#ask();
+    this.element.dispatchEvent(new CustomEvent("lit", { detail: this.history?.lines.length ? this.lit(this.state) : null }));
   }
 
   get state() { return this.history.at(this.index); }
@@ -115,7 +116,7 @@ export class Viewer {
     this.selected = this.hovered = null;
     if (history.lines.length) this.player.seek(this.player.last);
     const facts = [header.model, `${header.num_pages} pages of ${header.page_size} tokens`, header.policy, header.budget ? `${header.budget} tokens a step` : null];
-    this.about.textContent = facts.filter(Boolean).join(" · ");
+    this.about.replaceChildren(facts.filter(Boolean).join(" · "), " ", header.policy ? this.said.where("policy") : "");
     this.layout = null;
     this.#ask();
   }
@@ -126,8 +127,8 @@ export class Viewer {
     this.pages = new Pages(canvas("The pool of pages"));
     this.tree = new Tree(canvas("The radix tree of cached pages"));
     this.timeline = new Timeline(canvas("The batch over time"));
-    this.details = new Details(choose, hover);
     this.said = new Words(MECHANISMS, { book, sources }, choose, hover);
+    this.details = new Details(choose, hover, (mechanism) => this.said.where(mechanism));
     this.player = player ?? new Player([this], () => this.#ask());
     this.about = h("p", { className: "v-about" });
     this.counts = h("ul", { className: "v-legend" });
@@ -137,7 +138,7 @@ export class Viewer {
     this.body = h("div", { className: "v-body" },
       panel("pages", "page", "Pages", this.counts, scroll(this.pages), (this.more = h("p", { className: "v-quiet" }))),
       panel("tree", "tree", "Prefix tree", scroll(this.tree)),
-      panel("time", "budget", "Batch over time", lanesLegend(), scroll(this.timeline)),
+      panel("time", "decode", "Batch over time", lanesLegend(), scroll(this.timeline)),
       panel("who", null, "Requests", this.details.element));
     const keys = (this.keys = new Keys(this));
     this.top = h("header", { className: "v-top" },
@@ -175,15 +176,16 @@ export class Viewer {
     if (!what) return null;
     const requests = new Set(), pages = new Set();
     const node = what.node === undefined ? [] : this.tree.pagesWith(what.node);
-    const page = what.page ?? (what.token === undefined ? undefined : state.tables.get(what.request)?.[Math.floor(what.token / state.header.page_size)]);
+    const request = state.requests.get(what.request), pagesOf = (r) => (state.requests.has(r) ? state.pagesOf(state.requests.get(r)) : []);
+    const page = what.page ?? (what.token === undefined ? undefined : pagesOf(what.request)[Math.floor(what.token / state.header.page_size)]);
     for (const each of node.length ? node : [page]) {
       if (each === undefined) continue;
       pages.add(each);
       for (const r of state.holders(each)) requests.add(r);
     }
-    if (what.request !== undefined && !pages.size) requests.add(what.request);
-    for (const r of requests) for (const each of state.tables.get(r) ?? []) pages.add(each);
-    return { requests, pages, page };
+    if (what.request !== undefined) requests.add(what.request);
+    for (const r of requests) for (const each of pagesOf(r)) if (each !== undefined) pages.add(each);
+    return { requests, pages, page, request: what.request, token: what.token, line: request && what.token !== undefined ? this.history.lineOf(request, what.token) : undefined };
   }
 
   #resize() {
@@ -233,10 +235,22 @@ export class Viewer {
     if (due(this.tree) && !(fast && this.frames % 2 === 0)) this.tree.draw({ state, colours, lit, width: layout.tree, room: layout.room, moving });
     if (due(this.timeline) && !(fast && this.frames % 2 === 1)) this.timeline.draw({ history, at, state, colours, lit, width: layout.time, room: layout.room * 0.8, pages: layout.pagesShown });
     this.#legend(state, colours);
+    this.#terms();
     if (!fast || this.frames % 6 === 0) this.details.draw({ state, colours, selected: this.hovered ?? this.selected });
     if (!fast || this.frames % 6 === 3) this.said.draw({ line, state, colours, playing, announce: this.announce && !playing });
     this.announce = false;
     this.frames += 1;
+  }
+
+  // Beside each name on the time axis, what it means.
+  #terms() {
+    const { marks, axis } = this.timeline, names = marks.map(([name]) => name).join(), places = `${axis.labels} ${marks.map(([, top]) => top)}`;
+    if (this.termNames !== names) {
+      for (const term of this.terms ?? []) term.remove();
+      this.timeline.canvas.after(...(this.terms = marks.map(([mechanism]) => this.said.where(mechanism))));
+    } else if (this.termPlaces === places) return;
+    Object.assign(this, { termNames: names, termPlaces: places });
+    marks.forEach(([, top], index) => Object.assign(this.terms[index].style, { top: `${top - 4}px`, left: `${axis.labels - 24}px` }));
   }
 
   #legend(state, colours) {
@@ -254,5 +268,5 @@ export class Viewer {
 function lanesLegend() {
   const item = (name, text) => h("li", {}, h("i", { className: `v-mark v-mark-${name}` }), text);
   return h("ul", { className: "v-legend" }, item("waiting", "waiting"), item("prefill", "prefill chunk"), item("decode", "decode"), item("preempted", "preempted"),
-    item("drawn", "tokens of decodes, in the bars below"));
+    item("drawn", "tokens of decodes, in the bars below"), item("budget", "token budget"));
 }
