@@ -26,14 +26,17 @@ FURTHER = {
     "feed_forward.w3": "ffn_up", "operator_norm": "attn_norm", "linear_attn.in_proj_qkv": "attn_qkv",
     "linear_attn.in_proj_z": "attn_gate", "linear_attn.in_proj_a": "ssm_alpha", "linear_attn.in_proj_b": "ssm_beta",
     "linear_attn.conv1d": "ssm_conv1d", "linear_attn.norm": "ssm_norm", "linear_attn.out_proj": "ssm_out",
-    "ffn_norm": "ffn_norm", "pre_feedforward_layernorm": "ffn_norm",
+    "ffn_norm": "ffn_norm", "pre_feedforward_layernorm": "ffn_norm", "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp", "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
 }  # fmt: skip
 TURNED = "llama", "granite", "smollm3", "mistral3"  # converters that are subclasses of llama.cpp's LlamaModel
 AFTER = "olmo2", "olmo3"  # their norms are after attention and after the MLP
-FROM_ZERO = "gemma3_text", "qwen3_5_text"  # their norms multiply by one plus the weight
+FROM_ZERO = "gemma3_text", "qwen3_5_text", "qwen3_5_moe_text"  # their norms multiply by one plus the weight
 ARCHITECTURES = {
     "mistral": "llama", "mixtral": "llama", "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss", "ministral3": "mistral3",
-    "olmo3": "olmo2", "qwen3_5_text": "qwen35", "gemma3_text": "gemma3",
+    "olmo3": "olmo2", "qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe", "qwen2_moe": "qwen2moe",
+    "gemma3_text": "gemma3",
 }  # fmt: skip
 TOP = {
     "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
@@ -96,7 +99,7 @@ def writer(file: Path, config: Any, tokenizer: bool = False) -> "gguf.GGUFWriter
 
     out = gguf.GGUFWriter(str(file), ARCHITECTURES.get(config.model_type, config.model_type))
     if hasattr(config, "num_experts_per_tok"):
-        out.add_expert_count(config.num_local_experts)
+        out.add_expert_count(getattr(config, "num_local_experts", None) or config.num_experts)
         out.add_expert_used_count(config.num_experts_per_tok)
     if hasattr(config, "moe_intermediate_size"):
         out.add_expert_feed_forward_length(config.moe_intermediate_size)
@@ -113,7 +116,9 @@ def writer(file: Path, config: Any, tokenizer: bool = False) -> "gguf.GGUFWriter
         out.add_logit_scale(config.logits_scaling)
     if config.model_type == "phi3":
         _add_phi(out, config)
-    if config.model_type == "qwen3_5_text":
+    if hasattr(config, "shared_expert_intermediate_size"):
+        out.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
+    if config.model_type in ("qwen3_5_text", "qwen3_5_moe_text"):
         _add_qwen35(out, config)
     if config.model_type == "lfm2":
         out.add_shortconv_l_cache(config.conv_L_cache)
@@ -134,7 +139,8 @@ def writer(file: Path, config: Any, tokenizer: bool = False) -> "gguf.GGUFWriter
     out.add_block_count(config.num_hidden_layers)
     out.add_context_length(config.max_position_embeddings)
     out.add_embedding_length(config.hidden_size)
-    out.add_feed_forward_length(config.intermediate_size)
+    if config.model_type != "qwen3_5_moe_text":  # all its layers have experts
+        out.add_feed_forward_length(config.intermediate_size)
     out.add_head_count(config.num_attention_heads)
     kv_heads = config.num_key_value_heads
     kinds = getattr(config, "layer_types", None) or () if config.model_type == "lfm2" else ()
@@ -237,6 +243,8 @@ def converted(config: Any, name: str, weight: Tensor, back: bool = False) -> Ten
     """A tensor as llama.cpp's converter changes it; `back`: the opposite."""
     if config.model_type in FROM_ZERO and name.endswith("norm.weight") and "linear_attn" not in name:
         return weight - 1 if back else weight + 1
+    if name.endswith("shared_expert_gate.weight"):
+        return weight.unsqueeze(0) if back else weight.squeeze(0)
     if name.endswith(("conv.conv.weight", "conv1d.weight")):
         weight = weight.unsqueeze(1) if back else weight.squeeze(1)
     if "linear_attn." in name:

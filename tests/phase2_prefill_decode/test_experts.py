@@ -19,6 +19,7 @@ from phase2_prefill_decode.engine import static
 from phase2_prefill_decode.extras.cpu.backend import packed_linear
 from phase2_prefill_decode.extras.families.experts import PRODUCTS, RoutedExperts, grouped, grouped_reference
 from phase2_prefill_decode.extras.families.layer import Experts
+from phase2_prefill_decode.extras.families.stateful import has_states
 from phase2_prefill_decode.extras.quantized.at_load import Quantization
 from phase2_prefill_decode.extras.quantized.layout import SCHEMES, bytes_in
 from phase2_prefill_decode.extras.quantized.quantize import quantize
@@ -29,6 +30,8 @@ from tests.phase2_prefill_decode.models import saved, tiny_model
 from tests.phase2_prefill_decode.quantized import checkpoints as made
 from tests.phase2_prefill_decode.ranks_in_threads import split
 from tests.phase2_prefill_decode.test_families import VARIANTS
+from tests.phase2_prefill_decode.test_hybrids import VARIANTS as HYBRIDS
+from tests.phase2_prefill_decode.test_hybrids import logits as logits_of_hybrid
 from tests.phase2_prefill_decode.test_identity import follows, logits, prompts
 
 CPU = torch.device("cpu")
@@ -196,13 +199,17 @@ def test_experts_are_quantized_at_load_and_their_router_is_not(family: str, sche
     ],
     ids=["fp8", "int8", "gptq", "awq"],
 )
-@pytest.mark.parametrize("family", ["qwen3_moe", "qwen2_moe"])
+@pytest.mark.parametrize("family", ["qwen3_moe", "qwen2_moe", "qwen3_5_moe_text"])
 def test_a_quantized_checkpoint_has_a_matrix_for_each_expert(
-    make: Any, config: Any, family: str, tmp_path: Path
+    make: Any, config: Any, family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(5)
     options = {"num_experts": 3, "num_experts_per_tok": 3, "moe_intermediate_size": 64}  # rounding cannot choose others
-    options |= {"shared_expert_intermediate_size": 64} if family == "qwen2_moe" else {}
+    options |= {"shared_expert_intermediate_size": 64} if family != "qwen3_moe" else {}
+    if family == "qwen3_5_moe_text":
+        options |= HYBRIDS["qwen3.5-experts"][1] | options
+        large = "_proj.weight", "in_proj_qkv.weight", "in_proj_z.weight"
+        monkeypatch.setattr(made, "is_quantized", lambda name: name.endswith(large))
     oracle = made.quantized(tmp_path, make(), config(), family=family, intermediate_size=64, **options)
     read = config_of(tmp_path, "float32")
     (layer, *_) = weights_for_gpu(source_of(tmp_path, read), read, CPU).layers
@@ -212,7 +219,8 @@ def test_a_quantized_checkpoint_has_a_matrix_for_each_expert(
     (prompt,) = prompts(307, [1])
     with torch.inference_mode():
         wanted = oracle(torch.tensor([prompt])).logits[0]
-    found = logits(Model.load(tmp_path, device="cpu", dtype="float32"), prompt)
+    model = Model.load(tmp_path, device="cpu", dtype="float32")
+    found = logits_of_hybrid(model, prompt, [1]) if has_states(read) else logits(model, prompt)
     assert (found - wanted).norm() < 0.05 * wanted.norm(), "rows are rounded to 8 bits"
 
 

@@ -77,8 +77,9 @@ def translated(source: Source, config: ModelConfig) -> Source:
     """The source of a model's weights, with its tensors as the decoder reads them. A GGUF file has some of them so."""
     if config.model_type == "gpt_oss" and not source.directory.is_file():
         return OssSource(source)
-    if isinstance(source, Checkpoint):
-        source.stored = dict(chain.from_iterable(starmap(_apart, source.stored.items())))
+    both: list[Any] = [getattr(source, "checkpoint", source), source]  # a quantized one has another inside
+    for each in both if isinstance(both[0], Checkpoint) else ():
+        each.stored = dict(chain.from_iterable(starmap(_apart, each.stored.items())))
     if config.model_type in RENAMED:
         source = Renamed(source, RENAMED[config.model_type])
     if any(name.startswith(TEXT) for name in source.stored):

@@ -129,13 +129,25 @@ def _qwen35(metadata: Metadata, rope: dict[str, Any]) -> dict[str, Any]:
         "linear_key_head_dim": metadata.get("ssm.state_size"),
         "linear_value_head_dim": metadata.count("ssm.inner_size") // heads,
         TILED: True,
-    }
+    } | (_shared(metadata, rope) if metadata.get("expert_count", 0) else {})
+
+
+def _shared(metadata: Metadata, rope: dict[str, Any]) -> dict[str, Any]:
+    return {"shared_expert_intermediate_size": metadata.get("expert_shared_feed_forward_length")}
+
+
+QWEN35 = {
+    "attn_qkv": "linear_attn.in_proj_qkv", "attn_gate": "linear_attn.in_proj_z", "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_beta": "linear_attn.in_proj_b", "ssm_conv1d": "linear_attn.conv1d", "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj", "ssm_a": "linear_attn.A_log", "ssm_dt.bias": "linear_attn.dt_bias",
+}  # fmt: skip
 
 
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": Architecture("llama", turned=True),
     "qwen2": Architecture("qwen2"),
     "qwen3": Architecture("qwen3"),
+    "qwen2moe": Architecture("qwen2_moe", own=_shared),
     "qwen3moe": Architecture("qwen3_moe"),
     "olmoe": Architecture("olmoe"),
     "smollm3": Architecture("smollm3", turned=True),
@@ -171,15 +183,6 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         },
         own=_lfm2,
     ),
-    "qwen35": Architecture(
-        "qwen3_5_text",
-        {
-            "attn_qkv": "linear_attn.in_proj_qkv", "attn_gate": "linear_attn.in_proj_z",
-            "ssm_alpha": "linear_attn.in_proj_a", "ssm_beta": "linear_attn.in_proj_b",
-            "ssm_conv1d": "linear_attn.conv1d", "ssm_norm": "linear_attn.norm", "ssm_out": "linear_attn.out_proj",
-            "ssm_a": "linear_attn.A_log", "ssm_dt.bias": "linear_attn.dt_bias",
-        },
-        partial=True,
-        own=_qwen35,
-    ),
+    "qwen35": Architecture("qwen3_5_text", QWEN35, partial=True, own=_qwen35),
+    "qwen35moe": Architecture("qwen3_5_moe_text", QWEN35, partial=True, own=_qwen35),
 }  # fmt: skip

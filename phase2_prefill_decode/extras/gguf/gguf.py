@@ -25,7 +25,9 @@ NAMES = {
     "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj", "ffn_gate_inp": "mlp.gate",
     "ffn_gate_exps": "mlp.experts.{}.gate_proj", "ffn_up_exps": "mlp.experts.{}.up_proj",
     "ffn_down_exps": "mlp.experts.{}.down_proj", "attn_sinks": "self_attn.sinks",
-    "post_attention_norm": "post_attention_layernorm",
+    "post_attention_norm": "post_attention_layernorm", "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj", "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }  # fmt: skip
 _NAME = re.compile(r"(?:blk\.(\d{1,9})\.)?([\w.]+?)(\.weight|\.bias)?")
 _TURNED = re.compile(r".*\.(q|k)_proj\.(weight|bias)")
@@ -110,9 +112,11 @@ CONVOLUTIONS = ".conv.conv.weight", ".conv1d.weight"
 
 def _apart(known: str, tensor: GGUFTensor) -> dict[str, GGUFTensor]:
     """The matrices of a tensor that has those of all experts: [experts, out, in]. A convolution is a vector, as in a
-    checkpoint."""
+    checkpoint, and a gate a matrix of one row."""
     if known.endswith(CONVOLUTIONS) and tensor.kind in FLOATS:
         return {known: tensor._replace(shape=(tensor.numel,))}
+    if known.endswith(".shared_expert_gate.weight") and tensor.kind in FLOATS:
+        return {known: tensor._replace(shape=(1, tensor.numel))}
     if "{}" not in known or len(tensor.shape) < 2 or tensor.shape[0] > MAX_EXPERTS:
         return {known: tensor}
     one = tensor._replace(shape=tensor.shape[1:])

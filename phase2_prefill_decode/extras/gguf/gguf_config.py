@@ -51,7 +51,7 @@ def config_of(header: GGUFHeader) -> dict[str, Any]:
     return experts | {
         "vocab_size": embedding.shape[0],
         "hidden_size": size,
-        "intermediate_size": get("feed_forward_length"),
+        "intermediate_size": get("feed_forward_length", get("expert_feed_forward_length", 0) or None),
         "num_hidden_layers": metadata.layers,
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads.pop(),
@@ -73,10 +73,10 @@ def _experts(kind: str, get: Callable[..., Any]) -> dict[str, Any]:
     """What llama.cpp's file says of experts; whether probabilities are normed follows from the architecture there."""
     return {
         "model_type": MIXTRAL if kind == "llama" else ARCHITECTURES[kind].model_type,
-        "num_local_experts": get("expert_count"),
+        "num_experts" if kind.startswith("qwen") else "num_local_experts": get("expert_count"),
         "num_experts_per_tok": get("expert_used_count"),
-        "moe_intermediate_size": get("expert_feed_forward_length", get("feed_forward_length")),
-        "norm_topk_prob": kind == "qwen3moe",
+        "moe_intermediate_size": get("expert_feed_forward_length", get("feed_forward_length", 0) or None),
+        "norm_topk_prob": kind in ("qwen3moe", "qwen35moe"),
     }
 
 
@@ -136,7 +136,8 @@ def _floats(header: GGUFHeader, name: str, count: int) -> tuple[float, ...]:
     )
 
 
-SMALL = "ffn_gate_inp.weight", "conv.weight", "conv1d.weight"  # these are float32 in all files
+# These are float32 in all files.
+SMALL = "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "conv.weight", "conv1d.weight"
 
 
 def _dtype(header: GGUFHeader) -> str:

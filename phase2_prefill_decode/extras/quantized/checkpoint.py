@@ -18,7 +18,7 @@ class QuantizedCheckpoint:
         self.directory = source.directory
         self.faults: list[str] = []
         self.stored = dict(source.stored)
-        self._source, self._format = source, format
+        self.checkpoint, self._format = source, format
         self._parts: dict[str, dict[str, TensorSpec]] = {}  # what each matrix consists of, by the name of its weight
         for name in source.stored:
             module, _, suffix = name.rpartition(".")
@@ -56,10 +56,10 @@ class QuantizedCheckpoint:
     def chunks(self, name: str) -> Iterator[Tensor | QuantizedWeight]:
         """The rows of a tensor, some at a time; a quantized matrix at once."""
         if name not in self._parts:
-            yield from self._source.chunks(name)
+            yield from self.checkpoint.chunks(name)
             return
         prefix = name.removesuffix("weight")
-        tensors = {s: self._source.read(f"{prefix}{s}").reshape(part.shape) for s, part in self._parts[name].items()}
+        tensors = {s: self.checkpoint.read(f"{prefix}{s}").reshape(part.shape) for s, part in self._parts[name].items()}
         try:
             yield self._format.read(tensors)
         except ConfigError as error:

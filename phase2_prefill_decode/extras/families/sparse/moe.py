@@ -10,7 +10,7 @@ from phase2_prefill_decode.loading.families import Family, fields_of
 
 def _read(family: Family, config: Mapping[str, Any]) -> dict[str, Any]:
     config = {**family.absent, **config, **family.ignored}
-    if config["model_type"] == "qwen2_moe" and config["use_sliding_window"] and config["layer_types"] is None:
+    if config["model_type"] == "qwen2_moe" and config.get("use_sliding_window") and config["layer_types"] is None:
         kinds, count = ("full_attention", "sliding_attention"), config["num_hidden_layers"]
         config["layer_types"] = [kinds[number % 2 == 0 and number < config[LAST]] for number in range(count)]
     known = fields_of(family, config)
