@@ -3,13 +3,13 @@
 A state cannot be cut at a page, as keys and values can. So a cached prefix is of use up to its last page at whose end
 the state was copied. A request has its state copied
 
-    where its prompt ends           for the same prompt, and for a chat that goes on without the answer
-    where its answer is by now      for the next turn of a chat; the copy moves along with the answer
     where other prompts branch off  once the tree has shown that they do, or another request waits for that prefix
+    where its answer is by now      for the next turn of a chat; the copy moves along with the answer
+    where its prompt ends           for the same prompt, and for a chat that goes on without the answer
     where a chunk of its prompt ends
 
-The last are many and seldom of use, so they take a slot only of their own kind or a free one. Of the others, the least
-recently used one gives its slot away.
+A request that goes on has passed the end of its chunk, and then of its prompt. Such checkpoints give their slots away
+first: chunks are many, and few prompts part there. After them comes the least recently used one.
 """
 
 from collections.abc import Sequence
@@ -60,20 +60,23 @@ class Checkpoints(CacheObserver):
         self.page_size = page_size
         self.free = list(range(num_slots))
         self.kept: dict[int, int] = {}  # by page, the least recently used first
-        self.passed: dict[int, int] = {}  # by page: ends of chunks, which no request has used
+        self.passed: dict[int, int] = {}  # by page: those that their request has passed, and none has used
         self.taken: dict[str, dict[int, int]] = {}  # by request id and number of pages
         self.wanted: dict[str, set[int]] = {}  # by request id: numbers of pages after which others branch off
-        self.latest: dict[str, int] = {}  # by request id: the page of the checkpoint within its answer
+        self.latest: dict[str, tuple[int, int]] = {}  # by request id: its last one, as number of pages and page
 
     def __contains__(self, page: int) -> bool:
         return page in self.kept or page in self.passed
 
+    # region exercise 10.6
     def usable(self, pages: Sequence[int]) -> int:
         """The number of these pages of a prefix up to its last checkpoint."""
         count = len(pages)
         while count and pages[count - 1] not in self:
             count -= 1
         return count
+
+    # endregion
 
     def use(self, page: int) -> int:
         """The slot of a page, which now is the most recently used one."""
@@ -102,7 +105,7 @@ class Checkpoints(CacheObserver):
         return [Copy(count * size, slot) for count, slot in taken.items() if count * size > start]
 
     def _slot(self, request: Request, is_passed: bool) -> int | None:
-        own = self.latest.get(request.id, -1)
+        _, own = self.latest.get(request.id, (0, -1))
         if self.free:
             return self.free.pop()
         if self.passed:
@@ -121,22 +124,22 @@ class Checkpoints(CacheObserver):
                 self.free.append(slot)
                 self.use(page)
                 continue
-            is_passed = count < end and count not in self.wanted.get(request.id, ())
-            (self.passed if is_passed else self.kept)[page] = slot
-            if count > end:  # within the answer: the copy has moved along
-                self._free(self.latest.get(request.id))
-                self.latest[request.id] = page
+            self.kept[page] = slot
+            if count not in self.wanted.get(request.id, ()):
+                before, old = self.latest.get(request.id, (0, -1))
+                if before > end:  # the checkpoint of an answer moves along
+                    self.removed([old])
+                elif old in self.kept:
+                    self.passed[old] = self.kept.pop(old)
+                self.latest[request.id] = count, page
 
     # endregion
 
     def removed(self, pages: Sequence[int]) -> None:
         for page in pages:
-            self._free(page)
-
-    def _free(self, page: int | None) -> None:
-        if page is not None and page in self:
-            self.use(page)
-            self.free.append(self.kept.pop(page))
+            if page in self:
+                self.use(page)
+                self.free.append(self.kept.pop(page))
 
     def released(self, request: Request) -> None:
         self.free += self.taken.pop(request.id, {}).values()
