@@ -1,8 +1,8 @@
 """`python -m phase5_continuous.lab families.checkpoints`: chats with a model that keeps states, found and not found.
 
 The same chats, one request after the other, go through two engines in turn: one without a prefix cache, one whose
-prefix cache has checkpoints. The model has the shape of LFM2-350M and random weights. Then longer chats are replayed without
-a model, for the hit rate by the number of checkpoints; the last row is what pages alone would give.
+prefix cache has checkpoints. The model has the shape of LFM2-350M and random weights. Then more chats are replayed
+without a model, for the hit rate by the number of checkpoints; the last row is what pages alone would give.
 """
 
 import random
