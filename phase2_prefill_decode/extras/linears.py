@@ -25,6 +25,14 @@ class Several(Protocol):
     linears: list[Linear]
 
 
+@runtime_checkable
+class Compiled(Protocol):
+    """A product with kernels of its own."""
+
+    def compile(self) -> None:
+        """Compile all variants, which would happen at their first launch."""
+
+
 class Wrapped:
     """A linear layer with another product, which wraps its own."""
 

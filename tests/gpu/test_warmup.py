@@ -134,6 +134,51 @@ def test_serving_requests_no_kernel_that_warm_up_has_not_and_no_larger_results_o
         assert parts <= profiled, f"{shape}: the results of splits take more memory than in the profile"
 
 
+EXPERTS = """
+from tests.gpu.unlaunched import requested  # first
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+import torch
+from phase2_prefill_decode.backend import triton_backend
+from phase2_prefill_decode.extras.families import experts as families
+from phase2_prefill_decode.extras.families.layer import Experts
+from phase2_prefill_decode.extras.quantized.quantize import quantize
+from phase2_prefill_decode.extras.quantized.triton_grouped import TritonGroups
+from phase2_prefill_decode.extras.quantized.triton_product import TritonProduct, compile_products
+from phase2_prefill_decode.linear import TorchLinear
+
+families.grouped = lambda product, groups, device: TritonGroups(product, groups)
+for scheme in (None, "int4", "int8", "fp8"):
+    experts = Experts(number=6, top_k=2, inner=128, norm_topk=True)
+    weights = {name: torch.zeros(sum(each.modules.values()), each.inputs, dtype=torch.bfloat16)
+               for name, each in experts.tensors(128).items()}
+    if scheme:
+        weights |= {name: quantize(weights[name], scheme) for name in families.PRODUCTS}
+    def linear(weight, bias):
+        return TorchLinear(weight, bias) if isinstance(weight, torch.Tensor) else TritonProduct(weight, bias)
+    layer = families.RoutedExperts(experts, weights, replace(triton_backend(), linear=linear))
+    decoder = SimpleNamespace(layers=[SimpleNamespace(linears=[layer])], lm_head=layer._router)
+    compile_products(decoder)
+    warmed = sorted(requested)
+    requested.clear()
+    for tokens in (1, 3, 16, 40, 300):
+        layer(torch.zeros(tokens, 128, dtype=torch.bfloat16))
+    print(json.dumps([warmed, sorted(requested)]))
+    requested.clear()
+"""
+
+
+def test_the_kernels_of_experts_are_compiled_with_the_model() -> None:
+    command = [sys.executable, "-c", EXPERTS]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    for line in done.stdout.splitlines():
+        warmed, served = ({kernel for kernel in kernels if "swiglu" not in kernel} for kernels in json.loads(line))
+        assert {kernel.split()[0] for kernel in served} == {"grouped_kernel"}
+        assert [kernel[:200] for kernel in sorted(served - warmed)] == []
+
+
 COMPILED = """
 import random
 from triton import knobs

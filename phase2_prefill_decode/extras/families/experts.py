@@ -5,7 +5,7 @@ product computes all experts: a step reads the weights of those that some row ha
 """
 
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from phase0_request.support.checks import ConfigError
 from phase2_prefill_decode.backend import Backend
 from phase2_prefill_decode.decoder import MLP
 from phase2_prefill_decode.extras.families.layer import ROUTER, SHARED_EXPERT, Experts
-from phase2_prefill_decode.extras.linears import Joined
+from phase2_prefill_decode.extras.linears import Compiled, Joined
 from phase2_prefill_decode.linear import Linear, TorchLinear
 from phase2_prefill_decode.loading.weights import LayerWeights
 
@@ -63,16 +63,18 @@ class RoutedExperts:
 
     def __init__(self, experts: Experts, weights: LayerWeights, backend: Backend) -> None:
         self.experts = experts
-        others = [backend.linear(weights[name], None) for name in PRODUCTS]
+        products = [backend.linear(weights[name], None) for name in PRODUCTS]
         self._router = backend.linear(weights[ROUTER], weights.get(f"{ROUTER}_bias"))
         self._shared = SharedExpert(weights, backend) if experts.shared else None
-        self.linears = [self._router, *others, *(() if self._shared is None else self._shared.linears)]
         biases = [weights.get(f"{name}_bias") for name in PRODUCTS]
         self._biases = [None if bias is None else bias.view(experts.number, -1) for bias in biases]
         device = next(tensor.device for tensor in weights.values() if isinstance(tensor, Tensor))
-        self._gate_up, self._down = (grouped(product, experts.number, device) for product in others)
+        groups = [grouped(product, experts.number, device) for product in products]
+        self._gate_up, self._down = groups
+        own: list[Any] = [g if isinstance(g, Compiled) else each for g, each in zip(groups, products, strict=True)]
+        self.linears = [self._router, *own, *(() if self._shared is None else self._shared.linears)]
         self.ends = torch.zeros(experts.number, dtype=torch.int32, device=device)  # of the latest step
-        self._swiglu, self.kernel = backend.swiglu, others[-1].kernel
+        self._swiglu, self.kernel = backend.swiglu, products[-1].kernel
 
     # region exercise 10.3
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -81,10 +81,11 @@ class TritonGroups:
             self.kind, self.group, self.order = product.kind, weight.group, weight.order
             self._stored = product._values, weight.scales, weight.zeros, weight.offsets
             self.outputs, self.inputs = product.outputs // groups, product.inputs
+            self._like = torch.zeros(0, dtype=weight.dtype, device=weight.device)
         else:
             self.kind, self._stored = "plain", (product.weight, None, None, None)
             self.outputs, self.inputs = len(product.weight) // groups, product.weight.shape[1]
-            self.group = self.inputs
+            self.group, self._like = self.inputs, product.weight[:0, 0]
 
     def __call__(self, rows: Tensor, ends: Tensor) -> Tensor:
         rows = rows.contiguous() if self.order is None else rows[:, self.order]
@@ -99,6 +100,11 @@ class TritonGroups:
                     tile_in=LONGEST_TILE if rows.element_size() < 4 else 32,
                 )  # fmt: skip
         return result
+
+    def compile(self) -> None:
+        """Compile its kernel, which is the same for any rows."""
+        rows, ends = self._like.new_zeros(1, self.inputs), self._like.new_ones(self.groups, dtype=torch.int32)
+        self(rows, ends)
 
 
 class TorchGroups:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from phase1_kv_pool.kernels.triton.launch import jit
 from phase2_prefill_decode.decoder import Decoder
-from phase2_prefill_decode.extras.linears import Joined, every_product
+from phase2_prefill_decode.extras.linears import Compiled, Joined, every_product
 from phase2_prefill_decode.extras.quantized.weight import QuantizedWeight
 from phase2_prefill_decode.extras.streams import Matrix
 from phase2_prefill_decode.kernels.triton.tiles import PRECISION
@@ -380,7 +380,7 @@ def linear(weight: Matrix, bias: Tensor | None = None) -> Linear:
 
 
 def compile_products(decoder: Decoder, kv_dtype: str | None = None, progress: bool = False) -> None:
-    """Compile the kernels of a decoder's quantized weights."""
+    """Compile the kernels of a decoder's quantized weights and experts."""
     for product in every_product(decoder):
-        if isinstance(product, TritonProduct):
+        if isinstance(product, Compiled):
             product.compile()
