@@ -4,13 +4,15 @@
 import argparse
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any
 
 from chapters import plan
-from chapters.core_files import core_files
+from chapters.core_files import core_files, core_lines
+from chapters.course import Course
 from chapters.ledger import ledger
+from chapters.tables import lines
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -115,6 +117,22 @@ def peers(isa: str, file: str = "peers.json") -> list[str]:
     return lines
 
 
+def beside() -> list[str]:
+    """This project beside others: rows where it leads, and rows where it does not."""
+    from chapters import bugs, exercises
+    from phase6_integration.support.named_models import families
+
+    here = Course.here()
+    counts = {"exercises": _tens(exercises.every(here)), "bugs": _tens(bugs.every(here)), "models": _tens(families())}
+    rows = [line.format(lines=core_lines(), **counts) for line in lines(RESULTS.parent, "README", "beside")]
+    return [rows[0], "|---" * (rows[0].count("|") - 1) + "|", *rows[1:]]
+
+
+def _tens(things: Sized) -> int:
+    """How many there are, in full tens: so one more rarely changes the README."""
+    return len(things) // 10 * 10
+
+
 def _rate(row: Mapping[str, Any], engine: str) -> str:
     rate = row[engine]["median"]
     return f"{rate:,.0f}" if rate >= 100 else f"{rate:.1f}"
@@ -131,6 +149,7 @@ GENERATED: dict[str, Callable[[], list[str]]] = {
     "ledger": ledger,
     "part one": plan.part_one,
     "part two": plan.part_two,
+    "beside": beside,
     "processors": processors,
     "peers": lambda: peers("native"),
     "peers with AVX2": lambda: peers("avx2"),

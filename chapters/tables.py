@@ -56,7 +56,7 @@ def lines(chapters: Path, document: str, name: str) -> list[str]:
     try:
         if "row" in its:
             rows = [_filled(its["row"], row) for row in rows]
-        named = (re.sub(r"\{(?=[^#\s]+ )", f"{{{its['file']}#", line) for line in (its["head"], *rows))
+        named = (re.sub(r"\{(?=[^#\s}]+ )", f"{{{its['file']}#", line) for line in (its["head"], *rows))
         return [re.sub(r"(?<=\|) +(?=\|)", " ", line) for line in named]
     except (KeyError, IndexError, TypeError) as error:
         raise CourseError(f"table {name!r} of {path.name}: {error!r}") from None

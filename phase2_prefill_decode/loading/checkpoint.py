@@ -22,7 +22,7 @@ from phase2_prefill_decode.loading.config import ModelConfig
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-MAX_TENSORS = 1 << 18  # in all files; Qwen3-235B in GPTQ has 145,000
+MAX_TENSORS = 1 << 17  # in all files
 ENCODED = "encoded"  # in place of a dtype: rows that are not plain numbers
 CHUNK, MULTIPLE = 1 << 19, 64  # numbers that are read at a time, and of how many rows: whole blocks of a packed weight
 DTYPES = {

@@ -30,8 +30,8 @@ def text_of(content: Content | None) -> str:
 def _message(message: AnyMessage) -> dict[str, Any]:
     others: dict[str, Any] = {"name": message.name}
     if isinstance(message, AssistantMessage):
-        calls, thought = [_call(one) for one in message.tool_calls or ()], message.reasoning_content
-        others |= {"reasoning_content": thought, "thinking": not message.content and thought, "tool_calls": calls}
+        calls = [_call(one) for one in message.tool_calls or ()]
+        others |= {"reasoning_content": message.reasoning_content, "tool_calls": calls}
     else:
         others["tool_call_id"] = message.tool_call_id
     given = {name: value for name, value in others.items() if value}

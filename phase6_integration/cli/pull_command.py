@@ -4,7 +4,6 @@ import argparse
 import os
 import shutil
 import sys
-from glob import escape
 from pathlib import Path
 
 from huggingface_hub.constants import HF_HUB_CACHE
@@ -12,7 +11,7 @@ from huggingface_hub.constants import HF_HUB_CACHE
 from phase0_request.support.checks import ConfigError
 from phase0_request.support.flags import Parser, add_fields
 from phase2_prefill_decode.connect import config_of
-from phase6_integration.engine.hub import PATTERNS, directory_of, download, gguf_file
+from phase6_integration.engine.hub import PATTERNS, directory_of, download
 from phase6_integration.engine.options import EngineOptions
 from phase6_integration.support.named_models import offered
 
@@ -44,14 +43,8 @@ def pull(model: str, revision: str | None, download_dir: str | None) -> Path:
     """The directory of a model, downloaded. A ValueError says why it cannot be, or cannot be served."""
     if model and os.path.exists(model):  # False, not an error, of a name that is too long
         raise ValueError(f"{model} is here already: `nanoserve serve {model}` takes it as it is")
-    repository, _, kind = model.removeprefix("hf.co/").partition(":")
-    if model in offered() or (kind and repository.count("/") != 1):
+    if ":" in model or model in offered():
         file = directory_of(model, revision, download_dir)
-        print(f"{model}: {config_of(file).model_type}, supported", file=sys.stderr)
-        return file
-    if kind:
-        name = gguf_file(repository, kind, revision, download_dir)
-        file = _downloaded((repository, revision, download_dir), [escape(name)], f"{model}: ") / name
         print(f"{model}: {config_of(file).model_type}, supported", file=sys.stderr)
         return file
     where = model, revision, download_dir
@@ -60,23 +53,18 @@ def pull(model: str, revision: str | None, download_dir: str | None) -> Path:
         raise ValueError(f"{model} has no config.json; a GGUF file is named by its quantization, {model}:Q4_K_M")
     config = config_of(directory)  # of a model that is not supported, a ConfigError
     about = f"{model}: {config.model_type}, {config.parameters / 1e9:.2g} billion parameters, supported; "
-    return _downloaded(where, PATTERNS, about)
-
-
-def _downloaded(where: tuple[str, str | None, str | None], patterns: list[str], about: str) -> Path:
-    """The directory of the files of a repository, downloaded after their size is said."""
     try:
-        files = download(*where, patterns, dry_run=True)
+        files = download(*where, PATTERNS, dry_run=True)
     except ConfigError:  # what was downloaded needs no hub
-        directory = Path(download(*where, patterns, local_files_only=True))
+        directory = Path(download(*where, PATTERNS, local_files_only=True))
         print(about + "all of it is here, and the hub cannot be asked for a newer one", file=sys.stderr)
         return directory
     whole = sum(file.file_size for file in files)
     missing = sum(file.file_size for file in files if file.will_download)
     have = f"{missing / GB:.2f} GB to download" if missing else "all of it is here"
     print(f"{about}{whole / GB:.2f} GB, {have}", file=sys.stderr)
-    folder = Path(where[2] or HF_HUB_CACHE).absolute()
+    folder = Path(download_dir or HF_HUB_CACHE).absolute()
     free = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
     if missing > free:
         raise ValueError(f"{missing / GB:.2f} GB are needed, and the disk of {folder} has {free / GB:.2f} GB free")
-    return Path(download(*where, patterns))
+    return Path(download(*where, PATTERNS))

