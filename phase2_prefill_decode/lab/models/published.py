@@ -9,6 +9,8 @@ _LLAMA = {"vocab_size": 32_000, "num_attention_heads": 32, "num_hidden_layers": 
 _GEMMA = {"model_type": "gemma3_text", "vocab_size": 262_144, "head_dim": 256, "num_attention_heads": 4,
           "num_key_value_heads": 1, "sliding_window": 512, "sliding_window_pattern": 6, "rope_theta": 1e6,
           "rope_local_base_freq": 1e4, "query_pre_attn_scalar": 256}  # fmt: skip
+_QWEN3_6 = {"vocab_size": 248_320, "head_dim": 256, "linear_num_key_heads": 16, "rope_theta": 1e7,
+            "max_position_embeddings": 262_144}  # fmt: skip
 PUBLISHED: dict[str, dict[str, Any]] = {
     "Llama-2-7B": {
         **_LLAMA, "model_type": "llama", "intermediate_size": 11_008, "num_key_value_heads": 32,
@@ -60,6 +62,23 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "query_pre_attn_scalar": 168, "rope_scaling": {"rope_type": "linear", "factor": 8.0},
         "max_position_embeddings": 131_072,
     },
+    "Phi-3-mini": {
+        **_LLAMA, "model_type": "phi3", "vocab_size": 32_064, "hidden_size": 3072, "intermediate_size": 8192,
+        "num_key_value_heads": 32, "sliding_window": 2047, "max_position_embeddings": 4096,
+    },
+    "Ministral-3-8B": {  # the text part
+        "model_type": "ministral3", "vocab_size": 131_072, "num_hidden_layers": 34, "hidden_size": 4096,
+        "intermediate_size": 14_336, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+        "max_position_embeddings": 262_144,
+        "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 16_384,
+            "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
+        },
+    },
+    "Olmo-3-7B": {
+        **_LLAMA, "model_type": "olmo3", "vocab_size": 100_278, "intermediate_size": 11_008, "num_key_value_heads": 32,
+        "sliding_window": 4096, "max_position_embeddings": 65_536, "rope_theta": 5e5,
+    },
     "Mixtral-8x7B": {
         **_LLAMA, "model_type": "mixtral", "intermediate_size": 14_336, "num_key_value_heads": 8, "rope_theta": 1e6,
         "num_local_experts": 8, "num_experts_per_tok": 2, "max_position_embeddings": 32_768,
@@ -90,6 +109,15 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "block_ff_dim": 12_288, "intermediate_size": 12_288, "num_attention_heads": 32, "num_key_value_heads": 8,
         "full_attn_idxs": [2, 5, 8, 10, 12, 14], "conv_L_cache": 3, "rope_theta": 1e6,
         "max_position_embeddings": 128_000,
+    },
+    "Qwen3.6-27B": {  # the text part
+        **_QWEN3_6, "model_type": "qwen3_5_text", "num_hidden_layers": 64, "hidden_size": 5120,
+        "intermediate_size": 17_408, "num_attention_heads": 24, "num_key_value_heads": 4, "linear_num_value_heads": 48,
+    },
+    "Qwen3.6-35B-A3B": {  # the text part
+        **_QWEN3_6, "model_type": "qwen3_5_moe_text", "num_hidden_layers": 40, "hidden_size": 2048,
+        "num_attention_heads": 16, "num_key_value_heads": 2, "linear_num_value_heads": 32, "num_experts": 256,
+        "num_experts_per_tok": 8, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512,
     },
 }  # fmt: skip
 

@@ -11,6 +11,7 @@ from rich.console import Console
 from phase0_request.lab.report import finish, parser, table
 from phase1_kv_pool.extras.layer_groups import GroupedLayout, LayerGroups
 from phase1_kv_pool.layout import DTYPE_BYTES
+from phase2_prefill_decode.extras.families.layer import SHARED_EXPERT
 from phase2_prefill_decode.extras.families.stateful import state_bytes
 from phase2_prefill_decode.lab.cost import CostModel
 from phase2_prefill_decode.lab.models.published import PUBLISHED, published
@@ -19,7 +20,7 @@ from phase2_prefill_decode.loading.config import ModelConfig
 CONTEXT = 32_768  # tokens of a request
 IN_FLIGHT = 2048  # tokens of a request that are computed before pages are freed
 BATCHES = 1, 8, 64, 512  # requests that decode together
-BY_BATCH = "Qwen3-8B", "Mixtral-8x7B", "OLMoE-1B-7B", "Qwen3-30B-A3B", "gpt-oss-20b"
+BY_BATCH = "Qwen3-8B", "Mixtral-8x7B", "OLMoE-1B-7B", "Qwen3-30B-A3B", "gpt-oss-20b", "Qwen3.6-35B-A3B"
 
 
 class Latent(NamedTuple):
@@ -96,6 +97,7 @@ def takes(config: ModelConfig) -> dict[str, Any]:
         "active": weights_read(config) / 1e9,
         "kv_bytes": layout.bytes_per_token,
         "state_bytes": state_bytes(config),
+        "state_tokens": state_bytes(config) / layout.bytes_per_token,  # whose keys and values take as much
         "kv_gigabytes": layout.bytes_per_token * CONTEXT / 1e9,
         "reachable_gigabytes": reachable(config, CONTEXT) / 1e9,
         "held_gigabytes": held(config, CONTEXT) / 1e9,
@@ -106,11 +108,16 @@ def takes(config: ModelConfig) -> dict[str, Any]:
 
 
 def by_batch(config: ModelConfig) -> dict[str, float]:
-    """The weights in GB that a decode reads, by the requests in it, and of those the share of one request."""
+    """The weights in GB that a decode reads, by the requests in it; of those the share of one request, and those of
+    shared experts."""
     size = DTYPE_BYTES[config.dtype] / 1e9
     read = {requests: weights_read(config, requests) * size for requests in BATCHES}
     step = {f"step_{requests}": each for requests, each in read.items()}
-    return step | {f"request_{requests}": each / requests for requests, each in read.items()}
+    tensors = [item for layer in config.layers for item in layer.tensors(config).items()]
+    shared = [tensor for name, tensor in tensors if name.startswith(SHARED_EXPERT)]
+    numbers = sum(sum(tensor.modules.values()) * tensor.inputs for tensor in shared)
+    each_request = {f"request_{requests}": each / requests for requests, each in read.items()}
+    return step | each_request | {"shared": numbers * size}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -141,7 +148,7 @@ def main(arguments: list[str] | None = None) -> int:
         }
         figures[name] = row
         console.print(f"\n{name} stores {row['kv_bytes']:,} bytes of a token, instead of {row['per_head_bytes']:,}")
-    rates = {name: by_batch(published(name)) for name in BY_BATCH}
+    rates = {name.replace(".", "_"): by_batch(published(name)) for name in BY_BATCH}
     figures["by_batch"] = rates
     rows = [(name, *(row[f"step_{requests}"] for requests in BATCHES)) for name, row in rates.items()]
     console.print("", table(("", *map(str, BATCHES)), rows, title="GB of weights read, by number of requests"))

@@ -1,10 +1,23 @@
 """The figures of published models are those that their authors print."""
 
+import json
+
 import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from phase2_prefill_decode.lab.cost import CostModel
 from phase2_prefill_decode.lab.models.published import PUBLISHED, published
-from phase2_prefill_decode.lab.models.takes import LATENT, Latent, held, operations, reachable, takes, weights_read
+from phase2_prefill_decode.lab.models.takes import (
+    LATENT,
+    Latent,
+    by_batch,
+    held,
+    operations,
+    reachable,
+    takes,
+    weights_read,
+)
 
 # Of the safetensors files on the hub; all parameters, with a tied lm_head once.
 PARAMETERS = {
@@ -20,15 +33,23 @@ PARAMETERS = {
     "Gemma-3-27B": 27_009_346_304,
     "Mixtral-8x7B": 46_702_792_704,
     "OLMoE-1B-7B": 6_919_161_856,
+    "Phi-3-mini": 3_821_079_552,
     "Qwen3-30B-A3B": 30_532_122_624,
     "gpt-oss-20b": 20_914_757_184,
     "LFM2-1.2B": 1_170_340_608,
 }
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", PARAMETERS)
 def test_a_published_model_has_the_parameters_of_its_files(name: str) -> None:
     assert published(name).parameters == PARAMETERS[name]
+
+
+@pytest.mark.parametrize("name", sorted(PUBLISHED.keys() - PARAMETERS))
+def test_a_published_model_has_the_parameters_of_its_class_in_transformers(name: str) -> None:
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**json.loads(json.dumps(PUBLISHED[name]))))
+    assert published(name).parameters == sum(parameter.numel() for parameter in model.parameters())
 
 
 def test_a_window_ends_what_a_token_can_reach() -> None:
@@ -55,6 +76,15 @@ def test_a_step_reads_the_experts_that_some_token_has_chosen() -> None:
     every = config.parameters - (config.vocab_size + 2 * config.num_hidden_layers + 1) * config.hidden_size
     assert weights_read(config, 1000) == pytest.approx(every)
     assert weights_read(config) < weights_read(config, 2) < 2 * weights_read(config)
+
+
+def test_a_shared_expert_is_read_once_whatever_the_batch() -> None:
+    """Qwen3.6 35B-A3B: in each of 40 layers three matrices of 512 x 2,048, and a gate; of one token, a ninth."""
+    config = published("Qwen3.6-35B-A3B")
+    one = by_batch(config)
+    assert one["shared"] * 1e9 == 2 * 40 * (3 * 512 * 2048 + 2048)
+    experts = (weights_read(config, 10_000) - weights_read(config, 1)) / (256 - 8)
+    assert experts == pytest.approx(40 * 3 * 512 * 2048, rel=1e-6)
 
 
 def test_layers_with_states_take_the_same_at_any_length() -> None:
