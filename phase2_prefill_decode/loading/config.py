@@ -212,8 +212,8 @@ class ModelConfig:
         return cls(**known | {"rope_parameters": rope, "dtype": dtype or known["dtype"]})
 
     def kv_layout(self, page_size: int = 16, dtype: str | None = None) -> KVLayout:
-        """The layout of this model's keys and values in a pool."""
-        layers = sum(layer.paged for layer in self.layers)
+        """The layout of this model's keys and values in a pool: of one layer at least, so that pages count tokens."""
+        layers = max(sum(layer.paged for layer in self.layers), 1)
         return KVLayout(layers, self.num_key_value_heads, self.head_dim, page_size, dtype or self.dtype)
 
     @property

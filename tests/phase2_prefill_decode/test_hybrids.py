@@ -47,6 +47,18 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "conv_L_cache": 4, "tie_word_embeddings": False, "block_auto_adjust_ff_dim": False,
         },
     ),
+    "lfm2-without-attention": (  # transformers' own cache serves none of them
+        "lfm2", {"layer_types": ["conv", "conv", "conv"], "conv_L_cache": 2, "use_cache": False}
+    ),
+    "qwen3.5-without-attention": (
+        "qwen3_5_text",
+        {
+            "layer_types": ["linear_attention", "linear_attention"], "num_hidden_layers": 2, "head_dim": 16,
+            "use_cache": False, "linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 8,
+            "linear_value_head_dim": 16,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+        },
+    ),
     "qwen3.5": (
         "qwen3_5_text",
         {

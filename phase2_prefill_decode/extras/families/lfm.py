@@ -33,8 +33,6 @@ def _read(family: Family, config: Mapping[str, Any]) -> dict[str, Any]:
     ]
     if not isinstance(kinds, list) or len(kinds) != layers or not {*map(str, kinds)} <= {"conv", "full_attention"}:
         raise ConfigError(f"layer_types must be conv or full_attention for each of {layers} layers, got {kinds!r}")
-    if "full_attention" not in kinds:
-        raise ConfigError("layer_types must have a full_attention: the pages of a request are those of its attention")
     config |= {
         "layer_types": None,
         "rms_norm_eps": config["norm_eps"],

@@ -26,8 +26,6 @@ def _read(family: Family, config: Mapping[str, Any]) -> dict[str, Any]:
     kinds = config["layer_types"] or [KINDS[(number + 1) % every == 0] for number in range(layers)]
     if not isinstance(kinds, list) or len(kinds) != layers or not {*map(str, kinds)} <= {*KINDS}:
         raise ConfigError(f"layer_types must be {' or '.join(KINDS)} for each of {layers} layers, got {kinds!r}")
-    if KINDS[1] not in kinds:
-        raise ConfigError(f"layer_types must have a {KINDS[1]}: the pages of a request are those of its attention")
     experts = None
     if family.absent.get("num_experts"):
         experts = Experts(
