@@ -94,8 +94,9 @@ class Checkpoints(CacheObserver):
         size, end, taken = self.page_size, _end(request, self.page_size), self.taken.setdefault(request.id, {})
         for count in [count for count in taken if count * size > start]:  # of a step that is not committed
             self.free.append(taken.pop(count))
-        last = part.stop // size
-        last = last if part.stop > len(request.prompt_tokens) else min(last, end)
+        if start // size == part.stop // size:
+            return []
+        last = part.stop // size if part.stop > len(request.prompt_tokens) else min(part.stop // size, end)
         wanted = self.wanted.get(request.id, set())
         for count in sorted({last, *wanted}):
             if start < count * size <= part.stop:

@@ -104,6 +104,10 @@ PUBLISHED: dict[str, dict[str, Any]] = {
             "original_max_position_embeddings": 4096,
         },
     },
+    "Qwen3.5-9B": {  # the text part
+        "model_type": "qwen3_5_text", "vocab_size": 248_320, "num_hidden_layers": 32, "hidden_size": 4096,
+        "intermediate_size": 12_288, "num_attention_heads": 16, "max_position_embeddings": 262_144,
+    },
     "LFM2-1.2B": {
         "model_type": "lfm2", "vocab_size": 65_536, "num_hidden_layers": 16, "hidden_size": 2048,
         "block_ff_dim": 12_288, "intermediate_size": 12_288, "num_attention_heads": 32, "num_key_value_heads": 8,

@@ -36,6 +36,7 @@ PARAMETERS = {
     "Phi-3-mini": 3_821_079_552,
     "Qwen3-30B-A3B": 30_532_122_624,
     "gpt-oss-20b": 20_914_757_184,
+    "Qwen3.5-9B": 8_953_803_264,  # of its class in transformers: the files have a vision tower, too
     "LFM2-1.2B": 1_170_340_608,
 }
 
