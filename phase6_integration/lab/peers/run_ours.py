@@ -4,6 +4,8 @@ import sys
 
 from phase0_request.params import SamplingParams
 from phase0_request.support.machine import describe
+from phase1_kv_pool.extras.layer_groups import LayerGroups
+from phase2_prefill_decode.connect import config_of
 from phase6_integration.engine.engine import NanoServingEngine
 from phase6_integration.lab.peers.worker import serve
 
@@ -11,7 +13,9 @@ PAGE_SIZE = 16
 
 
 def main(model: str, threads: int, tokens: int, **options: str) -> None:
-    cache = {"kv_cache_pages": 2 * tokens // PAGE_SIZE, "max_model_len": tokens}
+    groups = LayerGroups.of(config_of(model).windows)
+    pages = 2 * tokens // PAGE_SIZE * (groups.count if groups else 1)  # each group of layers has pages of its own
+    cache = {"kv_cache_pages": pages, "max_model_len": tokens}
     engine = NanoServingEngine.from_pretrained(model, threads=threads, **cache, **options)
 
     def generate(prompts: list[list[int]], output: int) -> list[list[int]]:
