@@ -54,6 +54,7 @@ class PagedCache:
     """
 
     shares = False  # whether requests can share computed pages
+    growth = 1  # pages of the pool that a long request takes for each page of its table
 
     def __init__(self, num_pages: int, page_size: int = 16) -> None:
         self.page_size = check_int("page_size", page_size, 1)

@@ -75,7 +75,8 @@ class Scheduler(BaseScheduler):
         self.ahead = ahead
         self.extender = extender
         self.turns = turns(queue_limit)
-        self.running_set = RunningSet(cache, self.turns, int(watermark * cache.usage.total) * cache.page_size)
+        reserved = int(watermark * cache.usage.total / cache.growth) * cache.page_size
+        self.running_set = RunningSet(cache, self.turns, reserved)
         self.admission = Admission(
             policy or FirstComeFirstServed(),
             self.turns,

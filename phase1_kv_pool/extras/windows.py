@@ -64,7 +64,7 @@ class WindowedCache(PagedCache):
         self.allocator = self.pages = LogicalPages(num_pages)
         if not groups.full:  # pages before the window take no memory: the tree may remember as many more
             self.pages.extend(MORE * num_pages)
-        self.null = num_pages
+        self.null, self.growth = num_pages, max(groups.full, 1)
         self.before, self.span = groups.pages_before(page_size), groups.span(page_size)
         self.first: dict[str, int] = {}  # by request id: where its span begins
         self.holders: dict[int, int] = {}  # of each logical page in a span: how many requests have it in theirs

@@ -5,8 +5,8 @@ part before the page itself is evicted: a match needs that part only of its last
 token reaches. So a match is cut where these are not all there.
 
 What is evicted first decides what can be found again. Pages that a request has passed over on its way come first, since
-only a request that branches off there would use them. The end of a request, and where a match ended or a prefix had to
-be computed twice, is kept for as long as the leaves of the tree that were used at that time.
+only a request that branches off there would use them. The end of a request, and of a match or of
+a prefix that had to be computed twice, is kept for as long as the leaves of the tree that were used at that time.
 """
 
 from phase0_request.request import Request
@@ -39,7 +39,8 @@ class WindowedPrefixCache(WindowedCache, PrefixCache):
         super().__init__(groups, num_pages, page_size)
         self.unheld = EvictionQueue()  # logical pages in the tree whose windowed pages are in no span
         self.times: dict[int, int] = {}  # the last use of each, for that queue
-        self.reused: set[int] = set()  # logical pages that a match has used, or that were computed again
+        self.reused: set[int] = set()  # logical pages that a match has used, or that were the end of a prefix
+        self.repeats: set[str] = set()  # requests that have computed cached tokens again, up to now
 
     @property
     def _evictable(self) -> int:
@@ -79,6 +80,7 @@ class WindowedPrefixCache(WindowedCache, PrefixCache):
     def release(self, request: Request) -> None:
         handle, table, span = self.handles.get(request.id), self.table(request), self.span_of(request.id)
         super().release(request)
+        self.repeats.discard(request.id)
         if handle is not None and handle.counted:
             for page in table[span.start : handle.published]:
                 self.reused.add(page)
@@ -100,13 +102,19 @@ class WindowedPrefixCache(WindowedCache, PrefixCache):
         self.allocator.share(own)
         PrefixCache.publish(self, request)
         windowed = self.pages.windowed
-        for index, (page, cached) in enumerate(zip(own, self.table(request)[start:], strict=False), start):
-            if page != cached and index >= self.first[request.id]:
+        table, first = self.table(request), self.first[request.id]
+        for index, (page, cached) in enumerate(zip(own, table[start:], strict=False), start):
+            if page == cached:
+                if request.id in self.repeats:  # a request that branches off here finds the window before
+                    self.repeats.remove(request.id)
+                    self.reused.update(table[max(first, index - self.before) : index])
+                break
+            self.repeats.add(request.id)
+            if index >= first:
                 del self.holders[page]
                 if cached not in windowed:
                     windowed[cached] = windowed.pop(page)
                 self._hold(cached)
-                self.reused.add(cached)
         self.allocator.release(own)
 
     def _hold(self, page: int) -> None:

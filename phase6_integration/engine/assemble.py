@@ -72,7 +72,7 @@ def connected(model: Model, options: EngineOptions) -> Assembled:
     activations = max(profile(one, budget.max_batched_tokens, running, context) for one in computing)
     activations += sum(graph_bytes(one, recorded, context) for one in computing)
     states = extras.state_bytes(model, options, 2 * running if on_gpu else running)
-    activations += states
+    activations += 0 if recorded.sizes else states  # recorded steps were measured with theirs
     ahead = options.ahead(on_gpu and extender is None)
     in_flight = budget.max_chunk_size * (1 + ahead)
     layouts = [extras.kv_layout(one.layout, model, options, in_flight, context) for one in computing]

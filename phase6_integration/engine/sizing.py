@@ -16,9 +16,9 @@ from phase0_request.support.machine import give_back_freed_memory
 from phase1_kv_pool.cache import PagedCache
 from phase1_kv_pool.layout import KVLayout
 from phase2_prefill_decode.connect import runner_for
-from phase6_integration.engine.connect_engine import largest_params, scored_rows
+from phase6_integration.engine.connect_engine import largest_params, sampling_kinds, scored_rows
 from phase6_integration.engine.runners import Computing, RecordedSteps, make_runner
-from phase6_integration.engine.warmup import attention_batches, long_step, sampling_batches, warmup_pages
+from phase6_integration.engine.warmup import DRAWS, attention_batches, long_step, sampling_batches, warmup_pages
 
 MAX_BYTES_ON_CPU = 4 << 30  # of KV cache: a CPU takes minutes to fill that much
 
@@ -41,7 +41,8 @@ def profile(computing: Computing, tokens: int, running: int, context: int) -> in
         kinds = dict(zip(model.config.layers, decoder.layers, strict=True))
         decoder.config = replace(model.config, num_hidden_layers=len(kinds), layers=tuple(kinds))
         decoder.layers = [*kinds.values()]
-    runner = runner_for(decoder, cache, sampler, layout.dtype)
+    rows = max(requests + 1, len(DRAWS) + len(sampling_kinds()))  # fixed: memory that lasts is not that of a step
+    runner = runner_for(decoder, cache, sampler, layout.dtype, (rows, cache.usage.total))
     params = largest_params()
     dummies = [Request(f"{number}", (0,) * length, params) for number in range(requests)]
     scored = [Request("scored", (0,) * (block + 1), scored_params)] if block else []

@@ -26,12 +26,14 @@ from phase2_prefill_decode.engine import static
 from phase2_prefill_decode.extras.families.delta_rule import Tokens, delta_rule
 from phase2_prefill_decode.extras.families.recurrent import causal_conv
 from phase2_prefill_decode.extras.families.states import LayerState, StatefulRunner
-from phase2_prefill_decode.model import Model
+from phase2_prefill_decode.model import Model, sampler_for
 from phase3_chunked_prefill.budget import TokenBudget
 from phase4_radix.prefix_cache import PrefixCache
 from phase5_continuous.engine import continuous
+from phase6_integration.engine import sizing
 from phase6_integration.engine.engine import NanoServingEngine
 from phase6_integration.engine.isolation import IsolatingCore, IsolatingRunner, LoadShedding
+from phase6_integration.engine.runners import Computing
 from tests.phase2_prefill_decode.models import saved, tiny_model
 from tests.phase2_prefill_decode.steps import NothingWaits, loaded
 from tests.phase2_prefill_decode.test_identity import follows, prompts
@@ -252,6 +254,31 @@ def test_a_failed_step_is_repeated_from_the_right_states(
     for request in requests:
         assert len(request.output_tokens) == ANSWER
         assert follows(oracle, list(request.prompt_tokens), list(request.output_tokens))
+
+
+def test_the_memory_of_the_largest_step_has_no_states_in_it(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They last longer than a step, and are counted once, beside it."""
+    _, model, _ = pair
+    made, rows = list[Any](), list[int]()
+
+    def runner(*given: Any) -> Any:
+        made.append(runner_for(*given))
+        return made[-1]
+
+    def peak(work: Callable[[], None], device: torch.device) -> int:
+        def count() -> None:
+            rows.append(sum(len(tensor) for layer in made[0].states for tensor in layer))
+
+        count()
+        work()
+        count()
+        return 0
+
+    monkeypatch.setattr(sizing, "runner_for", runner)
+    monkeypatch.setattr(sizing, "peak_bytes", peak)
+    computing = Computing(model, sampler_for(model), model.config.kv_layout(16, "float32"))
+    sizing.profile(computing, tokens=64, running=20, context=64)
+    assert rows[0] == rows[1] > 20
 
 
 def test_recorded_decodes_have_the_same_tokens(pair: Pair) -> None:

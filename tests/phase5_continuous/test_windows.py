@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from phase0_request.params import SamplingParams
+from phase0_request.request import Request
 from phase0_request.support.checks import ConfigError
-from phase1_kv_pool import PageUsage
+from phase1_kv_pool import PagedCache, PageUsage
 from phase1_kv_pool.extras.layer_groups import LayerGroups
 from phase1_kv_pool.extras.windows import WindowedCache
 from phase2_prefill_decode.connect import runner_for
@@ -164,6 +165,8 @@ def test_a_match_ends_where_the_whole_window_is_cached(case: Case) -> None:
     before = cache.counts.hit_tokens
     first = generated(engine, [other])
     assert cache.counts.hit_tokens == before
+    pages = cache.tree.match(prompt[:40]).pages
+    assert [page in cache.reused for page in pages] == [index >= 10 - cache.before for index in range(10)]
     assert generated(engine, [other, prompt]) == [*first, *wanted]
     assert cache.counts.hit_tokens > before + 40
 
@@ -185,6 +188,19 @@ def test_recorded_steps_have_page_tables_of_all_groups(case: Case) -> None:
     assert generated(engine, case.prompts) == case.wanted
     assert len(sizes) > ANSWER // 2
     assert all(sizes)  # also where every request begins a page, in each group
+
+
+def test_the_watermark_is_a_share_of_the_pool_whatever_the_number_of_groups() -> None:
+    groups = LayerGroups.of([None] * 6 + [8], 16)
+    assert groups is not None
+    assert groups.full == 6
+    cache = WindowedCache(groups, 1200, PAGE)
+    watermark = Scheduler(cache, watermark=0.1).running_set.watermark
+    request = Request("long", (5,) * 200)
+    cache.attach(request)
+    cache.grow(request, 200)
+    assert cache.lacking(request, 200 + watermark) == 120
+    assert Scheduler(PagedCache(1200, PAGE), watermark=0.1).running_set.watermark == 120 * PAGE
 
 
 def test_requests_that_begin_a_page_together_are_replayed(case: Case) -> None:
