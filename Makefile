@@ -42,7 +42,7 @@ $(error $(VENV) has TORCH=$(INSTALLED): run `make clean` before TORCH=$(TORCH))
 endif
 endif
 
-.PHONY: help serve install test speed test-avx2 test-all test-browser pictures test-models clients cluster routers operate lint types gates house book resolve pins notebooks clean
+.PHONY: help serve try install test speed test-avx2 test-all test-browser pictures test-models clients cluster routers operate lint types gates house book resolve pins notebooks clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -50,6 +50,9 @@ help: ## this list
 
 serve: $(VENV)/.serve ## install, then serve the bundled model on 127.0.0.1:8000, playground included (MODEL=smollm2: another)
 	@trap : INT; $(BIN)/nanoserve serve $(or $(MODEL),--demo) || [ $$? -eq 130 ] # Ctrl-C is how it ends, and no error of make
+
+try: $(VENV)/.serve ## the engine in a browser tab, on no server: packs it (Python for the browser: 14 MB, once) and opens it
+	@trap : INT; $(BIN)/python -m chapters.book.open || [ $$? -eq 130 ]
 
 install: $(VENV)/.dev ## install what the course and the tests need
 

@@ -67,7 +67,13 @@ def prepare(app: Sphinx, docname: str, source: list[str]) -> None:
         which = f"{chapter[1]}.{here[0]} to {chapter[1]}.{here[-1]}"
         link = f'<p><a class="here" href="book/pages/exercises.html#{chapter[1]}">Solve {which} in the browser</a></p>'
         text = text.replace("\n## Exercises\n", f"\n## Exercises\n\n{link}\n")
+    if Path(app.srcdir, f"{docname}.ipynb").exists() and chapter:
+        page = Path(docname).name
+        exercises = ' · <a href="#exercises">Exercises</a>' if "\n## Exercises\n" in text else ""
+        links = f'<p class="beside"><a href="{page}-notebook.html">Notebook</a>{exercises}</p>'
+        text = re.sub(r"^(# .+\n)", rf"\1\n{links}\n", text, count=1)
     if docname == app.config.root_doc:
+        text = re.sub(r"^(# .+\n)", rf"\1\n{(BOOK / 'first.md').read_text('utf-8')}\n", text, count=1)
         text = text.replace("\n## Set-up\n", f"\n{(BOOK / 'contents.md').read_text('utf-8')}\n## Set-up\n")
     source[0] = text
 

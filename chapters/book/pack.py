@@ -6,7 +6,8 @@
     course.zip      phases 0 to 5, their tests, the course's checker
     model/          the bundled model
     viewer/         the viewer of records; sources.json: the lines of source that it shows
-    record.jsonl    a run of the server on it
+    ../llms.txt     the pages of the book, for language models
+    scenes/         the run that each scene begins with
 
 A page loads nothing from anywhere else.
 """
@@ -32,10 +33,12 @@ from importlib.metadata import files, version
 from pathlib import Path
 from typing import Any
 
+from chapters.book.tab.scenes import play
 from chapters.course import Course
 from chapters.exercises import blanked, load
 from chapters.quiz import load as quiz
 from chapters.workspace import by_file
+from phase5_continuous.extras.record.record_file import encoded
 from phase6_integration.extras.page.sources import sources
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -46,6 +49,7 @@ LIBRARIES = ("hypothesis", "iniconfig", "packaging", "pluggy", "pygments", "pyte
 # The exercises whose tests need neither torch nor numpy.
 CHAPTERS = {0: range(1, 8), 1: range(1, 4), 3: range(1, 5), 4: range(1, 11), 5: range(1, 7), 11: range(2, 7)}
 IN_TAB = {f"{chapter}.{n}" for chapter, numbers in CHAPTERS.items() for n in numbers}
+OTHERS = [f"chapters/{name}.md" for name in ("map", "glossary", "elsewhere", "reference", "operating", "results")]
 UNUSED = ("ws", "@types/emscripten")  # which Pyodide names for other uses
 LEXERS = ("__init__", "_mapping", "diff", "python")  # of the hundreds that Pygments has
 PLATFORM = ("--platform=pyemscripten_2026_0_wasm32", "--python-version=3.14", "--implementation=cp")  # of Pyodide
@@ -65,25 +69,63 @@ MODEL = Path("phase0_request", "tiny_chat")
 
 def pack(site: Path) -> None:
     tab = site / "tab"
+    pack_engine(tab, packages())
+    (tab / "scenes").mkdir()
+    for name, record in scenes():
+        (tab / "scenes" / f"{name}.jsonl").write_bytes(record)
+    (tab / "course.json").write_text(json.dumps(described()), "utf-8")
+    write(tab / "libraries.zip", libraries())
+    (site / "llms.txt").write_text(llms(), "utf-8")
+
+
+def pack_engine(tab: Path, packages: Iterable[tuple[str, Path]]) -> None:
+    """What the engine in a tab needs: Python, the phases, the model and the viewer."""
     shutil.rmtree(tab, ignore_errors=True)
     (tab / "model").mkdir(parents=True)
-    for name, folder in packages():
+    for name, folder in packages:
         shutil.copytree(folder, tab / "npm" / name, ignore=shutil.ignore_patterns("*.map", "*.ts", "*.cjs", "*.html"))
     shutil.copytree(VIEWER, tab / "viewer", ignore=shutil.ignore_patterns("replay.*"))
     shutil.copy(ROOT / MODEL / "model.safetensors", tab / "model")
-    (tab / "record.jsonl").write_bytes(gzip.decompress((ROOT / "tests/data/record.jsonl.gz").read_bytes()))
     (tab / "sources.json").write_text(json.dumps(sources()), "utf-8")
-    (tab / "course.json").write_text(json.dumps(described()), "utf-8")
     write(tab / "course.zip", course())
-    write(tab / "libraries.zip", libraries())
 
 
-def packages() -> Iterator[tuple[str, Path]]:
-    """The npm packages of the lock file: the name of each, and the folder with its files."""
+def llms() -> str:
+    """The pages of the book, as https://llmstxt.org describes: each with its title and the beginning of its text."""
+    lines = [
+        "# nano-serving",
+        "",
+        "> An LLM serving engine, built in seven phases: the book of its code.",
+        "",
+        "## Pages",
+        "",
+    ]
+    for page in [ROOT / "chapters/index.md", *sorted(ROOT.glob("chapters/[0-9]*.md")), *map(ROOT.joinpath, OTHERS)]:
+        text = re.sub(r"<!--.*?-->", "", page.read_text("utf-8"), flags=re.DOTALL)
+        title, *paragraphs = (each.strip() for each in text.split("\n\n") if each.strip())
+        first = next(each for each in paragraphs if re.match(r"[A-Z*`]", each))
+        about = re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", " ".join(first.split()))
+        path = page.relative_to(ROOT).with_suffix(".html").as_posix()
+        lines.append(f"- [{title.lstrip('# ')}]({path}): {about.partition('. ')[0].rstrip('.')}.")
+    return "\n".join(lines) + "\n"
+
+
+def scenes() -> Iterator[tuple[str, bytes]]:
+    """The name of each scene, and the run that it begins with."""
+    _, _, table = (BOOK / "static/tab/scenes.js").read_text("utf-8").partition("SCENES = ")
+    for name, scene in json.loads(table.strip().removesuffix(";")).items():
+        if "rest" in scene:
+            yield name, b"".join(encoded(line).encode() + b"\n" for line in play(scene["rest"] | scene["set"]))
+        else:
+            yield name, gzip.decompress((ROOT / "tests/data/record.jsonl.gz").read_bytes())
+
+
+def packages(*names: str) -> Iterator[tuple[str, Path]]:
+    """The npm packages of the lock file, or those of these names: the name of each, and the folder with its files."""
     locked = json.loads((BOOK / "package-lock.json").read_text("utf-8"))["packages"]
     for path, package in locked.items():
         name = path.removeprefix("node_modules/")
-        if name and name not in UNUSED:
+        if name and name not in UNUSED and (not names or name in names):
             folder = CACHE / f"{name}-{package['version']}"
             if not folder.exists():
                 file = f"{name}/-/{name.rpartition('/')[2]}-{package['version']}.tgz"

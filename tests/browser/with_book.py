@@ -1,6 +1,7 @@
 """The book in a browser: scenes, exercises and the model run in the tab. `make book` has made it."""
 
 import json
+import re
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -56,9 +57,9 @@ def fits(page: Page, part: str) -> None:
 
 def test_a_scene_changes_when_a_control_moves(opened, accessible) -> None:
     page = opened("chapters/04_radix.html")
-    page.get_by_role("button", name="Run it here").click()
     scene = page.locator(".scene")
-    expect(scene).to_have_attribute("data-steps", "86", timeout=120_000)
+    scene.scroll_into_view_if_needed()
+    expect(scene).to_have_attribute("data-steps", "86")
     expect(scene.locator(".v-pages")).to_contain_text("shared")
     accessible(page, ".scene")
     fits(page, ".scene")
@@ -72,6 +73,32 @@ def test_a_scene_changes_when_a_control_moves(opened, accessible) -> None:
     before = scene.get_attribute("data-steps")
     scene.locator("input[name=pages]").fill("16")
     expect(scene).not_to_have_attribute("data-steps", before or "")
+
+
+PYTHON = "performance.getEntriesByType('resource').filter(({ name }) => /pyodide|course.zip/.test(name)).length"
+
+
+@pytest.mark.parametrize(("path", "part"), [("index", "#try-here"), ("04_radix", ".scene")])
+@pytest.mark.parametrize("width", [390, 1440])
+def test_the_first_page_and_each_scene_move_before_python_is_loaded(opened, accessible, path, part, width) -> None:
+    page = opened(f"chapters/{path}.html", width=width, height=900, reduced_motion="no-preference")
+    page.locator(part).scroll_into_view_if_needed()
+    expect(page.locator(f"{part} .v-pages canvas")).to_have_attribute("aria-label", re.compile("[1-9] pages shared"))
+    accessible(page, part)
+    fits(page, part)
+    assert page.evaluate(PYTHON) == 0
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_a_chapter_leads_to_its_notebook_and_its_exercises(opened) -> None:
+    page = opened("chapters/04_radix.html")
+    links = page.locator(".beside a")
+    expect(links).to_have_text(["Notebook", "Exercises"])
+    links.last.click()
+    expect(page.get_by_role("heading", name="Exercises", exact=True)).to_be_in_viewport()
+    links.first.click()
+    expect(page.get_by_role("heading", level=1)).to_be_visible()
+    assert page.url.endswith("04_radix-notebook.html")
 
 
 def test_a_guess_unfolds_its_figure_and_is_scored_and_kept(opened, accessible) -> None:

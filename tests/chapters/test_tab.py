@@ -1,9 +1,13 @@
-"""What a browser's tab runs in place of native libraries. The oracle is the library."""
+"""What a browser's tab runs in place of native libraries, where the oracle is the library, and what the book packs."""
+
+import json
+import re
 
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chapters.book.pack import ROOT, llms, scenes
 from chapters.book.tab import tokenizers as stand_in
 from phase0_request.tokenizer import BUNDLED
 
@@ -20,3 +24,24 @@ def test_a_text_has_the_tokens_of_the_library_and_they_its_text(text: str) -> No
     assert tokens == THEIRS.encode(text).ids
     for skip in (False, True):
         assert OURS.decode(tokens, skip) == THEIRS.decode(tokens, skip)
+
+
+def test_each_scene_of_a_chapter_is_packed_with_a_run_in_which_every_request_ends() -> None:
+    named = {
+        name for page in ROOT.glob("chapters/*.md") for name in re.findall(r"<!-- scene: (\w+) -->", page.read_text())
+    }
+    packed = dict(scenes())
+    assert packed.keys() == named
+    for name, record in packed.items():
+        header, *lines = map(json.loads, record.splitlines())
+        assert header["num_pages"] > 0
+        come = {new["r"] for line in lines for new in line.get("new", ())}
+        assert {r for line in lines for r, *_ in line.get("done", ())} == come, name
+
+
+def test_llms_txt_lists_every_chapter_with_a_sentence() -> None:
+    pages = re.findall(r"^- \[(.+)\]\((.+)\): (.+)\.$", llms(), re.MULTILINE)
+    paths = [ROOT / path.replace(".html", ".md") for _, path, _ in pages]
+    assert all(path.is_file() for path in paths)
+    assert {*ROOT.glob("chapters/[0-9]*.md")} <= {*paths}
+    assert len({title for title, *_ in pages}) == len(pages)

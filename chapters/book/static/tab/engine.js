@@ -43,10 +43,16 @@ export class Engine extends EventTarget {
 
 export const data = (name) => new URL(`../../tab/${name}`, import.meta.url);
 
+// The lines of a record in a file.
+export async function recorded(name) {
+  const text = await (await fetch(data(name))).text();
+  return text.trim().split("\n").map((line) => JSON.parse(line));
+}
+
 // A viewer of the engine's record in this element.
 export async function view(element, title) {
   document.head.append(h("link", { rel: "stylesheet", href: data("viewer/viewer.css").href }));
   const sources = fetch(data("sources.json")).then((answer) => answer.json());
   const { Viewer } = await import(data("viewer/viewer.js"));
-  return new Viewer(element, { title, book: new URL("../../", import.meta.url), sources });
+  return new Viewer(element, { title, book: "alone" in document.documentElement.dataset ? "" : new URL("../../", import.meta.url), sources });
 }

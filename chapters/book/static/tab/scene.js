@@ -1,6 +1,7 @@
 // A scene of a chapter: controls, and the viewer of what the engine did with them.
 
-import { Engine, data, h, view } from "./engine.js";
+import { Engine, data, h, recorded, view } from "./engine.js";
+import { SCENES } from "./scenes.js";
 
 const CONTROLS = {
   requests: ["Requests", 1, 60],
@@ -21,98 +22,51 @@ const CONTROLS = {
   batching: ["Batching", { continuous: "continuous", static: "static" }],
 };
 
-// What there is to see in each chapter's scene, what a reader can set in it, and the rest of it.
-const SCENES = {
-  0: {
-    title: "A batch that changes",
-    look: "A static batch keeps its places to the end of its longest answer. Choose continuous: who takes a place that becomes free, and how many steps does that save?",
-    set: { batching: "static", requests: 12, answer: 24, running: 4 },
-    rest: { every: 0, prompt: 12, pages: 96, cache: "paged" },
-  },
-  1: {
-    title: "A pool of pages",
-    look: "A request takes a page when its tokens need one, and gives all of them back at its end. What happens when no page is free? Try half as many pages, then twice as many.",
-    set: { pages: 40, page_size: 16, requests: 14, prompt: 60, answer: 40 },
-    rest: { every: 3, cache: "paged", running: 16 },
-  },
-  2: {
-    title: "Prefill, then decodes",
-    look: "The first step of a batch computes all of its prompts, each later one a token for every request. Let eight run at once: how much longer does each step take, and how many steps are needed?",
-    set: { requests: 8, prompt: 60, answer: 30, running: 4 },
-    rest: { every: 0, pages: 96, cache: "paged", batching: "static" },
-  },
-  3: {
-    title: "A long prompt among decodes",
-    look: "A long prompt arrives while others write their answers. It is cut into chunks, so that each step still has a token for them. Set both limits to 512: what becomes of the ITL, the time between two tokens?",
-    set: { budget: 64, chunk: 32, long: 480, requests: 8 },
-    rest: { every: 1, prompt: 20, answer: 50, pages: 96, cache: "paged", running: 16 },
-  },
-  4: {
-    title: "A tree of prefixes",
-    look: "The requests of a group begin with the same tokens. The first of them computes these; the others find their pages in the tree. Share nothing: how much time and how many pages does that cost? With few pages, cached ones make way: which?",
-    set: { shared: 96, groups: 3, pages: 48, requests: 18, cache: "prefix" },
-    rest: { every: 3, prompt: 30, answer: 16, running: 4, budget: 128, chunk: 128 },
-  },
-  recorded: {
-    title: "A recorded run of the server",
-    look: "The bundled model on a CPU: chats that share instructions, two long prompts, a client that leaves, and a pool that is too small.",
-    set: {},
-  },
-  5: {
-    title: "Admission, preemption, fairness",
-    look: "In the middle a second client, the tenant “greedy”, sends eight requests at once: whose turn is it then? With so few pages requests are preempted. Who, for whom, and does it go away with 120 pages?",
-    set: { policy: "fcfs", pages: 40, requests: 16, greedy: 8, budget: 64, running: 12 },
-    rest: { every: 2, prompt: 50, answer: 40, shared: 32 },
-  },
-};
-
+const still = matchMedia("(prefers-reduced-motion: reduce)");
 const engine = new Engine(); // one for all scenes of a page
 
-// The lines of a record in a file.
-async function recorded() {
-  const text = await (await fetch(data("record.jsonl"))).text();
-  return text.trim().split("\n").map((line) => JSON.parse(line));
-}
-
+// The run that a scene begins with is in a file, and plays as soon as the scene is seen. Python is loaded when a control moves.
 export async function begin(place) {
   const { title, look, set, rest } = SCENES[place.dataset.scene];
-  const state = h("p", { className: "scene-state", role: "status" }, rest ? "The engine's own scheduler and cache run in this tab, with a model that computes nothing." : "");
-  const start = h("button", { type: "button", className: "scene-start" }, rest ? "Run it here" : "Show it");
-  const controls = h("form", { className: "scene-controls", hidden: true, "aria-label": `${title}: what to set` });
+  const state = h("p", { className: "scene-state", role: "status" });
+  const controls = h("form", { className: "scene-controls", hidden: !Object.keys(set).length, "aria-label": `${title}: what to set` });
   const stage = h("div", { className: "scene-stage" });
-  place.append(
-    h("div", { className: "scene-head" }, h("strong", {}, title), start),
-    h("p", { className: "scene-look" }, look),
-    controls, state, stage);
+  place.append(h("div", { className: "scene-head" }, h("strong", {}, title)), h("p", { className: "scene-look" }, look), stage, controls, state);
   controls.append(...Object.entries(set).map(([name, value]) => control(name, value)));
   controls.onsubmit = (event) => event.preventDefault();
 
-  let viewer, runs = 0, timer;
-  const run = async () => {
+  let viewer, runs = 0, timer, python = false;
+  const run = async (find, wait) => {
     const number = ++runs;
-    state.textContent = viewer || !rest ? "Running…" : "Loading Python: 14 MB, once…";
+    state.textContent = wait;
     try {
-      const lines = rest ? await engine.call("play", { ...rest, ...values(controls) }) : await recorded();
+      const lines = await find();
       if (number !== runs) return; // a control has moved since
-      const steps = lines.filter((line) => "step" in line).length;
-      state.textContent = `${steps} steps, ${lines.at(-1).t.toFixed(2)} seconds${rest ? " of virtual time: a step takes 8 ms and 0.1 ms a token" : ""}`;
-      place.dataset.steps = steps;
       viewer ??= await view(stage, "");
+      const steps = lines.filter((line) => "step" in line).length;
+      const computed = rest ? " of virtual time: a step takes 8 ms and 0.1 ms a token. It is the engine's own scheduler and cache, with a model that computes nothing" : "";
+      state.textContent = `${steps} steps, ${lines.at(-1).t.toFixed(2)} seconds${computed}.`;
+      place.dataset.steps = steps;
       viewer.push(lines);
-      viewer.player.play();
+      if (still.matches) viewer.player.seek(Math.floor(viewer.player.last / 2));
+      else viewer.player.playFrom(viewer.player.first);
     } catch (error) {
       if (number === runs) state.textContent = `It could not run: ${error.message}`;
     }
   };
   controls.oninput = () => {
     clearTimeout(timer);
-    timer = setTimeout(run, 250);
+    timer = setTimeout(() => {
+      run(() => engine.call("play", { ...rest, ...values(controls) }), python ? "Running…" : "Loading Python: 14 MB, once…");
+      python = true;
+    }, 250);
   };
-  start.onclick = () => {
-    start.remove();
-    controls.hidden = !controls.elements.length;
-    run();
-  };
+  const sight = new IntersectionObserver(([{ isIntersecting }]) => {
+    if (!isIntersecting) return;
+    sight.disconnect();
+    run(() => recorded(`scenes/${place.dataset.scene}.jsonl`), "");
+  });
+  sight.observe(place);
 }
 
 function control(name, value) {

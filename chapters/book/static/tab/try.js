@@ -1,6 +1,6 @@
 // The whole engine in this tab: a chat with the bundled model, and what the engine does meanwhile.
 
-import { Engine, h, view } from "./engine.js";
+import { Engine, h, recorded, view } from "./engine.js";
 
 const QUESTIONS = [
   "What is a KV cache?",
@@ -13,14 +13,13 @@ const INSTRUCTION = "You are a careful assistant. You answer questions about ser
 const MOST = 96; // tokens of an answer
 
 export async function begin(place) {
-  const opened = performance.now();
   const engine = new Engine(), answers = new Map(), history = [];
-  const state = h("p", { className: "try-state", role: "status" }, "Loading Python and the model: 24 MB, once…");
+  const state = h("p", { className: "try-state", role: "status" }, "A recorded run plays until you ask. The first question loads Python and the model: 24 MB, once.");
   const log = h("ol", { className: "try-log" });
   const input = h("input", { name: "question", placeholder: "Ask about LLM serving", autocomplete: "off", "aria-label": "Your message" });
   const warmth = h("input", { type: "range", min: 0, max: 1.5, step: 0.1, value: 0, name: "temperature" });
-  const shown = h("output", {}, "0");
-  warmth.oninput = () => (shown.value = warmth.value);
+  const warm = h("output", {}, "0");
+  warmth.oninput = () => (warm.value = warmth.value);
   const stop = h("button", { type: "button", disabled: true }, "Stop");
   const form = h("form", { className: "try-form" }, input, h("button", {}, "Send"), stop);
   const several = h("button", { type: "button" }, "All five at once, with one instruction: they share its pages");
@@ -28,16 +27,29 @@ export async function begin(place) {
     h("button", { type: "button", onclick: () => ask(question) }, question)), several);
   const stage = h("div", { className: "try-stage" });
   place.append(h("section", { className: "try-chat", "aria-label": "Chat" }, state, log, offered, form,
-    h("label", { className: "try-warmth" }, "Temperature ", warmth, shown)), stage);
+    h("label", { className: "try-warmth" }, "Temperature ", warmth, warm)), stage);
 
-  let viewer, number = 0;
-  const ready = Promise.all([engine.call("load"), view(stage, "Its engine")]).then(([, made]) => {
-    viewer = made;
-    viewer.live = true;
-    say(`Ready after ${seconds(opened)} s. The model has 4 million parameters and knows this book's subject, a little. Ask, and watch its pages.`);
-  });
-  ready.catch((error) => say(`It could not start: ${error.message}`));
+  let viewer, ready, opened, number = 0;
   const say = (text) => (state.textContent = text);
+  const shown = Promise.all([view(stage, "Its engine"), recorded("viewer/first.jsonl")]).then(([made, lines]) => {
+    viewer = made;
+    viewer.push(lines);
+    viewer.player.loops = true;
+    if (matchMedia("(prefers-reduced-motion: reduce)").matches) viewer.player.seek(viewer.player.last * 0.6);
+    else viewer.player.playFrom(viewer.player.first);
+  });
+
+  /** Load Python and the model: at the first question, or once someone is about to ask it. */
+  function load() {
+    if (ready) return ready;
+    opened = performance.now();
+    say("Loading Python and the model: 24 MB, once…");
+    ready = Promise.all([engine.call("load"), shown]).then(() => {
+      say(`Ready after ${seconds(opened)} s. The model has 4 million parameters and knows this book's subject, a little. Ask, and watch its pages.`);
+    });
+    ready.catch((error) => say(`It could not start: ${error.message}`));
+    return ready;
+  }
 
   async function ask(text, messages = [...history, ["user", text]]) {
     const id = number++;
@@ -47,7 +59,7 @@ export async function begin(place) {
     stop.disabled = false;
     log.scrollTop = log.scrollHeight;
     try {
-      await ready;
+      await load();
       answers.get(id).began = performance.now();
       await engine.call("ask", id, messages, MOST, Number(warmth.value));
     } catch (error) {
@@ -57,7 +69,14 @@ export async function begin(place) {
     }
   }
 
-  engine.addEventListener("lines", ({ detail }) => viewer.push(detail));
+  engine.addEventListener("lines", ({ detail }) => {
+    viewer.push(detail);
+    if (!viewer.live) { // the first of them
+      viewer.live = true;
+      viewer.player.setFast(true); // it is slow enough
+    }
+  });
+  input.addEventListener("focus", load);
   engine.addEventListener("text", ({ detail: [id, text, reason] }) => {
     const answer = answers.get(id);
     answer.first ??= performance.now();
