@@ -35,6 +35,8 @@ def _message(message: AnyMessage) -> dict[str, Any]:
     else:
         others["tool_call_id"] = message.tool_call_id
     given = {name: value for name, value in others.items() if value}
+    if message.content and {"tool_calls", "reasoning_content"} <= given.keys():
+        given["thinking"] = ""  # transformers copies the reasoning to it; gpt-oss's template refuses both beside calls
     return {"role": message.role, "content": text_of(message.content), **given}
 
 

@@ -11,6 +11,7 @@ from phase0_request.tokenizer import Tokenizer
 from phase6_integration.lab.peers import real_models
 from tests.gguf_files import saved_gguf
 from tests.phase2_prefill_decode.models import tiny_model
+from tests.phase2_prefill_decode.test_identity import follows
 
 
 def test_a_model_is_as_transformers_has_it_and_a_fault_would_be_named(
@@ -36,3 +37,12 @@ def test_a_model_is_as_transformers_has_it_and_a_fault_would_be_named(
 
 def test_tokens_agree_up_to_the_first_that_differs() -> None:
     assert real_models.agreeing([[1, 2, 3], [4, 5, 6]], [[1, 2, 3], [4, 0, 6]]) == 4 / 6
+
+
+def test_greedy_answers_of_transformers_go_on_after_an_eos_token_and_may_have_one() -> None:
+    """As those of this engine, with ignore_eos. `generate` with min_new_tokens never draws one."""
+    model, asked = tiny_model("llama"), [[5, 6, 7]]
+    answers = real_models.theirs(model, [1, 2, 3], asked)["answers"]
+    model.generation_config.eos_token_id = model.config.eos_token_id = answers[0][3]
+    assert real_models.theirs(model, [1, 2, 3], asked)["answers"] == answers
+    assert follows(model, asked[0], answers[0])

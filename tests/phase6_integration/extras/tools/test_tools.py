@@ -489,6 +489,19 @@ def test_channels_are_told_apart_with_and_without_tools(thought: str, stream: bo
         assert allows(speaker, f"{thought}{call}")
 
 
+@pytest.mark.parametrize(("content", "thinks"), [(None, True), ("", True), ("I ask.", False)])
+def test_the_reasoning_before_a_call_goes_back_as_the_template_of_gpt_oss_names_it(
+    content: str | None, thinks: bool, tmp_path: Path
+) -> None:
+    """It refuses a message with calls that has both, thinking and content."""
+    template = "{{ messages[0].thinking }}|{{ messages[0].reasoning_content }}{#<|start|><|channel|>#}"
+    calls: Any = [{"id": "a", "type": "function", "function": {"name": "get_time", "arguments": "{}"}}]
+    said = {"role": "assistant", "content": content, "reasoning_content": "Is it?", "tool_calls": calls}
+    with speaking(model=model_of(tmp_path, template, _HARMONY)) as speaker:
+        choice(speaker, "Hi", messages=[said], tools=None)
+        assert speaker.prompt == ("Is it?|Is it?" if thinks else "|Is it?")
+
+
 def test_a_template_without_tools_refuses_them_unless_they_are_not_to_be_called() -> None:
     settings = ServerSettings(chat_template="{{ messages[0].content }}")
     with speaking(settings) as speaker:
