@@ -50,8 +50,7 @@ PEERS = {"llama": "llama.cpp", "vllm": "vLLM", "transformers": "transformers", "
 QUANTIZED = "Q8_0", "Q4_0", "Q4_K_M"
 
 
-# The processors of the comparison, each with its results; the newest first.
-PROCESSORS = ("peers.json",), ("peers_zen4_one.json", "peers_zen4.json")
+PROCESSORS = "peers.json", "peers_zen4.json"  # the comparison on each
 BRIEF = "1x16+64", "8x128+64", "8x128+32", "4x512+1"
 
 
@@ -67,25 +66,22 @@ def processors() -> list[str]:
     """The rates of this engine on every processor where it was measured beside others, and their multiples."""
     titles = "on two threads of", "model, work", "ours, tokens/s", "over llama.cpp", "over vLLM", "ours, 4 bits"
     lines = [f"| {' | '.join(titles)} | over llama.cpp |", "|---" * 7 + "|"]
-    for files in PROCESSORS:
-        results = [json.loads((RESULTS / file).read_text("utf-8")) for file in files]
-        name = f" {results[0]['device']}, {results[0]['machine']['vectors']}".replace("(R)", "")
-        for shape, loads in results[-1]["figures"]["native"].items():
+    for file in PROCESSORS:
+        result = json.loads((RESULTS / file).read_text("utf-8"))
+        name = f" {result['device']}, {result['machine']['vectors']}".replace("(R)", "")
+        for shape, loads in result["figures"]["native"].items():
             for load in (each for each in BRIEF if each in loads):
-                rows = [
-                    its[shape][load] for each in results if load in (its := each["figures"]["native"]).get(shape, {})
-                ]
-                pairs = ("ours", "llama"), ("ours", "vllm"), ("ours_Q4_0", "llama_Q4_0")
-                llama, vllm, quantized = (_over(rows, *pair) for pair in pairs)
-                rates = f"{_rate(rows[0], 'ours')} | {llama} | {vllm} | {_rate(rows[0], 'ours_Q4_0')} | {quantized}"
+                row, pairs = loads[load], (("ours", "llama"), ("ours", "vllm"), ("ours_Q4_0", "llama_Q4_0"))
+                llama, vllm, quantized = (_over(row, *pair) for pair in pairs)
+                rates = f"{_rate(row, 'ours')} | {llama} | {vllm} | {_rate(row, 'ours_Q4_0')} | {quantized}"
                 lines.append(f"|{name} | {shape.upper()}, {in_words(load)} | {rates} |")
                 name = ""
     return lines
 
 
-def _over(rows: Sequence[Mapping[str, Any]], ours: str, other: str) -> str:
-    """Our rate as a multiple of the other's, from the newest run of both. Bold where the other is faster."""
-    ratio = next(row[ours]["median"] / row[other]["median"] for row in rows if other in row)
+def _over(row: Mapping[str, Any], ours: str, other: str) -> str:
+    """Our rate as a multiple of the other's. Bold where the other is faster."""
+    ratio = row[ours]["median"] / row[other]["median"]
     return f"{ratio:.2f}x" if ratio >= 1 else f"**{ratio:.2f}x**"
 
 
