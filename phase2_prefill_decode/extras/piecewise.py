@@ -20,6 +20,7 @@ from tqdm import tqdm
 from phase0_request.support.checks import ConfigError
 from phase1_kv_pool.layer import KVLayer
 from phase2_prefill_decode.decoder import Decoder, DecoderLayer, StepTensors
+from phase2_prefill_decode.extras.windows import WindowedState
 from phase2_prefill_decode.kernels.attention import AttentionMetadata
 from phase2_prefill_decode.kernels.draw import SamplingInputs
 from phase2_prefill_decode.step.graphs import Record, Replay
@@ -121,6 +122,8 @@ def record_pieces(runner: ModelRunner, counts: Sequence[int], context: int, reco
     if not all(type(layer) is DecoderLayer for layer in runner.decoder.layers):
         kind = runner.decoder.config.model_type
         raise ConfigError(f"enable_piecewise_cuda_graph records layers like Llama's; those of {kind} differ")
+    if isinstance(runner.state, WindowedState) and runner.state.groups.count > 1:
+        raise ConfigError("pieces have one page table for all layers: they cannot use a cache with groups of layers")
     pieces = PiecewiseGraphs(runner.decoder, runner.pool.layers, context, max(counts))
     pieces.record(counts, record)
     runner.decoder = copy(runner.decoder)

@@ -14,6 +14,7 @@ from phase1_kv_pool.extras.layer_groups import LayerGroups
 from phase1_kv_pool.extras.windows import WindowedCache
 from phase2_prefill_decode.connect import runner_for
 from phase2_prefill_decode.engine import Engine, static
+from phase2_prefill_decode.extras.piecewise import record_pieces
 from phase2_prefill_decode.model import Model, sampler_for
 from phase2_prefill_decode.step.packed import PackedStep
 from phase2_prefill_decode.step.runner import ModelRunner
@@ -134,6 +135,16 @@ def test_a_cache_for_other_windows_is_refused(case: Case) -> None:
         assert groups is not None
         with pytest.raises(ConfigError, match="make its groups by LayerGroups"):
             static(case.model, cache=WindowedCache(groups, 400, PAGE))
+
+
+def test_pieces_have_one_page_table(case: Case) -> None:
+    """Of a model of the core's layers, with windows in some."""
+    if None not in case.model.config.windows:
+        pytest.skip("one group has one page table")
+    runner = engine_over(case.model, case.cache(WindowedCache, 400)).core.runner
+    assert isinstance(runner, ModelRunner)
+    with pytest.raises(ConfigError, match=r"one page table for all layers|records layers like Llama"):
+        record_pieces(runner, (4,), LONGEST, lambda compute: pytest.fail("nothing is recorded"))
 
 
 def test_a_conversation_finds_its_last_turn_and_a_shared_prompt_its_end(case: Case) -> None:
