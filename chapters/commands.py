@@ -28,6 +28,7 @@ from chapters.workspace import State
 
 _STYLES = {"passed": "green", "failed": "bold red", "region missing": "red", "syntax error": "red"}
 _LINES = 40  # of a failure, so that it fits on a screen
+_BAR = 8  # columns
 
 
 def make_table(*columns: str) -> Table:
@@ -185,23 +186,25 @@ def print_diff(lines: Sequence[str], out: Console) -> None:
 
 
 def status(course: Course, args: argparse.Namespace, out: Console) -> int:
-    state = State(course)
-    columns = ("chapter", "part", "read", "write", "path", "further", "last not passed", "bugs", "hints", "workspace")
-    table, started = make_table(*columns), {each.chapter for each in workspace.begun(course)}
+    state, table = State(course), make_table("chapter", "exercises", "bugs", "notes")
+    started = {each.chapter for each in workspace.begun(course)}
     for chapter in sorted({*course.chapters_with("exercises"), *course.chapters_with("bugs")}):
         its, planted = exercise_files.load(course, chapter), bugs.load(course, chapter)
         known = {each: state.of(each.id) for each in its}
         core = [progress for each, progress in known.items() if each.core]
         further = [progress for each, progress in known.items() if not each.core]
-        mended = f"{sum(state.of(bug.key).passed for bug in planted)}/{len(planted)}"
-        hints = str(sum(progress.hints for progress in known.values()))
-        last = ", ".join(filter(None, (_not_passed(course, each, progress) for each, progress in known.items())))
-        part, there = "core" if core else "beyond", "yes" if chapter in started else ""
+        mended = [state.of(bug.key) for bug in planted]
+        said = [_not_passed(course, each, progress) for each, progress in known.items()]
+        hints = sum(progress.hints for progress in known.values())
+        said += [f"{hints} hint{'s' * (hints > 1)}" if hints else "", "in the workspace" if chapter in started else ""]
         pages = [page for page in PAGES if page.name.startswith(f"{chapter:02d}_") and page.path.exists()]
         pages = [page for page in pages if page.evening or not core]
         read, write = sum(page.minutes for page in pages), hours(sum(page.hours for page in pages))
         table.add_row(
-            str(chapter), part, f"{read} min", f"{write} h", _passed(core), _passed(further), last, mended, hints, there
+            Text.assemble(f"{chapter:<3}", (f"{read} min + {write} h", "dim")),
+            Text("\n").join(_bar(part, name) for part, name in ((core, "core"), (further, "beyond")) if part),
+            _bar(mended, ""),
+            ", ".join(filter(None, said)),
         )
     out.print(table)
     if bugs.report(course):
@@ -210,8 +213,12 @@ def status(course: Course, args: argparse.Namespace, out: Console) -> int:
     return 0
 
 
-def _passed(known: Sequence[workspace.Progress]) -> str:
-    return f"{sum(progress.passed for progress in known)}/{len(known)}" if known else ""
+def _bar(known: Sequence[workspace.Progress], name: str) -> Text:
+    """A bar of how many passed, and the count."""
+    passed = sum(progress.passed for progress in known)
+    full = round(passed / len(known) * _BAR) if known else 0
+    count = f" {f'{passed}/{len(known)}':<5} {name}".rstrip() if known else ""
+    return Text.assemble(("█" * full, "green"), ("░" * (_BAR - full) if known else "", "dim"), count)
 
 
 def _not_passed(course: Course, exercise: Exercise, progress: workspace.Progress) -> str:

@@ -51,7 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
         recording = serve(requests, model, Batcher(tokenizer.eos_ids, options.batch_size))
     except ValueError as error:
         p.error(str(error))
-    recording.show(console, f"{len(requests)} requests, at most {options.batch_size} in a step")
+    recording.show(console, f"{len(requests)} requests, at most {options.batch_size} in a step", bar="tokens")
     rows = [
         (r.id, tokenizer.decode(r.output_tokens)[:34], *(1e3 * (t or 0.0) for t in (queue, ttft, e2e)))
         for r in requests

@@ -1,4 +1,4 @@
-"""The viewer of every demo: one line for each step of an engine, with a sign for each request and a bar for the time.
+"""The viewer of every demo: a line for each step, with a sign for each request and a bar of its time or tokens.
 
     step  prefill decode pages      ms  requests
        1      120            8    21.3  ▒▒▒··  ██████████████
@@ -12,8 +12,9 @@ phases 0 to 4 cannot import it, and these lines need only a step and the states 
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import groupby
+from operator import attrgetter
 from statistics import fmean
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from rich.console import Console
 from rich.text import Text
@@ -41,6 +42,9 @@ ASCII = str.maketrans({WAITING: ".", PREFILL: "+", DECODE: "#", "░": "_"})
 PAUSE = 0.06  # seconds between two lines on a terminal
 
 
+Bar = Literal["time", "tokens"]
+
+
 class Line(NamedTuple):
     """One step, or several in a row that differ only in their time."""
 
@@ -51,6 +55,10 @@ class Line(NamedTuple):
     pages: int
     seconds: float  # on average; 0: not known
     signs: str  # one for each request, or for each page
+
+    @property
+    def tokens(self) -> int:
+        return self.prefill + self.decode
 
 
 class Recording:
@@ -74,9 +82,9 @@ class Recording:
         counts = step.prefill_tokens, step.decode_tokens, step.pages
         self.lines.append(Line(self.steps, self.steps, *counts, step.seconds, signs.rstrip(GONE)))
 
-    def show(self, console: Console, title: str, longest: float | None = None) -> None:
+    def show(self, console: Console, title: str, longest: float | None = None, bar: Bar = "time") -> None:
         """Print the lines. A step of `longest` seconds has the longest bar; by default the longest step of these."""
-        show(console, title, self.lines, "requests", longest)
+        show(console, title, self.lines, "requests", longest, bar)
 
 
 def folded(lines: Iterable[Line]) -> Iterator[Line]:
@@ -86,17 +94,28 @@ def folded(lines: Iterable[Line]) -> Iterator[Line]:
         yield steps[-1]._replace(first=steps[0].first, seconds=fmean(line.seconds for line in steps))
 
 
-def show(console: Console, title: str, lines: Sequence[Line], columns: str, longest: float | None = None) -> None:
-    """Print lines of signs, one for each of `columns`: requests or pages."""
-    longest = longest or max((line.seconds for line in lines), default=0.0)
+def show(
+    console: Console,
+    title: str,
+    lines: Sequence[Line],
+    columns: str,
+    longest: float | None = None,
+    bar: Bar = "time",
+) -> None:
+    """Print lines of signs, one for each of `columns`: requests or pages. The bar is the step's time or tokens."""
+    long = attrgetter("seconds" if bar == "time" else "tokens")
+    longest = longest or max(map(long, lines), default=0.0)
     signs = max((len(line.signs) for line in lines), default=0)
     width = max(min(console.width, 100) - BEFORE - signs - 3, 1)
     console.print(title, style="bold", highlight=False)
     if columns == "requests":
         console.print(_key({sign for line in lines for sign in line.signs}, console.options.ascii_only))
-    console.print(f"{HEAD}{columns}", style="dim")
+    label = (f"{bar} of the step" if width > 18 else bar) if any(line.seconds for line in lines) else ""
+    under = signs + 2 if len(columns) < signs + 2 else len(columns) + 1
+    console.print(f"{HEAD}{columns:<{under}}{label}", style="dim", no_wrap=True, highlight=False, overflow="ellipsis")
     for line in folded(lines):
-        console.print(_text(line, signs, width, longest, console.options.ascii_only), no_wrap=True)
+        share = long(line) / longest if line.seconds else 0.0
+        console.print(_text(line, signs, width, share, console.options.ascii_only), no_wrap=True)
         if console.is_terminal:
             time.sleep(PAUSE)
 
@@ -110,7 +129,7 @@ def _sign(sign: str, ascii_only: bool) -> str:
     return sign.translate(ASCII) if ascii_only else sign
 
 
-def _text(line: Line, signs: int, width: int, longest: float, ascii_only: bool) -> Text:
+def _text(line: Line, signs: int, width: int, share: float, ascii_only: bool) -> Text:
     steps = f"{line.first}" if line.first == line.last else f"{line.first}-{line.last}"
     counts = f"{line.prefill or '':>7} {line.decode or '':>6} {line.pages or '':>5}"
     time_of_a_step = f"{line.seconds * 1e3:,.1f}" if line.seconds else ""
@@ -118,7 +137,7 @@ def _text(line: Line, signs: int, width: int, longest: float, ascii_only: bool) 
     for sign in line.signs:
         text.append(_sign(sign, ascii_only), KEY[sign][1] if sign in KEY else "")
     if line.seconds:
-        bar = min(max(round(line.seconds / longest * width), 1), width)
+        bar = min(max(round(share * width), 1), width)
         text.append(" " * (signs - len(line.signs) + 2))
         text.append(("#" if ascii_only else "█") * bar, KEY[PREFILL if line.prefill else DECODE][1])
     return text

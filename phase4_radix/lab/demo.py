@@ -86,7 +86,7 @@ class TreeDemo:
     def tree(self) -> Tree:
         """The tree, a line for each node with its pages, its locks and its text."""
         tree = self.cache.tree
-        head = f"{tree.num_pages} pages in {len(tree)} nodes, {tree.num_locked} locked"
+        head = f"{tree.num_pages} pages in {len(tree)} node{'s' * (len(tree) != 1)}, {tree.num_locked} locked"
         path = [Tree(Text(head, "bold"), guide_style="dim")]
         for node in nodes_of(tree):  # parents before children
             del path[node.depth :]

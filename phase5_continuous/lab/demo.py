@@ -37,7 +37,11 @@ def main(arguments: list[str] | None = None) -> int:
         step = simulation.step()
         if step is not None and step.batch:
             recording.add(step, [sequence.request for sequence in scheduler.sequences])
-    recording.show(console, f"{trace.requests} requests, {options.pages} pages, at most {options.max_running} running")
+    recording.show(
+        console,
+        f"{trace.requests} requests, {options.pages} pages, at most {options.max_running} running",
+        bar="tokens",
+    )
     o = simulation.outcome()
     names = ("requests", "steps", "seconds", "tokens/s", "TTFT p50 ms", "p99 ms", "preempted", "refused")
     times = 1e3 * o.ttft_p50, 1e3 * o.ttft_p99

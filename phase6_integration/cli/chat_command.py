@@ -24,6 +24,7 @@ from phase6_integration.cli.chat_models import (
 )
 from phase6_integration.cli.common import add_sampling, add_server, http_error, http_settings, printable
 from phase6_integration.cli.local_model import add_local_model, local_options
+from phase6_integration.cli.terminal import Wrapping
 
 HELP = (
     "/reset starts over; /system TEXT sets the system message; /help shows this; /quit leaves; Ctrl-C stops an answer"
@@ -69,6 +70,7 @@ class Chat:
         """Send a message and print its answer as it comes. False if it failed or was stopped."""
         self.history.append({"role": "user", "content": question})
         text, usage, problem = "", None, None
+        out = Wrapping(self.console.file, self.console.width if self.console.is_terminal else sys.maxsize)
         start, first, last = time.perf_counter(), 0.0, 0.0
         try:
             with closing(self.model.answer(self.messages, self.sampling)) as parts:
@@ -79,12 +81,12 @@ class Chat:
                     last = time.perf_counter()
                     first = first or last
                     text += part
-                    self.console.file.write(printable(part))
-                    self.console.file.flush()
+                    out.write(printable(part))
         except KeyboardInterrupt:
             problem = "stopped"
         except (AnswerError, ValueError) as error:
             problem = f"error: {error}"
+        out.end()
         self.console.file.write("\n")
         if text:
             self.history.append({"role": "assistant", "content": text})

@@ -2,6 +2,10 @@
 
 import argparse
 import socket
+import textwrap
+
+from rich.console import Console
+from rich.text import Text
 
 from phase0_request.support.flags import Parser
 from phase0_request.support.machine import describe
@@ -9,6 +13,7 @@ from phase6_integration.cli.local_model import loading
 from phase6_integration.support.machine_checks import Problem, State, findings
 
 PORT = 8000
+BEFORE = 20  # columns, of the state and the name
 STYLES = {State.OK: "green", State.WARNING: "yellow", State.FAULT: "bold red"}
 
 
@@ -17,21 +22,24 @@ def add_flags(parser: Parser) -> None:
 
 
 def run(_: argparse.Namespace, parser: Parser) -> int:
-    from rich.console import Console
-    from rich.text import Text
-
     console, states = Console(soft_wrap=True), []
     with loading("checking", console):
         for finding in findings(describe(), {"port": check_port}):
             states.append(finding.state)
             state = Text(f"{finding.state.value:<9}", STYLES[finding.state])
-            console.print(state, Text(f"{finding.name:<11}{finding.words}"), sep="")
+            console.print(state, Text(f"{finding.name:<11}{_indented(finding.words, console)}"), sep="")
             if finding.advice:
-                console.print(Text(f"{'':<20}{finding.advice}", "dim"))
+                console.print(Text(f"{'':<{BEFORE}}{_indented(finding.advice, console)}", "dim"))
     counts = {"fault": states.count(State.FAULT), "warning": states.count(State.WARNING)}
     found = ", ".join(f"{count} {what}{'' if count == 1 else 's'}" for what, count in counts.items())
     console.print(f"\n{found}.")
     return 1 if State.FAULT in states else 0
+
+
+def _indented(words: str, console: Console) -> str:
+    """Wrapped at words on a terminal, each line under the first."""
+    width = console.width - BEFORE if console.is_terminal else 0
+    return f"\n{'':<{BEFORE}}".join(textwrap.wrap(words, width, break_long_words=False)) if width > 0 else words
 
 
 def check_port(number: int = PORT) -> str:

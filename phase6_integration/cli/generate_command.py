@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -12,6 +13,7 @@ from phase0_request.support.flags import Parser
 from phase5_continuous.extras.record.record_file import recording
 from phase6_integration.cli.common import SAMPLING, add_sampling, printable
 from phase6_integration.cli.local_model import add_local_model, local_model, open_engine
+from phase6_integration.cli.terminal import Wrapping
 from phase6_integration.engine.options import EngineOptions
 
 DEFAULTS = {"max_tokens": 128, "temperature": 0.0}
@@ -75,7 +77,11 @@ def run(given: argparse.Namespace, parser: Parser) -> int:
         if not (result.text or result.error or options["json"]):
             print(f"{parser.prog}: the model ended its answer at once, without any text", file=sys.stderr)
             continue
-        print(json.dumps(asdict(result)) if options["json"] else result.shown(alone=len(results) == 1))
+        text = json.dumps(asdict(result)) if options["json"] else result.shown(alone=len(results) == 1)
+        narrow = sys.stdout.isatty() and not options["json"]
+        out = Wrapping(sys.stdout, shutil.get_terminal_size().columns if narrow else sys.maxsize)
+        out.write(f"{text}\n")
+        out.end()
     return 1 if any(result.error for result in results) else 0
 
 

@@ -1,7 +1,9 @@
 """`nanoserve serve`: an OpenAI-compatible server."""
 
 import argparse
+import logging
 import os
+import sys
 
 from phase0_request.support.flags import Parser
 from phase6_integration import serve_flags
@@ -33,4 +35,8 @@ def run(given: argparse.Namespace, parser: Parser) -> int:
         parser.error(str(error))
     from phase6_integration.serve import serve
 
+    if sys.stderr.isatty() and settings.log_format != "json":
+        from phase6_integration.cli.terminal import Banner
+
+        logging.getLogger("nanoserve").addFilter(Banner())
     return serve(options, settings, [VISIBLE] * ("api_key" in given) + [SMALL] * demo)

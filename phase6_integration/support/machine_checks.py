@@ -169,4 +169,4 @@ def check_kernels() -> str:
     decoder = Model.load().decoder
     cached = str(decoder.dtype).removeprefix("torch.")
     words = f"matrices in {decoder.layers[0].mlp.down_proj.kernel}; keys and values in {cached}"
-    return words if kept is None else f"{words}; compiled for {kept.instructions}, kept in {kept.place}"
+    return words if kept is None else f"{words}; compiled for {kept.instructions}, and kept"
