@@ -29,6 +29,9 @@ TOP_LEVEL = {
     "CHANGELOG.md",
     "Dockerfile",
     "SECURITY.md",
+    "RELEASING.md",
+    "AGENTS.md",
+    "CITATION.cff",
 }
 
 SIX = "phase6_integration"
