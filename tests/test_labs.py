@@ -27,6 +27,7 @@ from phase2_prefill_decode.lab.shapes import SHAPES
 from phase4_radix.lab import replay
 from phase5_continuous.lab import fairness, growth
 from phase5_continuous.lab.exploring.worlds import BUGS, WORLDS
+from phase5_continuous.lab.families import checkpoints
 from phase5_continuous.lab.simulator import Setting
 from phase6_integration.lab import bench
 from phase6_integration.lab.scale import apart, routers
@@ -48,6 +49,10 @@ CEILINGS = {
 SMALL_EXPERTS = {
     "hidden_size": 64, "intermediate_size": 32, "num_attention_heads": 4, "num_key_value_heads": 4, "num_experts": 8,
     "num_experts_per_tok": 2,
+}  # fmt: skip
+SMALL_LFM2 = checkpoints.SHAPE | {
+    "vocab_size": 64, "num_hidden_layers": 3, "hidden_size": 32, "block_ff_dim": 48, "intermediate_size": 48,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "full_attn_idxs": [1],
 }  # fmt: skip
 # The result, its benchmark with options, and what makes it small.
 BENCHMARKS: dict[str, tuple[str, list[str], dict[str, object]]] = {
@@ -144,6 +149,17 @@ BENCHMARKS: dict[str, tuple[str, list[str], dict[str, object]]] = {
         },
     ),
     "phase5_goodput.json": ("phase5_continuous.lab.goodput", ["--seconds", "1"], {"RATES": (5, 10)}),
+    "checkpoints.json": (
+        "phase5_continuous.lab.families.checkpoints",
+        ["--people", "1"],
+        {
+            "SHAPE": SMALL_LFM2,
+            "INSTRUCTION": 16,
+            "QUESTION": 4,
+            "ANSWER": 4,
+            "REPLAYED": 8,
+        },
+    ),
     "identity.json": (
         "phase5_continuous.lab.families.identity",
         ["--families", "phi3", "--seeds", "1", "--no-ranks"],

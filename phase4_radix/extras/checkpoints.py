@@ -3,15 +3,11 @@
 The tree is the core's. A checkpoint belongs to the page that it is at the end of, and leaves the tree with it.
 """
 
-import logging
-
 from phase0_request.batch import Slice
 from phase0_request.request import Request
-from phase1_kv_pool.extras.checkpoints import CheckpointedLayout, Checkpoints
+from phase1_kv_pool.extras.checkpoints import Checkpoints
 from phase4_radix.prefix_cache import PrefixCache
 from phase4_radix.radix_tree import Match
-
-log = logging.getLogger(__name__)
 
 
 class CheckpointedPrefixCache(PrefixCache):
@@ -21,15 +17,6 @@ class CheckpointedPrefixCache(PrefixCache):
         super().__init__(num_pages, page_size)
         self.checkpoints = Checkpoints(num_slots, page_size)
         self.observers.append(self.checkpoints)
-
-    @classmethod
-    def of(cls, layout: CheckpointedLayout, pages: int) -> "CheckpointedPrefixCache":
-        slots, page_bytes = layout.slots_for(pages), pages * layout.page_size * layout.bytes_per_token
-        log.info(
-            "prefix caching keeps %d checkpoints of states in %.1f MB, beside %.1f MB of pages",
-            *(slots, slots * layout.state_bytes / 1e6, page_bytes / 1e6),
-        )
-        return cls(slots, pages, layout.page_size)
 
     def attach(self, request: Request) -> int:
         known = len(super().match(request).pages) * self.page_size

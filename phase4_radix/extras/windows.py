@@ -26,7 +26,7 @@ PASSED = 1 << 40  # earlier than any leaf was used
 def cache_for(layout: KVLayout, pages: int, shares: bool) -> PagedCache:
     """The cache of a pool with this layout; with `shares`, a prefix cache."""
     if isinstance(layout, CheckpointedLayout) and shares:
-        return CheckpointedPrefixCache.of(layout, pages)
+        return CheckpointedPrefixCache(layout.slots_for(pages), pages, layout.page_size)
     if isinstance(layout, GroupedLayout) and layout.groups is not None:
         return (WindowedPrefixCache if shares else WindowedCache)(layout.groups, pages, layout.page_size)
     return (PrefixCache if shares else PagedCache)(pages, layout.page_size)

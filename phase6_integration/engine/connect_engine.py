@@ -200,8 +200,13 @@ def cache_for(layout: KVLayout, pages: int, shares: bool) -> PagedCache:
     """The cache of a pool with this layout; with `shares`, a prefix cache."""
     if not has_extras(TWO):
         return (PrefixCache if shares else PagedCache)(pages, layout.page_size)
+    from phase1_kv_pool.extras.checkpoints import CheckpointedLayout
     from phase4_radix.extras import windows
 
+    if isinstance(layout, CheckpointedLayout):
+        slots, page_bytes = layout.slots_for(pages), layout.page_size * layout.bytes_per_token
+        sizes = slots, slots * layout.state_bytes / 1e6, pages * page_bytes / 1e6
+        log.info("the prefix cache has %d checkpoints of states in %.1f MB, beside %.1f MB of pages", *sizes)
     return windows.cache_for(layout, pages, shares)
 
 
