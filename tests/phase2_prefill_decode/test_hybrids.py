@@ -415,7 +415,6 @@ def test_what_does_not_work_with_states_is_refused_by_name(
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        ({"layer_types": ["conv"] * 3}, "full_attention"),
         ({"layer_types": ["conv", "mamba", "full_attention"]}, "mamba"),
         ({"conv_L_cache": 1}, "conv_L_cache"),
         ({"conv_bias": 3}, "conv_bias"),
