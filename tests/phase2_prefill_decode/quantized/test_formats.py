@@ -21,6 +21,7 @@ from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.model import Model
 from tests.differences import difference
 from tests.phase2_prefill_decode.quantized import checkpoints as made
+from tests.phase2_prefill_decode.test_hybrids import VARIANTS as HYBRIDS
 from tests.phase2_prefill_decode.test_identity import follows, prompts
 
 Case = tuple[Callable[[Tensor], made.Made], dict[str, Any]]
@@ -119,10 +120,15 @@ EXACT: dict[str, Callable[[], Case]] = {
 }
 
 
+GATED = HYBRIDS["qwen3.5"][1] | {"num_hidden_layers": 4, "linear_value_head_dim": 16}  # q_proj has queries and gates
+
+
 @pytest.mark.usefixtures("short_scales")
+@pytest.mark.parametrize("family", ["llama", "qwen3_5_text"])
 @pytest.mark.parametrize("name", EXACT)
-def test_an_engine_answers_as_transformers_with_the_dequantized_weights(name: str, tmp_path: Path) -> None:
-    oracle = made.quantized(tmp_path, *EXACT[name](), family="llama")
+def test_an_engine_answers_as_transformers_with_the_dequantized_weights(name: str, family: str, tmp_path: Path) -> None:
+    options = GATED if family == "qwen3_5_text" else {}
+    oracle = made.quantized(tmp_path, *EXACT[name](), family=family, **options)
     act_order = lambda _, inputs: shuffled(inputs).argsort(stable=True)  # noqa: E731
     group = 1 << 20 if name == "compressed int8" else made.GROUP
     made.with_rows_in_8_bits(oracle, lambda name: group * made.is_quantized(name), act_order if "act" in name else None)
