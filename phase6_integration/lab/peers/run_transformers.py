@@ -14,6 +14,7 @@ def main(directory: str, threads: int) -> None:
     model_class: Any = transformers.AutoModelForCausalLM
     config_class: Any = transformers.GenerationConfig
     model = model_class.from_pretrained(directory, dtype=torch.bfloat16).eval()
+    model.generation_config = config_class()  # no token of the checkpoint's ends an answer
 
     def generate(prompts: list[list[int]], output: int) -> list[list[int]]:
         how = config_class(do_sample=False, max_new_tokens=output, eos_token_id=None, pad_token_id=0)
