@@ -37,6 +37,7 @@ from tests.phase2_prefill_decode.test_identity import follows, logits, prompts
 CPU = torch.device("cpu")
 COUNTS = 3, 0, 1, 130, 0, 20  # rows of each group: none, one, and more than an item has
 ENDS = torch.tensor(COUNTS).cumsum(0).int()
+HYBRIDS_WITH_EXPERTS = {"qwen3_5_moe_text": "qwen3.5-experts", "qwen3_next": "qwen3-next"}
 FORMATS = "float32", "bfloat16", *SCHEMES
 
 
@@ -199,16 +200,16 @@ def test_experts_are_quantized_at_load_and_their_router_is_not(family: str, sche
     ],
     ids=["fp8", "int8", "gptq", "awq"],
 )
-@pytest.mark.parametrize("family", ["qwen3_moe", "qwen2_moe", "qwen3_5_moe_text"])
+@pytest.mark.parametrize("family", ["qwen3_moe", "qwen2_moe", "qwen3_5_moe_text", "qwen3_next"])
 def test_a_quantized_checkpoint_has_a_matrix_for_each_expert(
     make: Any, config: Any, family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(5)
     options = {"num_experts": 3, "num_experts_per_tok": 3, "moe_intermediate_size": 64}  # rounding cannot choose others
     options |= {"shared_expert_intermediate_size": 64} if family != "qwen3_moe" else {}
-    if family == "qwen3_5_moe_text":
-        options |= HYBRIDS["qwen3.5-experts"][1] | options
-        large = "_proj.weight", "in_proj_qkv.weight", "in_proj_z.weight"
+    if family in HYBRIDS_WITH_EXPERTS:
+        options |= HYBRIDS[HYBRIDS_WITH_EXPERTS[family]][1] | options
+        large = "_proj.weight", "in_proj_qkv.weight", "in_proj_z.weight", "in_proj_qkvz.weight"
         monkeypatch.setattr(made, "is_quantized", lambda name: name.endswith(large))
     oracle = made.quantized(tmp_path, make(), config(), family=family, intermediate_size=64, **options)
     read = config_of(tmp_path, "float32")
@@ -221,7 +222,8 @@ def test_a_quantized_checkpoint_has_a_matrix_for_each_expert(
         wanted = oracle(torch.tensor([prompt])).logits[0]
     model = Model.load(tmp_path, device="cpu", dtype="float32")
     found = logits_of_hybrid(model, prompt, [1]) if has_states(read) else logits(model, prompt)
-    assert (found - wanted).norm() < 0.05 * wanted.norm(), "rows are rounded to 8 bits"
+    most = 0.1 if has_states(read) else 0.05
+    assert (found - wanted).norm() < most * wanted.norm(), "rows are rounded to 8 bits"
 
 
 def test_experts_whose_inputs_have_other_orders_are_refused(tmp_path: Path) -> None:

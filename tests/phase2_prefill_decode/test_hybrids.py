@@ -80,6 +80,15 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
         },
     ),
+    "qwen3-next": (
+        "qwen3_next",
+        {
+            "num_hidden_layers": 4, "head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+            "linear_key_head_dim": 8, "linear_value_head_dim": 16, "num_experts": 8, "num_experts_per_tok": 4,
+            "moe_intermediate_size": 40, "shared_expert_intermediate_size": 24, "norm_topk_prob": False,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+        },
+    ),
     "qwen3.5-whole-rotation": (
         "qwen3_5_text",
         {

@@ -30,7 +30,7 @@ from phase2_prefill_decode.extras.families.known.wrappers import (
 )
 from phase2_prefill_decode.extras.families.lfm import LFM2
 from phase2_prefill_decode.extras.families.oss import GPT_OSS
-from phase2_prefill_decode.extras.families.qwen import QWEN3_5, QWEN3_5_MOE
+from phase2_prefill_decode.extras.families.qwen import QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT
 from phase2_prefill_decode.extras.families.smollm import SMOLLM3
 from phase2_prefill_decode.extras.families.sparse.moe import MIXTRAL, OLMOE, QWEN2_MOE, QWEN3_MOE
 from phase2_prefill_decode.loading.families import FAMILIES, UNSUPPORTED, Family
@@ -50,6 +50,7 @@ _OTHERS: Mapping[str, Family] = {
     "qwen3_moe": QWEN3_MOE,
     "qwen3_5_moe_text": QWEN3_5_MOE,
     "qwen3_5_text": QWEN3_5,
+    "qwen3_next": QWEN3_NEXT,
     "smollm3": SMOLLM3,
 }
 OTHERS: Mapping[str, Family] = {

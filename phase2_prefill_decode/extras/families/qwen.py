@@ -1,4 +1,4 @@
-"""Qwen 3.5: Gated DeltaNet in three layers of four, attention with a gate in the fourth. With an MLP or experts."""
+"""Qwen 3.5 and Qwen3-Next: Gated DeltaNet in three layers of four, attention with a gate in the fourth."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -28,11 +28,12 @@ def _read(family: Family, config: Mapping[str, Any]) -> dict[str, Any]:
         raise ConfigError(f"layer_types must be {' or '.join(KINDS)} for each of {layers} layers, got {kinds!r}")
     experts = None
     if family.absent.get("num_experts"):
+        norm = config.get("norm_topk_prob")
         experts = Experts(
             number=config["num_experts"],
             top_k=config["num_experts_per_tok"],
             inner=config["moe_intermediate_size"],
-            norm_topk=True,
+            norm_topk=True if norm is None else norm,
             shared=config["shared_expert_intermediate_size"],
         )
         config["intermediate_size"] = experts.inner  # no layer has a dense MLP
@@ -79,3 +80,8 @@ QWEN3_5_MOE = replace(
     },
     only={**QWEN3_5.only, "norm_topk_prob": (None, True), "decoder_sparse_step": (None, 1)},
 )  # fmt: skip
+QWEN3_NEXT = replace(
+    QWEN3_5_MOE,
+    absent={**QWEN3_5_MOE.absent, "num_experts": 512, "num_experts_per_tok": 10, "norm_topk_prob": True},
+    only={name: values for name, values in QWEN3_5_MOE.only.items() if name != "norm_topk_prob"},
+)

@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, product, starmap
@@ -14,12 +14,13 @@ from torch import Tensor
 
 from phase2_prefill_decode.extras.families import lfm, qwen
 from phase2_prefill_decode.extras.families.oss_source import OssSource
-from phase2_prefill_decode.extras.families.stateful import GatedLayer
+from phase2_prefill_decode.extras.families.stateful import DeltaLayer, GatedLayer
 from phase2_prefill_decode.loading.checkpoint import DTYPES, Checkpoint, Source, Stored
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase2_prefill_decode.loading.weights import NORM
 
 log = logging.getLogger(__name__)
+DELTA = "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"  # with Gated DeltaNet
 
 
 class Translated:
@@ -73,6 +74,46 @@ class Gated(Translated):
         yield _picked(rows, torch.arange(len(rows)).view(-1, 2, self._head_dim)[:, side].flatten())
 
 
+class Interleaved(Translated):
+    """A source that has the projections of Gated DeltaNet apart. In a checkpoint of Qwen3-Next, each key head has its
+    query, its key, its values and their gates side by side, and so its b and a."""
+
+    def __init__(self, source: Source, config: ModelConfig) -> None:
+        super().__init__(source, lambda name, rows: rows)
+        self.stored: Mapping[str, Stored] = dict(source.stored)
+        self._rows: dict[str, tuple[str, Tensor]] = {}  # of a part: its tensor in the checkpoint, and its rows there
+        for number, layer in enumerate(config.layers):
+            if isinstance(layer, DeltaLayer):
+                own = layer.value_heads // layer.key_heads
+                sizes = layer.key_dim, layer.key_dim, own * layer.value_dim, own * layer.value_dim
+                q, k, v, z = _by_heads(layer.key_heads, sizes)
+                b, a = _by_heads(layer.key_heads, (own, own))
+                place = f"model.layers.{number}.linear_attn.in_proj_"
+                self._take(f"{place}qkvz.weight", {f"{place}qkv.weight": torch.cat((q, k, v)), f"{place}z.weight": z})
+                self._take(f"{place}ba.weight", {f"{place}b.weight": b, f"{place}a.weight": a})
+
+    def _take(self, whole: str, parts: dict[str, Tensor]) -> None:
+        stored = dict(self.stored)
+        if whole in stored and stored[whole].shape[0] == sum(map(len, parts.values())):  # else it is reported
+            found = stored.pop(whole)
+            for name, rows in parts.items():
+                self._rows[name] = whole, rows
+                stored[name] = replace(found, shape=(len(rows), *found.shape[1:]))
+        self.stored = stored
+
+    def chunks(self, name: str) -> Iterator[Any]:
+        if name not in self._rows:
+            return self._source.chunks(name)
+        whole, rows = self._rows[name]
+        return iter((_picked(_whole(self._source.chunks(whole)), rows),))
+
+
+def _by_heads(heads: int, sizes: Sequence[int]) -> list[Tensor]:
+    """The rows of each part, if every head has all parts side by side."""
+    rows = torch.arange(heads * sum(sizes)).view(heads, -1)
+    return [part.flatten() for part in torch.split(rows, [*sizes], 1)]
+
+
 def translated(source: Source, config: ModelConfig) -> Source:
     """The source of a model's weights, with its tensors as the decoder reads them. A GGUF file has some of them so."""
     if config.model_type == "gpt_oss" and not source.directory.is_file():
@@ -88,6 +129,8 @@ def translated(source: Source, config: ModelConfig) -> Source:
         source.stored = {name: stored for name, stored in source.stored.items() if not name.startswith(IMAGES)}
     if any("qkv_proj" in name or "gate_up_proj" in name for name in source.stored):
         source = Unfused(source, config)
+    if config.model_type == "qwen3_next":
+        source = Interleaved(source, config)
     if any(type(layer) is GatedLayer for layer in config.layers):
         source = Gated(source, config)
     if any((layer.rope or config.rope_parameters).partial_rotary_factor < 1 for layer in config.layers):
@@ -104,7 +147,7 @@ def _scale_logits(multiplier: float, name: str, rows: Any) -> Any:
     return rows.float() * multiplier if name == NORM else rows
 
 
-FROM_ZERO = ("gemma3_text", "qwen3_5_text", "qwen3_5_moe_text")  # they multiply by one plus the weight of a norm
+FROM_ZERO = ("gemma3_text", *DELTA)  # they multiply by one plus the weight of a norm
 
 
 def _norms_from_zero(name: str, rows: Any) -> Any:
@@ -128,7 +171,7 @@ def _of_mixtral(name: str) -> str:
 RENAMED: dict[str, Callable[[str], str]] = {
     "lfm2": _renaming(lfm.NAMES),
     "mixtral": _of_mixtral,
-    **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text"), _renaming(qwen.NAMES)),
+    **dict.fromkeys(DELTA, _renaming(qwen.NAMES)),
 }
 
 

@@ -146,13 +146,23 @@ OWN: Mapping[str, Callable[[Random, int, int], Draw]] = {
         "moe_intermediate_size": draw.choice([24, 40]), "shared_expert_intermediate_size": draw.choice([16, 72]),
         **qwen3_5(draw, layers),
     },
+    "qwen3_next": lambda draw, layers, head_dim: {
+        "num_experts": draw.choice([4, 9]), "num_experts_per_tok": draw.choice([1, 3]),
+        "moe_intermediate_size": draw.choice([24, 40]), "shared_expert_intermediate_size": draw.choice([16, 72]),
+        "norm_topk_prob": draw.random() < 0.7, **qwen3_5(draw, layers),
+    },
     "qwen3_5_text": lambda draw, layers, head_dim: qwen3_5(draw, layers),
     "smollm3": lambda draw, layers, head_dim: {
         "rope_parameters": rope(draw), "no_rope_layers": [draw.randint(0, 1) for _ in range(layers)]
     },
 }  # fmt: skip
 WINDOWED = "gemma3_text", "ministral3", "mistral", "mixtral", "olmo3", "phi3", "qwen2", "qwen2_moe", "qwen3"
-FROM_ZERO = "gemma3_text", "qwen3_5_text", "qwen3_5_moe_text"  # they multiply by one plus the weight of a norm
+FROM_ZERO = (
+    "gemma3_text",
+    "qwen3_5_text",
+    "qwen3_5_moe_text",
+    "qwen3_next",
+)  # norms multiply by one plus their weight
 TIED_TO_HIDDEN = "olmo2", "olmo3", "olmoe", "phi3", "granite", "qwen2_moe"  # heads: hidden_size / num_attention_heads
 
 

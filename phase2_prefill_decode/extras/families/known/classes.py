@@ -25,13 +25,13 @@ CLASSES: Mapping[str, str] = {  # by model type
     "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
     "qwen3_5_text": "Qwen3_5ForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
+    "qwen3_next": "Qwen3NextForCausalLM",
     "smollm3": "SmolLM3ForCausalLM",
 }
 _GEMMA4 = (
     "num_kv_shared_layers, global_head_dim and hidden_size_per_layer_input need layers that share keys, heads of two "
     "sizes, and embeddings of each layer"
 )
-_SHARED = "shared_expert_intermediate_size needs an expert that every token goes through, beside those of the router"
 _LATENT = "kv_lora_rank needs attention over latent keys (MLA)"
 _MAMBA = "layers of Mamba need states beside the keys and values"
 NEEDS: Mapping[str, str] = {  # what is missing, by the model type of a class that is asked for
@@ -47,7 +47,7 @@ NEEDS: Mapping[str, str] = {  # what is missing, by the model type of a class th
     "gemma4_unified": _GEMMA4,
     "gemma4_unified_text": _GEMMA4,
     "gemma": "it needs a description: norms before attention and MLP only, with Gemma 3's activation",
-    "glm4_moe": _SHARED,
+    "glm4_moe": "n_group needs a router of sigmoids in groups, and a correction of its scores that stays in float32",
     "glm4": "partial_rotary_factor needs neighbouring numbers of a head that rotate together",
     "gpt_neox": "layer_norm_eps needs LayerNorm, and attention and MLP beside each other",
     "granitemoehybrid": _MAMBA,
@@ -55,6 +55,5 @@ NEEDS: Mapping[str, str] = {  # what is missing, by the model type of a class th
     "llama4": "attention_chunk_size needs attention in chunks, beside experts that are shared",
     "llama4_text": "attention_chunk_size needs attention in chunks, beside experts that are shared",
     "nemotron_h": _MAMBA,
-    "qwen3_next": _SHARED,
     "phimoe": "router_jitter_noise needs SparseMixer's router, beside LayerNorm",
 }
