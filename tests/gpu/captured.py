@@ -62,7 +62,7 @@ class Capture(TorchDispatchMode):
         if self._in_kernel:  # the interpreter's own
             return func(*args, **kwargs)
         given = tensors((args, kwargs))
-        check(func, given)
+        check(func, given, kwargs)
         result = func(*args, **kwargs)
         call = partial(func, *args, **kwargs)
         inputs = {address(tensor) for tensor in given}
@@ -114,10 +114,10 @@ class Recorder:
         return replay
 
 
-def check(func: Any, given: list[Tensor]) -> None:
+def check(func: Any, given: list[Tensor], kwargs: Mapping[str, Any]) -> None:
     """Refuse an operator whose result the host must wait for, or whose input is memory of the host."""
-    name = func._schema.name
-    by_content = torch.Tag.dynamic_output_shape in func.tags and name not in SAME_SHAPE
+    name, known = func._schema.name, kwargs.get("output_size") is not None
+    by_content = torch.Tag.dynamic_output_shape in func.tags and name not in SAME_SHAPE and not known
     masked = name in SAME_SHAPE and any(tensor.dtype is torch.bool for tensor in given[1:])
     if torch.Tag.data_dependent_output in func.tags or by_content or masked or name == "aten::lift_fresh":
         refuse(name)

@@ -8,13 +8,14 @@ ROOT = Path(__file__).parents[2]
 FILES = (
     "tests/phase1_kv_pool/test_store.py",
     "tests/phase2_prefill_decode/quantized/test_product.py",
+    "tests/gpu/test_checks.py",
     *(f"tests/phase2_prefill_decode/test_{name}.py" for name in ("attention", "kernels", "mask", "pointwise", "draw")),
 )
 FEW = (  # of each kernel; all of them pass, and take minutes
     "table_of_splits_has_every or table_of_more_sequences or two_programs or mask_of_zeros"
     " or (triton and float32 and (padding_between or norm_is_that_of or swiglu or slots_and_nothing))"
     " or linear_of_a_gpu or (of_float64 and float16 and shape1)"
-    " or threshold_of_a_filter or triton-float32-chunks_behind_16"
+    " or sanitizer or threshold_of_a_filter or triton-float32-chunks_behind_16"
 )
 
 

@@ -4,7 +4,9 @@ CUDA graphs and one step ahead. These tests import neither the server nor what i
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -15,10 +17,14 @@ from chapters.tiny_chat.corpus import read
 from phase0_request.params import SamplingParams
 from phase0_request.request import FinishReason, Request
 from phase0_request.tokenizer import BUNDLED
+from phase1_kv_pool.extras.windows import WindowedCache
+from phase2_prefill_decode.extras.parallel.load import load_split
 from phase2_prefill_decode.extras.quantized.layout import SCHEMES
+from phase6_integration.engine import connect_engine
 from phase6_integration.engine.engine import NanoServingEngine
 from tests.phase1_kv_pool.support import needs_gpu
-from tests.phase2_prefill_decode.models import FAMILIES, saved, variant
+from tests.phase2_prefill_decode import test_families, test_hybrids
+from tests.phase2_prefill_decode.models import FAMILIES, saved, tiny_model, variant
 from tests.phase2_prefill_decode.test_identity import prompts, short_of_likeliest
 
 pytestmark = [pytest.mark.gpu, needs_gpu]
@@ -32,12 +38,19 @@ WAYS: dict[str, dict[str, bool]] = {
     "pieces-ahead": {"enable_piecewise_cuda_graph": True, "async_scheduling": True},
 }
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+SMALL = {"kv_cache_pages": 40, "page_size": 4, "max_chunk_size": 7, "max_num_batched_tokens": 24}
 CLOSE = 1e-3  # below the likeliest logit: float32 on a GPU adds in another order than on a CPU
 
 
 def open_engine(model: Path = BUNDLED, **options: Any) -> NanoServingEngine:
     given = {"dtype": "float32", "kv_cache_pages": 512, "max_num_seqs": 32, "check_invariants": True, **options}
     return NanoServingEngine.from_pretrained(model, device=DEVICE, **given)
+
+
+def other(name: str) -> Any:
+    """A model whose layers are not all like Llama's."""
+    family, options = (test_families.VARIANTS | test_hybrids.VARIANTS)[name]
+    return tiny_model(family, **options)
 
 
 @pytest.fixture(params=WAYS)
@@ -69,8 +82,7 @@ def test_greedy_tokens_equal_transformers_with_a_pool_that_runs_out(
     model = variant(family)
     asked = [prompt * 2 for prompt in prompts(300)]
     asked += [[*asked[-1][:40], 9], [*asked[-1][:33], 8, 7]]
-    small = {"kv_cache_pages": 40, "page_size": 4, "max_chunk_size": 7, "max_num_batched_tokens": 24}
-    with open_engine(saved(model, tmp_path), **small, **way) as engine:
+    with open_engine(saved(model, tmp_path), **SMALL, **way) as engine:
         answers = engine.generate(asked, GREEDY, progress=False)
         stats = engine.get_stats()
     assert stats["preemptions"] > 0
@@ -78,6 +90,61 @@ def test_greedy_tokens_equal_transformers_with_a_pool_that_runs_out(
     for prompt, answer in zip(asked, answers, strict=True):
         assert len(answer.output_tokens) == 24
         assert short_of_likeliest(model, prompt, answer.output_tokens) < CLOSE
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if "pieces" not in way])  # these are for layers like Llama's
+@pytest.mark.parametrize("name", ["gemma3", "gpt-oss", "olmo3", "olmoe", "mixtral-window", "lfm2", "qwen3.5"])
+def test_windows_sinks_experts_and_states_give_the_tokens_of_transformers(name: str, way: str, tmp_path: Path) -> None:
+    """With page tables for each group of layers where some have windows, in a pool that runs out."""
+    model, asked = other(name), prompts(300)
+    with open_engine(saved(model, tmp_path), **SMALL, **WAYS[way]) as engine:
+        answers = engine.generate(asked, GREEDY, progress=False)
+        parts, preemptions = engine.parts, engine.get_stats()["preemptions"]
+    assert isinstance(parts.scheduler.cache, WindowedCache) == any(parts.model.config.windows)
+    assert preemptions > 0 or all(parts.model.config.windows)  # what has windows alone takes few pages
+    for prompt, answer in zip(asked, answers, strict=True):
+        assert len(answer.output_tokens) == 24
+        assert short_of_likeliest(model, prompt, answer.output_tokens) < CLOSE
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("gemma3", {"kv_cache_dtype": "int8"}),
+        ("gpt-oss", {"kv_cache_dtype": "fp8"}),
+        ("olmoe", {"quantization": "int8"}),
+        ("qwen3-moe", {"quantization": "int4"}),
+        ("olmoe", {"dtype": "bfloat16"}),  # torch's grouped product
+    ],
+    ids=lambda given: "-".join(given.values()) if isinstance(given, dict) else given,
+)
+def test_fewer_bits_under_graphs_stay_near_the_tokens_of_transformers(
+    name: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    """8-bit keys of layers with windows and sinks, and experts of each grouped product."""
+    model = other(name)
+    asked = prompts(300)
+    with open_engine(saved(model, tmp_path), **options, **WAYS["graphs-ahead"]) as engine:
+        answers = engine.generate(asked, GREEDY, progress=False)
+    given = [answer.output_tokens for answer in answers]
+    short, of_others = (
+        fmean(short_of_likeliest(model, prompt, answer) for prompt, answer in zip(asked, some, strict=True))
+        for some in (given, [*given[1:], given[0]])
+    )
+    assert short < of_others / 3, f"{short:.2f} below the likeliest logit, answers to other prompts {of_others:.2f}"
+
+
+def test_a_rank_alone_records_its_collectives(
+    monkeypatch: pytest.MonkeyPatch, way: dict[str, bool], oracle: Any
+) -> None:
+    """A Leader with no other ranks: each of its graphs has the collectives of a group of one."""
+    monkeypatch.setattr(connect_engine, "loader", lambda options: partial(load_split, size=1))
+    asked = prompts(4000, (1, 17, 40))
+    with open_engine(**way) as engine:
+        answers = engine.generate(asked, GREEDY, progress=False)
+        assert engine.parts.model.decoder.processes is not None
+    for prompt, answer in zip(asked, answers, strict=True):
+        assert short_of_likeliest(oracle, prompt, answer.output_tokens) < CLOSE
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from phase2_prefill_decode.connect import backend_for
 from phase2_prefill_decode.extras.quantized.layout import SCHEMES
 from phase2_prefill_decode.extras.quantized.quantize import quantize
 from phase2_prefill_decode.extras.quantized.weight import QuantizedWeight
-from phase2_prefill_decode.kernels.attention import AttentionMetadata
+from phase2_prefill_decode.kernels.attention import Attend, AttentionMetadata
 from phase2_prefill_decode.kernels.draw import SamplingInputs
 from phase2_prefill_decode.lab import ceilings
 from phase2_prefill_decode.sampling.sampler import Sampler
@@ -105,7 +105,12 @@ def shape_of(day: Day) -> tuple[int, int, torch.dtype]:
 
 
 def attention(
-    day: Day, sizes: Sequence[tuple[int, int]], page_size: int, group: int, fp8: bool = False
+    day: Day,
+    sizes: Sequence[tuple[int, int]],
+    page_size: int,
+    group: int,
+    fp8: bool = False,
+    attend: Attend | None = None,
 ) -> tuple[Callable[[], Tensor], int, int]:
     """A call of one layer's attention over pages in random order; the bytes of keys and values that it reads, and its
     operations. `sizes` are (new, all) tokens of each sequence. As in a step, each call reads another layer of the pool,
@@ -128,7 +133,7 @@ def attention(
     )
     heads = kv_heads * group
     query = torch.randn(sum(new for new, _ in sizes), heads, head_dim, device=day.device, dtype=dtype)
-    attend = backend_for(day.device).attend
+    attend = attend or backend_for(day.device).attend
     pairs = sum(new * (2 * length - new + 1) // 2 for new, length in sizes)
 
     def call() -> Tensor:

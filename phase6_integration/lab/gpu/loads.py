@@ -205,7 +205,7 @@ class Engines:
 
     def __init__(self, day: Day, model: str, scheme: str | None = None) -> None:
         self.model = model
-        self._day, self._config = day, day.models[model]
+        self._day, self._config = day, day.config(model)
         self._weights = cache(partial(weights_of, self._config, day.device, scheme))
 
     def open(self, way: str, **options: Any) -> OnDemand:

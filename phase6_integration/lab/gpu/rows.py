@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from phase1_kv_pool.lab.timing import clock_seconds, replay_seconds
+from phase2_prefill_decode.lab.models.published import PUBLISHED
 from phase2_prefill_decode.lab.shapes import SHAPES
 from phase2_prefill_decode.loading.config import ModelConfig
 from phase5_continuous.lab.simulator import MODELS
@@ -24,6 +25,10 @@ TINY = ModelConfig(
     num_attention_heads=4, num_key_value_heads=2, head_dim=16, qk_norm=True, max_position_embeddings=256,
     dtype="float32",
 )  # fmt: skip
+SHRUNK: dict[str, Any] = {  # what a dry run changes in a published shape
+    "num_hidden_layers": 3, "hidden_size": 64, "intermediate_size": 64, "block_ff_dim": 64,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "full_attn_idxs": [1], "max_position_embeddings": 256,
+}  # fmt: skip
 Row = dict[str, Any]
 UNFINISHED = "the process ended"  # the error of a row that has begun and not ended
 
@@ -85,6 +90,14 @@ class Day:
     @property
     def models(self) -> dict[str, ModelConfig]:
         return {"tiny": TINY} if self.dry else {"0.6b": SHAPES["596m"], "8b": MODELS["8b"]}
+
+    def config(self, model: str) -> ModelConfig:
+        """The configuration of one of these models, or of a published one."""
+        if model in self.models:
+            return self.models[model]
+        shape = PUBLISHED[model]
+        shrunk = {name: value for name, value in SHRUNK.items() if name in shape}
+        return ModelConfig.from_dict({**shape, **(shrunk if self.dry else {})}, "float32" if self.dry else "bfloat16")
 
     def some(self, all: Sequence[Any], dry: Sequence[Any]) -> Sequence[Any]:
         return dry if self.dry else all

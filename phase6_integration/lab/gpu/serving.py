@@ -21,6 +21,7 @@ SERVED: dict[str, tuple[str | None, str | None, tuple[tuple[int, ...], ...]]] = 
     "serve_fp8": ("fp8", None, (*ONE_ROUND, *ALL)),
     "serve_int4": ("int4", None, ((1, 128, 1024, 1), *ALL)),
 }
+FAMILIES = "OLMoE-1B-7B", "Gemma-3-1B", "gpt-oss-20b", "LFM2-1.2B"  # experts; windows; both, and sinks; states
 RANDOM_LENGTHS = (256, 1024, 1024)  # each from 100 tokens on: the bench of nano-vllm
 BESIDE = (64, 1024, 256)
 
@@ -34,6 +35,16 @@ def serve(day: Day) -> None:
             measure = engine.measure(served, clients, prompt, answer, rounds)
             day.add(measure, what="serve", model=engines.model, clients=clients, prompt=prompt, answer=answer)
         day.add(engine.measure(ready), what="ready", model=engines.model)
+
+
+def serve_families(day: Day) -> None:
+    """Clients of models whose layers differ from Llama's."""
+    for model in FAMILIES:
+        with Engines(day, model).open("ahead") as engine:
+            for clients, prompt, answer in day.some(((64, 1024, 256), (1, 1024, 256)), ((2, 20, 4),)):
+                measure = engine.measure(served, clients, prompt, answer)
+                day.add(measure, what="serve", model=model, clients=clients, prompt=prompt, answer=answer)
+            day.add(engine.measure(ready), what="ready", model=model)
 
 
 def serve_small(day: Day) -> None:
