@@ -1,4 +1,4 @@
-# mypy: allow-untyped-defs, allow-untyped-decorators
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 """A stage of `gpu_day`: ways to be faster that the engine does not take, each beside what it does.
 
 What wins on a GPU moves to the engine; what does not is deleted.
@@ -45,7 +45,7 @@ def levers(day: Day) -> None:
             measure = partial(attend, day, [(1, length)] * batch, fp8, tuned(tuning))
             day.add(measure, what="split", batch=batch, length=length, fp8=fp8, **asdict(tuning))
     for decodes, length in day.some(MIXED, ((2, 70),)):
-        sizes = [(1, length)] * decodes + day.some([((2048 - decodes) // 2,) * 2] * 2, [(20, 20)])
+        sizes = [*[(1, length)] * decodes, *day.some([((2048 - decodes) // 2,) * 2] * 2, [(20, 20)])]
         for how, call in {"one stream": launches.attend, "two streams": on_two_streams(day)}.items():
             day.add(partial(attend, day, sizes, False, call), what="mixed", decodes=decodes, how=how)
     for outputs, inputs in day.some(PRODUCTS, ((96, 64),)):
