@@ -43,7 +43,10 @@ class Engine:
 
     def generate(self, prompts: list[list[int]], output: int) -> list[list[int]]:
         start = len(prompts[0]) - 1 if prompts == self.cached else 0
-        llama_cpp.llama_memory_seq_rm(self.memory, -1, start, -1)
+        if start:
+            llama_cpp.llama_memory_seq_rm(self.memory, -1, start, -1)
+        else:  # also of models with states, which go as a whole
+            llama_cpp.llama_memory_clear(self.memory, True)
         last = len(prompts[0]) - 1
         tokens = [
             Token(id, position, sequence, position == last)
