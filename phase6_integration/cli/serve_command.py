@@ -18,9 +18,8 @@ VISIBLE = f"every user of this machine can see --api-key in ps; use --api-key-fi
 
 def add_flags(parser: Parser) -> None:
     serve_flags.add_flags(parser)
-    about = (
-        "the bundled model with a pool so small that the page shows it fill: 52 pages, 96 tokens a step, chunks of 64"
-    )
+    small = "52 pages, 96 tokens a step, chunks of 64"
+    about = f"the bundled model with a pool so small that the page shows it fill: {small} (off)"
     parser.add_argument("--demo", action="store_true", help=about)
 
 
