@@ -1,5 +1,5 @@
-"""`make pictures`: the page as it looks, for a designer's eye, in build/pictures, and the README's animation. With
-`--only record`: the run that the page shows before its engine has done anything.
+"""`make pictures`: the page as it looks, for a designer's eye, and its first twenty seconds, in build/pictures; and the
+README's animation. With `--only record`: the run that the page shows before its engine has done anything.
 
 The engine takes milliseconds for a step, so the animation goes through its record step by step, as a visitor would.
 """
@@ -7,7 +7,9 @@ The engine takes milliseconds for a step, so the animation goes through its reco
 import argparse
 import io
 import json
+import re
 import shlex
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,6 +28,7 @@ SHOWN |= {28: 900, 31: 700, 103: 400, 104: 400, 171: 700, 172: 500, 187: 500, 19
 SHOWN = dict(sorted(SHOWN.items()))
 ASIDE = "body > header, #chat, #watching, #recorded, .v-name, .v-transport, .v-tree, .v-who, .v-why"
 SIZES = {390: 844, 1440: 900, 2560: 1440}
+LOSSLESS = {"lossless": True, "method": 6}
 RECORD = ROOT / "phase6_integration/extras/page/static/viewer/first.jsonl"
 LISTEN = """async () => {
   globalThis.record = "";
@@ -61,13 +64,16 @@ def stills(browser: Browser, url: str) -> None:
     for width, height in SIZES.items():
         for theme in ("light", "dark"):
             page = opened(browser, url, width, height, theme)
+            shares = re.compile(r"[1-9]\d* pages shared")
+            expect(page.locator(".v-pages canvas")).to_have_attribute("aria-label", shares)
             page.screenshot(path=FOLDER / f"{width}-{theme}-first.png")
             question(page)
             crowd(page, "8 that share a prefix")
             page.screenshot(path=FOLDER / f"{width}-{theme}-chat.png")
             if width < 960:
                 page.get_by_role("button", name="Engine", exact=True).click()
-            back(page, 60)
+            page.get_by_role("button", name="To the end", exact=True).click()
+            back(page, 40)
             page.screenshot(path=FOLDER / f"{width}-{theme}-engine.png")
             page.context.close()
 
@@ -75,6 +81,19 @@ def stills(browser: Browser, url: str) -> None:
 def back(page: Page, steps: int) -> None:
     for _ in range(steps):
         page.get_by_role("button", name="A step back", exact=True).click()
+
+
+def film(browser: Browser, url: str) -> None:
+    """The first twenty seconds: a recorded run, a question after six of them, and several at once after ten."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    page, began, frames = opened(browser, url, 1280, 800, "light"), time.monotonic(), list[tuple[bytes, int]]()
+    acts = [(6, question), (10, lambda page: crowd(page, "8 that share a prefix"))]
+    while (passed := time.monotonic() - began) < 20:
+        if acts and passed > acts[0][0]:
+            acts.pop(0)[1](page)
+        shot = page.screenshot()
+        frames.append((shot, round(1000 * (time.monotonic() - began - passed))))
+    save(frames, FOLDER / "film.webp", quality=80, method=0)
 
 
 def animation(browser: Browser, url: str) -> None:
@@ -116,10 +135,10 @@ def recorded(browser: Browser, url: str) -> None:
     print(f"{RECORD.relative_to(ROOT)}: {len(found)} lines, {RECORD.stat().st_size} bytes")
 
 
-def save(frames: Sequence[tuple[bytes, int]], file: Path) -> None:
+def save(frames: Sequence[tuple[bytes, int]], file: Path, **how: int) -> None:
     images = [Image.open(io.BytesIO(data)).convert("RGB") for data, _ in frames]
     durations = [duration for _, duration in frames]
-    images[0].save(file, save_all=True, append_images=images[1:], duration=durations, loop=0, lossless=True, method=6)
+    images[0].save(file, save_all=True, append_images=images[1:], duration=durations, loop=0, **(how or LOSSLESS))
     seconds, megabytes = sum(durations) / 1000, file.stat().st_size / 1e6
     print(f"{file.relative_to(ROOT)}: {len(frames)} frames, {seconds:.1f} s, {megabytes:.2f} MB")
 
@@ -127,10 +146,11 @@ def save(frames: Sequence[tuple[bytes, int]], file: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--serve", default="nanoserve serve", metavar="COMMAND", help="starts the server")
-    parser.add_argument("--only", choices=("stills", "animation", "record"), help="one of them")
+    parser.add_argument("--only", choices=("stills", "film", "animation", "record"), help="one of them")
     given = parser.parse_args()
     with chromium() as browser:
-        for name, draw in (("stills", stills), ("animation", animation), ("record", recorded)):
+        drawn = {"stills": stills, "film": film, "animation": animation, "record": recorded}
+        for name, draw in drawn.items():
             if given.only == name or (given.only is None and name != "record"):
                 with serving([*shlex.split(given.serve), "--port", "0", "--demo"]) as url:
                     draw(browser, url)

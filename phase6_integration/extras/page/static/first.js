@@ -3,7 +3,8 @@
 
 import { History } from "./viewer/history.js";
 
-const happened = ({ step, new: come, snapshot, pages }) => Boolean(come?.length || pages?.length || (!snapshot && step !== undefined));
+// An engine that is idle shows nothing that moves, whatever its cache holds.
+const happened = ({ step, new: come, snapshot }) => Boolean(come?.length || (!snapshot && step !== undefined));
 
 export class First {
   /** `tell(recorded)` is called when the recorded run comes, and when it goes. */

@@ -82,7 +82,9 @@ export const secondOf = (request) => `v-dot v-stripes-${stripesOf(request)}`;
 
 /** Draw the stripes of a request across what has been filled with its hue. */
 export function stripe(context, colours, request, x, y, width, high) {
-  const count = stripesOf(request), thick = Math.max(1, Math.round(high / 9));
+  const count = width < 4 || high < 4 ? 0 : stripesOf(request); // nobody sees smaller ones
+  if (!count) return;
+  const thick = Math.max(1, Math.round(high / 9));
   context.fillStyle = colours.raised;
   for (let index = 1; index <= count; index++) context.fillRect(x, Math.round(y + (high * index) / (count + 1) - thick / 2), width, thick);
 }
