@@ -17,7 +17,7 @@ export class Chat {
     this.log = $("log");
     this.atEnd = true;  // the end of the conversation is in view, and stays there
     this.log.addEventListener("scroll", () => { this.atEnd = this.log.scrollHeight - this.log.scrollTop - this.log.clientHeight < 48; });
-    const follow = new ResizeObserver(() => { if (this.atEnd) this.log.scrollTop = this.log.scrollHeight; });
+    const follow = new ResizeObserver(() => { if (this.atEnd && this.turns.length) this.log.scrollTop = this.log.scrollHeight; });
     follow.observe(this.log);
     follow.observe($("turns"));
     this.draw();
