@@ -28,7 +28,7 @@ from phase6_integration.engine.isolation import IsolatingCore, IsolatingRunner, 
 from tests.phase2_prefill_decode.models import saved, tiny_model
 from tests.phase2_prefill_decode.steps import CPU, loaded
 from tests.phase2_prefill_decode.test_hybrids import ANSWER, GREEDY, VARIANTS, alike, in_order, poison, runner_of
-from tests.phase2_prefill_decode.test_identity import follows
+from tests.phase2_prefill_decode.test_identity import follows, prompts
 
 Pair = tuple[Any, Model]
 
@@ -85,7 +85,7 @@ def test_requests_that_come_together_compute_a_common_prefix_once(pair: Pair) ->
     oracle, model = pair
     cache = CheckpointedPrefixCache(16, 64, 8)
     engine = continuous(model, TokenBudget(256), cache=cache)
-    given = alike(model)
+    given = alike(model)[::-1]  # the longest first: its own end is elsewhere
     checked(oracle, engine.core, runner_of(engine), given, 0)
     assert cache.counts.hit_tokens == (len(given) - 1) * 32, "of 33 tokens in common"
 
@@ -138,6 +138,17 @@ def test_a_state_is_computed_again_if_its_checkpoint_has_gone(pair: Pair) -> Non
     (request,) = checked(oracle, engine.core, runner, given, 1)
     assert cache.counts.hit_tokens == 56
     assert cache.checkpoints.usable(cache.match(request).pages)
+
+
+def test_a_row_that_has_another_request_s_state_at_the_same_place_is_not_believed(pair: Pair) -> None:
+    """The next turn gets the row of the one before, whose state is where its cached prefix ends. Its id is the same."""
+    oracle, model = pair
+    engine = continuous(model, TokenBudget(64), cache=CheckpointedPrefixCache(8, 64, 8))
+    (prompt,) = prompts(model.config.vocab_size, [57 - ANSWER])
+    (first,) = checked(oracle, engine.core, runner_of(engine), [prompt], 0)
+    (then,) = checked(oracle, engine.core, runner_of(engine), [[*prompt, *first.output_tokens, 5]], 0)
+    assert (first.computed, then.id) == (56, first.id)
+    assert engine.core.scheduler.cache.counts.hit_tokens == 56
 
 
 def test_an_aborted_request_leaves_what_it_has_computed(pair: Pair) -> None:

@@ -151,6 +151,22 @@ def test_a_step_that_is_not_committed_leaves_no_checkpoint() -> None:
     assert cache.cached_tokens(Request("b", (*range(15), 0))) == 8
 
 
+def test_a_checkpoint_of_a_step_in_flight_waits_for_its_commit() -> None:
+    """Two chunks are in flight; the first is committed."""
+    cache = CheckpointedPrefixCache(4, 64, SIZE)
+    request = admit(cache, "a", range(30))
+    cache.grow(request, 30)
+    for start in (0, 8):
+        cache.checkpoints.take(Slice(request, start, 8))
+    request.advance(0, 8)
+    cache.publish(request)
+    check_cache(cache)
+    assert cache.cached_tokens(Request("b", tuple(range(30)))) == 8
+    request.advance(8, 8)
+    cache.publish(request)
+    assert cache.cached_tokens(Request("b", tuple(range(30)))) == 16
+
+
 def test_a_checkpoint_that_is_lost_after_it_was_found_leaves_the_one_before_it() -> None:
     """Between its admission and its first slice. The tokens after that are computed again, and nothing is stored in
     published pages."""
@@ -284,12 +300,12 @@ class AgainstTheContentOfSlots(RuleBasedStateMachine):
             request.append(answer, 0.0)
 
     @precondition(lambda self: self.running)
-    @rule(length=st.integers(1, 9), steps=st.integers(1, 5), answer=st.integers(0, 1))
-    def run(self, length: int, steps: int, answer: int) -> None:
+    @rule(length=st.integers(1, 9), steps=st.integers(1, 5), ahead=st.integers(0, 1), answer=st.integers(0, 1))
+    def run(self, length: int, steps: int, ahead: int, answer: int) -> None:
         for _ in range(steps):
             for number in range(len(self.running)):
                 self.launch(number, length)
-            while self.flights:
+            while len(self.flights) > ahead * len(self.running):
                 self.commit(answer)
 
     @precondition(lambda self: self.flights)
