@@ -14,7 +14,7 @@ CONTEXT = 256  # tokens of context of the decodes whose times are drawn
 BLUE, RED, GREEN, GREY = "#1d6996", "#c0392b", "#2e8b57", "#667788"
 DARK = {  # a colour in light: the one in dark mode
     "#ffffff": "#161b22", BLUE: "#6db3dd", RED: "#f07a6c", GREEN: "#63c78d", "#b36b00": "#e6b450",
-    GREY: "#a3b1be", "#34495e": "#c5d0da", "#e3e8ec": "#2f3943", "#d5dbe0": "#46525e",
+    "#74489c": "#b08ede", GREY: "#a3b1be", "#34495e": "#c5d0da", "#e3e8ec": "#2f3943", "#d5dbe0": "#46525e",
 }  # fmt: skip
 
 STYLE: Any = {
@@ -177,16 +177,17 @@ def overlap(figure: Any, result: dict[str, Any]) -> None:
 
 
 LADDER = (
-    ("ttft_p50_ms", "TTFT p50, ms"),
-    ("itl_p99_ms", "ITL p99, ms"),
-    ("tokens_per_second", "output tokens/s"),
-    ("pages", "pages held, at most"),
+    ("tokens_per_second", "output tokens/s: higher is better \u2192"),
+    ("ttft_p50_ms", "\u2190 lower is better: TTFT, median, ms"),
+    ("tokens_per_step", "requests that share a step \u2192"),
+    ("itl_mean_ms", "\u2190 and its price: ITL, mean, ms"),
 )
 
 
 def ladder(figure: Any, result: dict[str, Any]) -> None:
     """One trace through transformers and the engines of the phases: a bar each. The reader's own is a mark."""
     rungs, mine = result["figures"]["rungs"], result["figures"].get("mine", {})
+    rungs = {name: rungs[name] for name in ("transformers", *(name for name in rungs if name != "transformers"))}
     colors = [GREY if name == "transformers" else BLUE for name in rungs]
     for axes, (key, title) in zip(figure.subplots(2, 2, sharey=True).flat, LADDER, strict=True):
         values = [row[key] for row in rungs.values()]
@@ -252,7 +253,7 @@ def allowed(figure: Any, result: dict[str, Any]) -> None:
         places = [place for place, is_forced in enumerate(output["forced"]) if is_forced is forced]
         axes.bar(places, [output["allowed"][place] for place in places], color=color, label=name)
     axes.set(title="Tokens that may be drawn, of 4,096", yscale="log", ylim=(0.7, 40_000), xlim=(-1, output["tokens"]))
-    axes.set_xticks(range(output["tokens"]), output["texts"], rotation=90, family="monospace", fontsize=8)
+    axes.set_xticks(range(output["tokens"]), output["texts"], rotation=90, family="monospace", fontsize=11)
     axes.set_yticks(counts := (1, 10, 100, 1000), [f"{count:,}" for count in counts])
     axes.minorticks_off()
     axes.grid(axis="x", visible=False)
@@ -264,13 +265,16 @@ FORMATS = {"bfloat16": ("ours", "llama"), "Q8_0": ("ours_Q8_0", "llama_Q8_0"), "
 
 def peers(figure: Any, result: dict[str, Any]) -> None:
     """The rate of this engine over that of llama.cpp with the same weights, by workload and format."""
+    from chapters.generated import in_words
     from phase6_integration.lab.peers.compare import in_order
 
     titles = {"native": "AVX-512", "avx2": "AVX2"}
     places: list[str] = []
     for axes, (isa, title) in zip(figure.subplots(2, 1, sharex=True, sharey=True), titles.items(), strict=True):
         shapes = result["figures"][isa].items()
-        rows = {f"{shape.upper()}\n{load}": its[load] for shape, its in shapes for load in in_order(shape, its)}
+        rows = {
+            f"{shape.upper()}\n{in_words(load)}": its[load] for shape, its in shapes for load in in_order(shape, its)
+        }
         rows = {name: row for name, row in rows.items() if "llama_Q8_0" in row}
         places = places or list(rows)  # AVX2 has some of these
         for turn, ((name, (ours, other)), color) in enumerate(zip(FORMATS.items(), (BLUE, GREEN, GREY), strict=True)):
@@ -285,10 +289,11 @@ def peers(figure: Any, result: dict[str, Any]) -> None:
         axes.set_yticks(ticks := (1, 2, 4), [f"{tick:g}x" for tick in ticks])
         axes.minorticks_off()
         axes.grid(axis="x", visible=False)
-    axes.set_xticks(range(len(places)), places, fontsize=9)
+    axes.set_xticks(range(len(places)), [place.replace(" prompts", "\nprompts") for place in places], fontsize=9)
     figure.axes[1].legend(frameon=False, ncols=3, loc="upper right")
 
 
+PARTS = "#b36b00", "#74489c", "#34495e", "#d5dbe0"  # no colour of the ways to run a step
 KERNELS = {  # what their names begin with, of those of this project
     "attention": ("decode_kernel", "join_kernel", "prefill_kernel"),
     "norms, rotation, SwiGLU": ("add_norm_kernel", "rotate_store_kernel", "swiglu_kernel"),
@@ -318,7 +323,7 @@ def gpu(figure: Any, result: dict[str, Any]) -> None:
     shown = {f"8b_ahead_False_{batch}": f"{batch} decoding" for batch in batches}
     shown |= {f"8b_ahead_True_{batch}": f"{batch} decoding,\n{2048 - batch:,} of prompts" for batch in (64, 192)}
     starts = [0.0] * len(shown)
-    for part, color in zip((*KERNELS, "matrix products", "the rest"), (BLUE, GREEN, GREY, RED), strict=True):
+    for part, color in zip((*KERNELS, "matrix products", "the rest"), PARTS, strict=True):
         taken = [_kernels(profiles[name], part) for name in shown]
         right.barh(range(len(shown)), taken, left=starts, color=color, label=part)
         starts = [start + ms for start, ms in zip(starts, taken, strict=True)]
@@ -340,7 +345,7 @@ def _kernels(profile: dict[str, Any], part: str) -> float:
 
 
 CHARTS: dict[str, Chart] = {
-    "allowed.svg": ("constrained.json", (8.8, 3.2), allowed),
+    "allowed.svg": ("constrained.json", (10.5, 4.0), allowed),
     "batching.svg": ("phase0.json", (8.8, 3.2), batching),
     "fragmentation.svg": ("fragmentation.json", (8.8, 3.6), fragmentation),
     "steps.svg": ("phase2_phases_596m.json", (8.0, 4.6), steps),

@@ -14,7 +14,7 @@ from phase5_continuous.lab.traces import Arrival
 
 T = TypeVar("T")
 SECONDS = 0.8  # of a step
-POSTER = 5  # the step that is shown where nothing moves
+POSTER = 5  # the step with which it begins, and that is shown where nothing moves
 COLORS = {"A": "blue", "B": "green", "C": "amber", "D": "violet", "E": "red"}
 SYSTEM = tuple(range(900, 908))  # the prompt with which all but C begin: two pages
 PROMPTS = ((0.0, SYSTEM, 7, 12), (0.0, SYSTEM, 11, 7), (0.012, (), 38, 8), (0.02, SYSTEM, 5, 10), (0.05, SYSTEM, 9, 6))
@@ -103,7 +103,8 @@ class Film(Drawing):
         times |= {stop / self.frames: "hidden"} if stop < self.frames else {}
         self._shapes[before:] = [
             f'<g visibility="{shown}"><animate attributeName="visibility" dur="{SECONDS * self.frames:g}s" '
-            f'repeatCount="indefinite" calcMode="discrete" values="{";".join(times.values())}" '
+            f'begin="-{SECONDS * POSTER:g}s" repeatCount="indefinite" calcMode="discrete" '
+            f'values="{";".join(times.values())}" '
             f'keyTimes="{";".join(f"{time:.4g}" for time in times)}"/>',
             *self._shapes[before:],
             "</g>",
@@ -122,14 +123,39 @@ def runs(values: Iterable[T]) -> Iterator[tuple[T, int, int]]:
 def film() -> Drawing:
     """Every step of the five requests."""
     recorded = frames()
-    drawing = Film(300, LABEL, len(recorded))
+    drawing = Film(326, LABEL, len(recorded))
     for title, (left, top) in TITLES.items():
         drawing.text(left, top, title, size=15, bold=True)
     for number, name in enumerate(COLORS):
         _lane(drawing, name, 42 + LANE * number, [frame.lanes[number] for frame in recorded])
     _step(drawing, [frame.step for frame in recorded])
     _pool(drawing, [frame.pages for frame in recorded])
+    befores = [Frame((Lane(),) * len(COLORS), (), ()), *recorded]
+    for words, first, stop in runs(map(happens, befores, recorded)):
+        with drawing.during(first, stop):
+            drawing.text(18, 304, words, size=15, bold=True)
     return drawing
+
+
+def happens(before: Frame, now: Frame) -> str:
+    """The one event of a step that a reader should see."""
+    lanes = dict(zip(COLORS, zip(before.lanes, now.lanes, strict=True), strict=True))
+    for name, (old, new) in lanes.items():
+        if new.state == "preempted" != old.state:
+            return f"{name} is preempted: others get its pages"
+    for page, owner in zip(before.pages, now.pages, strict=False):
+        if page == "cached" and owner in COLORS:
+            return f"{owner} gets a page that was cached: the pool is full"
+    for name, (old, new) in lanes.items():
+        if new.state == "done" != old.state:
+            return f"{name} has ended: its full pages stay in the cache"
+    chunks = [name for name, (old, new) in lanes.items() if old.computed < new.computed < new.prompt]
+    if chunks:
+        return f"{' and '.join(chunks)}: a chunk of the prompt, and others beside it"
+    begun = [name for name, (old, new) in lanes.items() if old.computed < new.prompt <= new.computed]
+    return (
+        f"the prompt of {' and '.join(begun)} is complete: the first token" if begun else "each request decodes a token"
+    )
 
 
 def _lane(drawing: Film, name: str, y: float, states: list[Lane]) -> None:
