@@ -130,8 +130,8 @@ def film() -> Drawing:
         _lane(drawing, name, 42 + LANE * number, [frame.lanes[number] for frame in recorded])
     _step(drawing, [frame.step for frame in recorded])
     _pool(drawing, [frame.pages for frame in recorded])
-    befores = [Frame((Lane(),) * len(COLORS), (), ()), *recorded]
-    for words, first, stop in runs(map(happens, befores, recorded)):
+    earlier = [Frame((Lane(),) * len(COLORS), (), ()), *recorded]
+    for words, first, stop in runs(map(happens, earlier, recorded)):
         with drawing.during(first, stop):
             drawing.text(18, 304, words, size=15, bold=True)
     return drawing

@@ -26,6 +26,7 @@ SHOWN = dict.fromkeys(range(28, 46), 160) | dict.fromkeys((*range(46, 103, 5), *
 SHOWN |= dict.fromkeys((*range(176, 198, 5), *range(203, 219, 3)), 120)
 SHOWN |= {28: 900, 31: 700, 103: 400, 104: 400, 171: 700, 172: 500, 187: 500, 199: 500, 200: 300, 201: 300}
 SHOWN = dict(sorted(SHOWN.items()))
+FIRST = 45  # of these, which is what is seen where nothing moves
 ASIDE = "body > header, #chat, #watching, #recorded, .v-name, .v-transport, .v-tree, .v-who, .v-why"
 SIZES = {390: 844, 1440: 900, 2560: 1440}
 LOSSLESS = {"lossless": True, "method": 6}
@@ -105,14 +106,15 @@ def animation(browser: Browser, url: str) -> None:
         page.get_by_role("button", name="Engine", exact=True).click()
         page.get_by_role("button", name="To the beginning", exact=True).click()
         page.add_style_tag(content=f"{ASIDE} {{ display: none !important }} .v-pages {{ grid-column: 1 / -1 }}")
-        page.set_viewport_size({"width": 820, "height": 736})  # the viewer measures its panels again
+        page.set_viewport_size({"width": 820, "height": 760})  # the viewer measures its panels again
         frames, forward = [], page.locator("[aria-label='A step forward']")  # hidden, so without a role
         for step in range(1, max(SHOWN) + 1):
             if step in SHOWN:
                 page.evaluate("() => new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn)))")
                 frames.append((page.screenshot(), SHOWN[step]))
             forward.evaluate("button => button.click()")
-        save(frames, file)
+        first = list(SHOWN).index(FIRST)
+        save([*frames[first:], *frames[:first]], file)
         context.close()
 
 
