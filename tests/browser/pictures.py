@@ -105,8 +105,10 @@ def animation(browser: Browser, url: str) -> None:
         page.goto(url)
         page.get_by_role("button", name="Engine", exact=True).click()
         page.get_by_role("button", name="To the beginning", exact=True).click()
-        page.add_style_tag(content=f"{ASIDE} {{ display: none !important }} .v-pages {{ grid-column: 1 / -1 }}")
-        page.set_viewport_size({"width": 820, "height": 760})  # the viewer measures its panels again
+        page.add_style_tag(
+            content=f"{ASIDE} {{ display: none !important }} .v-pages, .v-happened {{ grid-column: 1 / -1 }}"
+        )
+        page.set_viewport_size({"width": 820, "height": 716})  # the viewer measures its panels again
         frames, forward = [], page.locator("[aria-label='A step forward']")  # hidden, so without a role
         for step in range(1, max(SHOWN) + 1):
             if step in SHOWN:
