@@ -110,8 +110,8 @@ def test_the_page_opens_the_stream_again_with_what_the_engine_has_by_then(serve,
     found = []
     for _ in range(2):
         expect(page.get_by_text("A recorded run")).to_be_visible()
-        ask(url, "What is a comet?")
-        expect(page.get_by_text("A recorded run")).to_be_hidden()
+        while page.get_by_text("A recorded run").is_visible():  # an answer may end before the stream is open
+            ask(url, "What is a comet?")
         page.get_by_role("button", name="Live", exact=True).click()
         page.wait_for_function(ended)
         found.append(counts(page))
