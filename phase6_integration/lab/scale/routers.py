@@ -69,7 +69,7 @@ class Point:
 def parts(setting: Setting) -> Any:
     """The step times of a setting as an array: the slopes of each part, and the overhead as one more."""
     times = setting.times()
-    overhead = ([times.overhead, 0, 0, 0, 0], [0.0] * 5)
+    overhead = ([times.overhead, 0, 0, 0, 0, 0], [0.0] * 6)
     made = np.array([[*each, overhead] for each in times._parts])
     made[..., 2:4] *= times.load([(0, 1)]).pairs  # pairs and keys are counted in one layer
     return made
