@@ -66,7 +66,7 @@ def test_it_holds_the_engine_and_of_the_labs_what_the_commands_import(installed:
     held = {file.relative_to(installed).with_suffix("") for file in installed.rglob("*.py")}
     assert {".".join(file.parts).removesuffix(".__init__") for file in held} == needed
     data = {file.suffix for file in installed.glob("phase*/**/*") if file.is_file() and "tiny_chat" not in file.parts}
-    assert data <= {".py", ".pyi", ".typed", ".html", ".js", ".css", ".svg", ".sh", ".pyc"}
+    assert data <= {".py", ".pyi", ".typed", ".html", ".js", ".css", ".svg", ".sh", ".pyc", ".jsonl"}
     assert list(installed.glob("phase0_request/tiny_chat/model.safetensors"))
 
 

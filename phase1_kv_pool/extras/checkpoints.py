@@ -68,7 +68,7 @@ class Checkpoints(CacheObserver):
     def __contains__(self, page: int) -> bool:
         return page in self.kept or page in self.passed
 
-    # region exercise 10.6
+    # region exercise 10.5
     def usable(self, pages: Sequence[int]) -> int:
         """The number of these pages of a prefix up to its last checkpoint."""
         count = len(pages)
@@ -115,26 +115,31 @@ class Checkpoints(CacheObserver):
             return self.kept.pop(own)
         return None if is_passed or not self.kept else self.kept.pop(next(iter(self.kept)))
 
-    # region exercise 10.6
+    # region exercise 10.5
     def published(self, request: Request, table: Sequence[int]) -> None:
         """The full pages of a request are in the tree: its checkpoints at their ends belong to these pages."""
-        taken, end = self.taken.get(request.id, {}), _end(request, self.page_size)
+        taken = self.taken.get(request.id, {})
         for count in [count for count in taken if count * self.page_size <= request.computed]:
             slot, page = taken.pop(count), table[count - 1]
             if page in self:  # another request has computed the same
                 self.free.append(slot)
                 self.use(page)
-                continue
-            self.kept[page] = slot
-            if count not in self.wanted.get(request.id, ()):
-                before, old = self.latest.get(request.id, (0, -1))
-                if before > end:  # the checkpoint of an answer moves along
-                    self.removed([old])
-                elif old in self.kept:
-                    self.passed[old] = self.kept.pop(old)
-                self.latest[request.id] = count, page
+            else:
+                self._keep(request, count, page, slot)
 
     # endregion
+
+    def _keep(self, request: Request, count: int, page: int, slot: int) -> None:
+        """A request has one checkpoint that moves on, beside those that others want."""
+        self.kept[page] = slot
+        if count in self.wanted.get(request.id, ()):
+            return
+        before, old = self.latest.get(request.id, (0, -1))
+        if before > _end(request, self.page_size):  # the checkpoint of an answer moves along
+            self.removed([old])
+        elif old in self.kept:
+            self.passed[old] = self.kept.pop(old)
+        self.latest[request.id] = count, page
 
     def removed(self, pages: Sequence[int]) -> None:
         for page in pages:

@@ -33,7 +33,7 @@ class Latent(NamedTuple):
     key: int  # qk_nope_head_dim: of a head's key without position
     value: int  # v_head_dim
 
-    # region exercise 10.5
+    # region exercise 10.6
     @property
     def numbers_stored(self) -> int:
         """Of one token, in all layers."""

@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 
@@ -37,10 +38,18 @@ def save_lfm2(directory: Path) -> None:
     make.from_config(config, dtype=torch.bfloat16).save_pretrained(directory)
 
 
+def transformers_model(file: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    with patch("transformers.modeling_utils.is_accelerate_available", return_value=True):  # asked for, and not used
+        return AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+
+
 def save_gemma(directory: Path) -> None:
     """The model of a GGUF file, and the file beside it."""
     from phase6_integration.engine.hub import directory_of
-    from phase6_integration.lab.peers.real_models import transformers_model
 
     file = Path(directory_of("gemma3-270m"))
     model = transformers_model(file).bfloat16()

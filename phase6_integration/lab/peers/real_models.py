@@ -15,7 +15,6 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from rich.console import Console
@@ -30,6 +29,7 @@ from phase2_prefill_decode.extras.outcome import extras_of
 from phase6_integration.engine.engine import NanoServingEngine
 from phase6_integration.engine.hub import directory_of
 from phase6_integration.extras.structured.output_grammar import json_grammar
+from phase6_integration.lab.peers.models import transformers_model
 from phase6_integration.lab.structured import violation
 from phase6_integration.support.named_models import offered
 
@@ -99,15 +99,6 @@ def greedy(engine: NanoServingEngine, prompts: Sequence[Sequence[int]]) -> list[
 def ours(file: Path, passage: Sequence[int], prompts: Sequence[Sequence[int]], **options: Any) -> dict[str, Any]:
     with NanoServingEngine.from_pretrained(file, **options) as engine:
         return {"nll": nll(engine, passage), "answers": greedy(engine, prompts)}
-
-
-def transformers_model(file: Path) -> Any:
-    from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    with patch("transformers.modeling_utils.is_accelerate_available", return_value=True):  # asked for, and not used
-        return AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
 
 
 def transformers_tokenizer(file: Path) -> Any:
