@@ -47,7 +47,7 @@ def _read(family: Family, config: Mapping[str, Any]) -> dict[str, Any]:
         tiled=config[TILED],
     )
     rope, share = config.get("rope_parameters"), config["partial_rotary_factor"]
-    share = rope.get("partial_rotary_factor", 0.25) if isinstance(rope, Mapping) and rope else share
+    share = rope.get("partial_rotary_factor", share) if isinstance(rope, Mapping) and rope else share
     config |= {"layer_types": None, "partial_rotary_factor": share}
     described: dict[str, LayerConfig] = {KINDS[0]: delta, KINDS[1]: GatedLayer(experts=experts)}
     return fields_of(family, config) | {"layers": tuple(described[kind] for kind in kinds)}

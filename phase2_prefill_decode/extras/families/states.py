@@ -81,7 +81,7 @@ class StatefulRunner(ModelRunner):
         self.checkpoints: Checkpoints | None = getattr(cache, "checkpoints", None)
         if cache.shares and self.checkpoints is None:
             raise ConfigError(
-                "a state cannot be cut at a page: this model needs checkpoints, or a cache that shares no prefixes"
+                "a state cannot be cut at a page: this model needs a CheckpointedPrefixCache, or a PagedCache"
             )
         slots = self.checkpoints.num_slots if self.checkpoints else 0
         paged, layers = iter(pool.layers), decoder.config.layers
@@ -146,6 +146,9 @@ class StatefulRunner(ModelRunner):
             for layer in self.states if pages else ():
                 layer.copy_from(self.checkpoints.use(table[pages - 1]), row)
             first = pages * self.cache.page_size
+        counts = [
+            (layer.mlp.ends, layer.mlp.ends.clone()) for layer in self.decoder.layers if hasattr(layer.mlp, "ends")
+        ]
         for start in range(first, part.start, AGAIN):
             self.state.reserve(self.cache)
             again = Slice(part.request, start, min(AGAIN, part.start - start))
@@ -153,6 +156,8 @@ class StatefulRunner(ModelRunner):
             self._reserve()
             self.compute(step, step.to(self.pool.device))
             self.cache.copied()
+        for ends, before in counts:  # a record has not read those of the step in flight
+            ends.copy_(before)
 
     def _reserve(self) -> None:
         """A row of states for each row of the device state."""

@@ -24,10 +24,18 @@ def of_python(arguments: str) -> str:
         values = {word.arg: ast.literal_eval(_Constants().visit(word.value)) for word in call.keywords}
         if None in values:
             raise ValueError("not a call with names")
-        text = json.dumps(values, ensure_ascii=False, allow_nan=False)
-        text.encode()  # half of a surrogate pair is no text
+        return text_of(values)
     except (SyntaxError, TypeError, RecursionError, MemoryError) as error:
         raise ValueError(str(error)) from None
+
+
+def text_of(values: Mapping[Any, Any]) -> str:
+    """Arguments in JSON. ValueError if JSON or UTF-8 cannot write them: infinity, or half of a surrogate pair."""
+    try:
+        text = json.dumps(values, ensure_ascii=False, allow_nan=False)
+    except RecursionError as error:
+        raise ValueError(str(error)) from None
+    text.encode()
     return text
 
 
@@ -51,6 +59,9 @@ def _kinds(schema: object) -> set[str]:
         return set()
     kind = schema.get("type", [])
     kinds = {str(one) for one in (kind if isinstance(kind, list) else [kind])}
+    listed = schema.get("enum")
+    if any(isinstance(one, str) for one in (*(listed if isinstance(listed, list) else ()), schema.get("const"))):
+        kinds.add("string")
     for field in ("anyOf", "oneOf"):
         several = schema.get(field)
         for one in several if isinstance(several, list) else ():

@@ -21,11 +21,14 @@ class HarmonyReader(ToolReader):
 
     def _answer(self) -> Wait[None]:
         said = False
+        if self._begun:
+            yield from self._until(END, Section.REASONING)
+            self._skip()
         while header := (yield from self._next(HEADER)):
             function, channel = header[1] or header[3], header[2]
             if function in self._functions:
                 yield from self._try(self._arguments(function))
-                yield from self._next(END)
+                yield from self._until(END, Section.CONTENT)
                 self._skip()
                 continue
             if function is None:

@@ -5,7 +5,6 @@ again with more text. It never looks at where one piece of text ends and the nex
 what it finds.
 """
 
-import json
 import secrets
 from collections.abc import Generator, Mapping
 from enum import Enum, auto
@@ -14,7 +13,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import regex
 
-from phase6_integration.extras.tools.call_arguments import of_python, of_text
+from phase6_integration.extras.tools.call_arguments import of_python, of_text, text_of
 from phase6_integration.extras.tools.tool_formats import THINK, ToolFormat
 
 STRING = r'"([^"\\]{0,64})"'  # a key, a name, an id or a type in a call
@@ -225,7 +224,10 @@ class ToolReader:
             schema = properties.get(parameter[1]) if isinstance(properties, Mapping) else None
             values[parameter[1]] = of_text(text.removeprefix("\n").removesuffix("\n"), schema)
         yield from self._need("</function>")
-        return name, json.dumps(values, ensure_ascii=False)
+        try:
+            return name, text_of(values)
+        except ValueError:
+            raise MalformedError from None
 
     def _arguments(self, name: str) -> Wait[None]:
         """An object that is streamed."""

@@ -18,6 +18,7 @@ from phase6_integration.extras.fields.request_fields import AllowedTools, ChatRe
 from phase6_integration.extras.tools.call_grammar import Thinking, answer_grammar, call_rules
 from phase6_integration.extras.tools.harmony import HarmonyReader
 from phase6_integration.extras.tools.tool_formats import (
+    BY_NAME,
     HARMONY,
     MESSAGES,
     THINK,
@@ -170,7 +171,8 @@ def _format(settings: ToolSettings, template: str, auto: bool) -> ToolFormat:
         raise unservable("tool_choice", "this server was started with --no-enable-auto-tool-choice")
     format = tool_format(template, settings.tool_call_parser)
     if format is None:
-        message = "how this model writes the calls of tools is not known; start the server with --tool-call-parser"
+        names = ", ".join(BY_NAME)
+        message = f"how this model writes the calls of tools is not known; --tool-call-parser has {names}"
         raise unservable("tools", message)
     return format
 

@@ -202,6 +202,8 @@ MALFORMED = [
     "a < b, <tool, [TOOL, <|python",
     "<tool_call><function=subtract></function></tool_call>",
     "<tool_call><function=add><parameter=a>1</function>",
+    "<tool_call><function=add><parameter=a>1e999</parameter></function></tool_call>",
+    '<tool_call><function=add><parameter=a>["\\ud800"]</parameter></function></tool_call>',
     "<|tool_call_start|>[subtract()]<|tool_call_end|>",
     "<|tool_call_start|>[add(1)]<|tool_call_end|>",
     "<|tool_call_start|>[add(a=b)]<|tool_call_end|>",
@@ -221,6 +223,24 @@ def test_what_a_text_means_wherever_it_is_split(name: str, text: str, found: Fou
     for split in range(len(text) + 1):
         assert find(reader(name), text[:split], text[split:]) == found, text[:split]
     assert find(reader(name), *text, "") == found
+
+
+def test_the_channels_after_a_malformed_call_are_read() -> None:
+    call = "<|channel|>commentary to=functions.add <|constrain|>json<|message|>oops"
+    text = f"{call}<|end|><|start|>assistant<|channel|>analysis<|message|>Hm.<|end|>"
+    text += "<|start|>assistant<|channel|>final<|message|>It is 4."
+    for split in range(len(text) + 1):
+        found = dict(find(reader("openai"), text[:split], text[split:]))
+        assert found["reasoning"] == "Hm."
+        assert "oops" in found["content"]
+        assert found["content"].endswith("It is 4.")
+        assert "<|start|>" not in found["content"]
+
+
+def test_channels_that_the_prompt_has_begun() -> None:
+    begun = HarmonyReader(BY_NAME["openai"], FUNCTIONS, begun=True)
+    text = "Rain?<|end|><|start|>assistant<|channel|>final<|message|>Yes."
+    assert find(begun, text) == joined([("reasoning", "Rain?"), ("content", "Yes.")])
 
 
 @pytest.mark.parametrize("text", MALFORMED)
