@@ -6,6 +6,9 @@ a step, however many tokens it meets. A multiplication with its addition is two 
 attention count as operations; norms, rotations, gates and the rules of states are a few percent of those, so of them
 only the bytes count.
 
+Between two kernels, activations stay in the device's cache if it holds them. With the size of a cache, a part's
+activations cross the memory only if the largest of its tensors does not fit. Without, they always do.
+
 Experts are the exception: a step reads those that some token chose. How many that will be is not known, so it is what
 is expected if each token chooses independently and all experts are equally likely. Real routers are less even, and
 read fewer.
@@ -133,6 +136,11 @@ class Matrix(NamedTuple):
     experts: int = 1
     top_k: int = 1  # that a row goes through
 
+    @property
+    def widest(self) -> int:
+        """Numbers of a row's input or of its output, whichever are more."""
+        return self.top_k * max(self.inputs, self.outputs // self.experts)
+
     def expected(self, rows: int) -> float:
         """The share of it that some row goes through."""
         return 1 - (1 - self.top_k / self.experts) ** rows if rows else 0.0
@@ -159,11 +167,14 @@ class CostModel:
     """The costs of one model's steps.
 
     Weights and activations are kept in `dtype`, by default the configuration's; keys and values in `kv_dtype`, by
-    default the same.
+    default the same. `cache` is the size of the device's cache in bytes.
     """
 
-    def __init__(self, config: ModelConfig, *, dtype: str | None = None, kv_dtype: str | None = None) -> None:
+    def __init__(
+        self, config: ModelConfig, *, dtype: str | None = None, kv_dtype: str | None = None, cache: int = 0
+    ) -> None:
         self.config = config
+        self.cache = cache
         self.dtype = dtype or config.dtype
         self.kv_dtype = kv_dtype or self.dtype
         self._bytes, self._kv_bytes = (
@@ -176,13 +187,14 @@ class CostModel:
         self._attending = [layer for layer in config.layers if layer.paged]
         self._windows = tuple(Counter(layer.window for layer in self._attending).items())  # (window, layers with it)
         self._state_bytes = state_bytes(replace(config, dtype=self.dtype))
+        self._widest = max(matrix.widest for matrix in self._matrices)
         self._q = config.num_attention_heads * config.head_dim
         self._kv = config.num_key_value_heads * config.head_dim
 
     @property
     def linear(self) -> bool:
-        """Whether the cost of a step is linear in its load: of a model without experts."""
-        return all(matrix.experts == 1 for matrix in self._matrices)
+        """Whether the cost of a step is linear in its load: of a model without experts, on a device without a cache."""
+        return not self.cache and all(matrix.experts == 1 for matrix in self._matrices)
 
     @property
     def calls(self) -> int:
@@ -216,13 +228,18 @@ class CostModel:
             return Cost()
         states = load.states * self._state_bytes
         parts = {
-            "attention": self._attention(load) + Part(kv_read=states, kv_write=states),
+            "attention": self._crossing(self._attention(load), load.tokens * self._q)
+            + Part(kv_read=states, kv_write=states),
             "head": self._linear(Matrix("head", self.config.hidden_size, self.config.vocab_size, False, True), load),
-            "pointwise": self._pointwise(load),
+            "pointwise": self._crossing(self._pointwise(load), load.tokens * self._widest),
         }
         for matrix, layers in self._matrices.items():
             parts[matrix.part] = parts.get(matrix.part, NOTHING) + self._linear(matrix, load, layers)
         return Cost(**parts)
+
+    def _crossing(self, part: Part, largest: int) -> Part:
+        """The part, without its activations if the cache holds the largest of them, of so many numbers."""
+        return replace(part, activations=0) if largest * self._bytes <= self.cache else part
 
     def _rows(self, load: Load) -> tuple[int, int]:
         """(layers, rows in all of them) behind attention. In the last layer only rows that yield a token go on."""
@@ -236,11 +253,12 @@ class CostModel:
         whole, inputs, outputs = (matrix.inputs + matrix.bias) * matrix.outputs, matrix.inputs, matrix.outputs
         weights = whole * min(rows, 1) if matrix.experts == 1 else round(whole * matrix.expected(rows))
         through = layers * rows * matrix.top_k
-        return Part(
+        part = Part(
             operations=2 * through * inputs * (outputs // matrix.experts),
             weights=layers * weights * self._bytes,
             activations=through * (inputs + outputs // matrix.experts) * self._bytes,
         )
+        return self._crossing(part, rows * matrix.widest)
 
     # region exercise 2.1
     def _attention(self, load: Load) -> Part:

@@ -27,7 +27,7 @@ class StepTimes:
 
     def __init__(self, model: CostModel, device: Device) -> None:
         if not model.linear:
-            raise ValueError("the times of a model with experts are not linear in the load: `predict` each step")
+            raise ValueError("times of a model with experts or a cache are not linear in the load: `predict` each step")
         self.load = model.load
         self.overhead = device.overhead
         self._parts = [self._slopes(model, device, yields) for yields in (0, 1)]

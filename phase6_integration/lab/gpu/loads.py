@@ -221,15 +221,18 @@ def ready(load: GPULoad) -> Row:
 def steady(load: GPULoad, decodes: int, context: int, steps: int, chunks: bool, limit: Device) -> Row:
     """The time of decode steps, or of decodes with chunks of prompts; beside the roofline, and what the host does.
 
-    `of_memory` is the share of the time that reading weights, keys and values takes. The roofline is above it, since it
-    counts activations too, which the caches of a GPU may hold."""
+    `of_memory` is the share of the time that reading weights, keys and values takes. The roofline also has arithmetic,
+    writes, and the activations that the device's cache does not hold."""
     decodes = load.settle(decodes, context, steps, chunks)
     ran = [step for step in load.run(steps) if (step.decode_tokens, step.prefill_tokens > 0) == (decodes, chunks)]
     if not ran:
         raise RuntimeError("the load was not steady: no step was of the kind that is measured")
     middle = ran[len(ran) // 2]
     pieces = [(piece.start, piece.length) for piece in middle.batch.slices]
-    cost = CostModel(load.engine.parts.model.config).pieces(pieces, middle.decode_tokens)
+    model = load.engine.parts.model
+    cuda = model.decoder.device.type == "cuda"
+    l2 = torch.cuda.get_device_properties(model.decoder.device).L2_cache_size if cuda else 0
+    cost = CostModel(model.config, cache=l2).pieces(pieces, middle.decode_tokens)
     seconds, roofline = median(step.seconds for step in ran), predict(cost, limit).seconds
     read = (cost.total.weights + cost.total.kv_read) / limit.bytes_per_second
     return {
@@ -241,6 +244,7 @@ def steady(load: GPULoad, decodes: int, context: int, steps: int, chunks: bool, 
         "roofline_ms": roofline * 1e3,
         "of_roofline": roofline / seconds,
         "of_memory": read / seconds,
+        "l2_bytes": l2,
         "host_ms": host_ms(ran, load.runner.launches),
     }
 

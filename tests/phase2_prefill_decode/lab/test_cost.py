@@ -181,6 +181,27 @@ def test_published_floors_of_a_decode_step(config: ModelConfig, weights_ms: floa
     assert (long.bytes - short.bytes) / bandwidth * 1e6 == pytest.approx(us_a_thousand, abs=0.05)
 
 
+def test_activations_cross_the_memory_only_where_a_tensor_does_not_fit_the_cache() -> None:
+    """In 50 MiB, decodes of an 8B model leave only their logits no room; a prompt of 2,048, its MLP's gate and up."""
+    through, cached = CostModel(QWEN3_8B), CostModel(QWEN3_8B, cache=50 << 20)
+    decodes, prompt = [(1100, 1)] * 256, [(0, 2048)]
+    for pieces, crossing in ((decodes, {"head"}), (prompt, {"gate_up", "pointwise"})):
+        every, some = through.pieces(pieces).parts, cached.pieces(pieces).parts
+        assert {name for name, part in some.items() if part.activations} == crossing
+        for name, part in some.items():
+            assert replace(part, activations=every[name].activations) == every[name], "the rest is as without a cache"
+    assert cached.pieces(decodes).total.activations == 256 * (4096 + 151936) * 2
+    assert through.linear and not cached.linear
+
+
+@pytest.mark.parametrize(("part", "numbers"), [("qkv", 160), ("attention", 96), ("gate_up", 160), ("down", 80)])
+def test_a_tensor_as_large_as_the_cache_fits(part: str, numbers: int) -> None:
+    size = 9 * numbers * 2  # of nine tokens' largest
+    for cache, fits in ((size, True), (size - 1, False)):
+        counted = CostModel(SMALL, cache=cache).pieces([(0, 9)]).parts[part]
+        assert (counted.activations == 0) == fits
+
+
 class CountedSteps(CoreObserver):
     """The rows that each step of an engine multiplies, beside what the cost model says of it."""
 

@@ -41,7 +41,7 @@ def test_activations_are_no_part_of_what_a_step_reads_from_memory(day: Day) -> N
         row = steady(load, 2, 20, 4, False, Device("slow", 1e15, 1e6))
     assert 0 < row["of_memory"] < row["of_roofline"]
     step = CostModel(MODELS["8b"]).pieces([(1100, 1)] * 256).total
-    assert round(step.activations / 1e6) == 2884, "the claims about 82 % subtract them"
+    assert round(step.activations / 1e6) == 2884, "the roofline of the first day has them"
 
 
 def test_a_client_sends_its_next_request_when_its_last_is_answered(day: Day) -> None:
