@@ -184,7 +184,7 @@ def measures() -> Iterator[Measure]:
     yield Measure("lines of the core of the server", lines(server), 3600, 5400)
     yield Measure("words of extras in the core", sum(words().values()), 0, 4)
     yield Measure("pairs of rooms of phase 2 that import each other", len(rooms()), 0, 0)
-    yield Measure("lines that `nanoserve serve` reaches", lines(reached(SERVE)), 24000, 33700)
+    yield Measure("lines that `nanoserve serve` reaches", lines(reached(SERVE)), 24000, 33500)
     yield Measure("lines of tests", lines(core("tests")), 33000)
     yield Measure("lines of labs", lines(core("labs")), 10500)
 
