@@ -403,7 +403,7 @@ def in_order(tokens: Tokens) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize(
     ("what", "build"),
     [
-        ("shares no prefixes", lambda model: continuous(model, cache=PrefixCache(8, 8))),
+        ("CheckpointedPrefixCache, or a PagedCache", lambda model: continuous(model, cache=PrefixCache(8, 8))),
         (
             "speculative_config",
             lambda model: continuous(
