@@ -40,6 +40,11 @@ class CheckpointedLayout(KVLayout):
         """Of a page with its share of the checkpoints."""
         return self.page_size * self.bytes_per_token * (PART + 1) // PART
 
+    def pages_in(self, memory: int) -> int:
+        """Beside one checkpoint at least."""
+        most = max(memory - self.state_bytes, 0) // (self.page_size * self.bytes_per_token)
+        return min(KVLayout.pages_in(self, memory), most)
+
     def slots_for(self, pages: int) -> int:
         return max(pages * self.page_size * self.bytes_per_token // PART // self.state_bytes, 1)
 

@@ -7,7 +7,7 @@ import urllib.request
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import Locator, Page, Route, expect
 
 KEY = "sk-of-the-browser"
 SMALL = ("--kv-cache-pages", "96")
@@ -338,6 +338,20 @@ def test_the_text_of_requests_is_in_the_record_only_where_nobody_else_can_watch(
         if "done" in line:
             break
     assert bool(re.search('"tokens"|"ids"|"vocab"', "".join(seen))) is shown
+
+
+def test_a_key_that_is_given_before_the_record_is_refused_opens_the_record(serve, visit) -> None:
+    url = serve("--api-key", KEY)
+    page = visit("about:blank", faults="401")
+    late: list[Route] = []
+    page.route("**/record", late.append, times=1)
+    page.goto(url)
+    page.get_by_label("This server needs an API key").fill(KEY)
+    page.keyboard.press("Enter")
+    expect(page.get_by_text("ready", exact=True)).to_be_visible()
+    late[0].continue_()  # it was sent without the key
+    page.get_by_role("button", name="How does prefix caching work?").click()
+    expect(page.locator("#recorded")).to_be_hidden()
 
 
 def test_with_keys_the_page_shows_the_text_of_its_own_requests_only(serve, visit) -> None:

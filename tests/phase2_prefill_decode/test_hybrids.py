@@ -174,6 +174,23 @@ def test_chunks_and_preemption_do_not_change_its_tokens(pair: Pair, ahead: int) 
     assert engine.core.scheduler.running_set.num_preemptions
 
 
+@pytest.mark.parametrize("name", ["qwen3.5", "qwen3.5-experts", "qwen3-next"])
+def test_the_rotated_part_of_a_head_may_stand_at_the_top_of_the_config(name: str, tmp_path: Path) -> None:
+    """As older checkpoints have it. In both places, the one beside the base counts."""
+    family, options = VARIANTS[name]
+    oracle = tiny_model(family, **options)
+    file = saved(oracle, tmp_path) / "config.json"
+    config = json.loads(file.read_text())
+    share = config["rope_parameters"].pop("partial_rotary_factor")
+    assert share == 0.5
+    file.write_text(json.dumps(config | {"partial_rotary_factor": share}))
+    prompt = prompts(oracle.config.vocab_size)[0]
+    (answer,) = continuous(Model.load(tmp_path, device="cpu", dtype="float32"), cache=PagedCache(64, 8)).generate(
+        [prompt], GREEDY
+    )
+    assert follows(oracle, prompt, list(answer.output_tokens))
+
+
 def poison(runner: StatefulRunner) -> None:
     """Fill the states of all rows that no open request has with NaN."""
     used = {*runner.cache._rows.values()}

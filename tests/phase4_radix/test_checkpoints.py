@@ -193,7 +193,11 @@ def test_a_tenth_of_the_memory_of_pages_is_for_checkpoints() -> None:
         assert sum(used) <= 1 << 30
         assert used[0] >= 0.9 * (1 << 30)
         assert used[1] >= 0.08 * (1 << 30)
-    assert CheckpointedLayout.of(pages, 1 << 40).slots_for(8) == 1
+    large = CheckpointedLayout.of(pages, 1 << 28)  # more than a tenth: the pages have the rest
+    count = large.pages_in(1 << 30)
+    assert large.slots_for(count) == 1
+    assert count == (3 << 28) // pages.bytes_per_page
+    assert large.pages_in(1 << 27) == 0
 
 
 def test_a_check_names_slots_that_are_lost_and_pages_that_are_gone() -> None:

@@ -13,8 +13,8 @@ MAX_LAYERS = 1 << 16
 NONE: Mapping[str, str] = MappingProxyType({})
 
 
-class Metadata(NamedTuple):
-    """What a file says of its architecture."""
+class ModelMetadata(NamedTuple):
+    """The metadata of a file about its model."""
 
     header: GGUFHeader
     kind: str
@@ -48,7 +48,7 @@ class Metadata(NamedTuple):
         return self.count("block_count", most=MAX_LAYERS) - len(self.drafting)
 
 
-Own = Callable[[Metadata, dict[str, Any]], dict[str, Any]]
+Own = Callable[[ModelMetadata, dict[str, Any]], dict[str, Any]]
 
 
 class Architecture(NamedTuple):
@@ -62,7 +62,7 @@ class Architecture(NamedTuple):
     own: Own = lambda metadata, rope: {}  # what its config.json has besides, from the metadata and the rope
 
 
-def _gemma3(metadata: Metadata, rope: dict[str, Any]) -> dict[str, Any]:
+def _gemma3(metadata: ModelMetadata, rope: dict[str, Any]) -> dict[str, Any]:
     heads = metadata.count("attention.head_count")
     large = metadata.get("block_count") == LAYERS_OF_27B
     return {
@@ -77,7 +77,7 @@ def _gemma3(metadata: Metadata, rope: dict[str, Any]) -> dict[str, Any]:
 LAYERS_OF_27B = 62  # Gemma 3 27B, whose scores alone have a scale of their own; no file says so
 
 
-def _granite(metadata: Metadata, rope: dict[str, Any]) -> dict[str, Any]:
+def _granite(metadata: ModelMetadata, rope: dict[str, Any]) -> dict[str, Any]:
     return {
         "attention_multiplier": metadata.get("attention.scale"),
         "embedding_multiplier": metadata.get("embedding_scale"),
@@ -86,7 +86,7 @@ def _granite(metadata: Metadata, rope: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _lfm2(metadata: Metadata, rope: dict[str, Any]) -> dict[str, Any]:
+def _lfm2(metadata: ModelMetadata, rope: dict[str, Any]) -> dict[str, Any]:
     """A layer without keys is one with a convolution."""
     kinds = ["full_attention" if heads else "conv" for heads in metadata.each("attention.head_count_kv")]
     return {
@@ -97,12 +97,12 @@ def _lfm2(metadata: Metadata, rope: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _mistral3(metadata: Metadata, rope: dict[str, Any]) -> dict[str, Any]:
+def _mistral3(metadata: ModelMetadata, rope: dict[str, Any]) -> dict[str, Any]:
     growth = metadata.get("attention.temperature_scale", 0)
     return {"rope_parameters": rope | ({"llama_4_scaling_beta": growth} if growth else {})}
 
 
-def _olmo2(metadata: Metadata, rope: dict[str, Any]) -> dict[str, Any]:
+def _olmo2(metadata: ModelMetadata, rope: dict[str, Any]) -> dict[str, Any]:
     """Olmo 3 is the one with windows. Layers with a window have a rope without the extension."""
     if not (window := metadata.count("attention.sliding_window", 0, 0)):
         return {}
@@ -119,7 +119,7 @@ def _olmo2(metadata: Metadata, rope: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _qwen35(metadata: Metadata, rope: dict[str, Any]) -> dict[str, Any]:
+def _qwen35(metadata: ModelMetadata, rope: dict[str, Any]) -> dict[str, Any]:
     heads = metadata.count("ssm.time_step_rank")
     return {
         "full_attention_interval": metadata.get("full_attention_interval", 4),
@@ -132,7 +132,7 @@ def _qwen35(metadata: Metadata, rope: dict[str, Any]) -> dict[str, Any]:
     } | (_shared(metadata, rope) if metadata.get("expert_count", 0) else {})
 
 
-def _shared(metadata: Metadata, rope: dict[str, Any]) -> dict[str, Any]:
+def _shared(metadata: ModelMetadata, rope: dict[str, Any]) -> dict[str, Any]:
     return {"shared_expert_intermediate_size": metadata.get("expert_shared_feed_forward_length")}
 
 

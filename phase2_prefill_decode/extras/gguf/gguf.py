@@ -10,7 +10,7 @@ from torch import Tensor
 from phase0_request.extras.gguf_file import GGUFHeader, GGUFTensor, read_header
 from phase2_prefill_decode.extras.families.layer import MAX_EXPERTS
 from phase2_prefill_decode.extras.families.sources import Translated, translated
-from phase2_prefill_decode.extras.gguf.architectures import ARCHITECTURES, Architecture, Metadata
+from phase2_prefill_decode.extras.gguf.architectures import ARCHITECTURES, Architecture, ModelMetadata
 from phase2_prefill_decode.extras.gguf.gguf_config import FACTORS, ROPE_FACTORS
 from phase2_prefill_decode.extras.quantized.ggml import BLOCKS, FLOATS, OTHERS, READABLE
 from phase2_prefill_decode.extras.quantized.weight import QuantizedWeight
@@ -40,7 +40,7 @@ class GGUFCheckpoint:
         self.directory = header.file
         self.faults: list[str] = []
         self.stored: dict[str, Stored] = {}
-        self._metadata = metadata = Metadata(header, str(header.metadata.get("general.architecture")))
+        self._metadata = metadata = ModelMetadata(header, str(header.metadata.get("general.architecture")))
         self._architecture = ARCHITECTURES.get(metadata.kind, Architecture(metadata.kind))
         self._tensors: dict[str, GGUFTensor] = {}
         size, names = header.file.stat().st_size, {**NAMES, **self._architecture.names}

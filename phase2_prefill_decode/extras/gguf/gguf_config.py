@@ -8,7 +8,7 @@ from typing import Any
 
 from phase0_request.extras.gguf_file import GGUFHeader, read_header
 from phase0_request.support.checks import ConfigError, check_choice, check_number
-from phase2_prefill_decode.extras.gguf.architectures import ARCHITECTURES, Metadata
+from phase2_prefill_decode.extras.gguf.architectures import ARCHITECTURES, ModelMetadata
 
 MIXTRAL = "mixtral"  # is llama with experts; Mistral's other models are llama
 ROPE_FACTORS = "rope_freqs.weight"
@@ -26,7 +26,7 @@ def config_of(header: GGUFHeader) -> dict[str, Any]:
     """What the config.json of this model would say."""
     tensors, kind = header.tensors, str(header.metadata.get("general.architecture"))
     check_choice(f"{header.file}: general.architecture", kind, ARCHITECTURES)
-    architecture, metadata = ARCHITECTURES[kind], Metadata(header, kind)
+    architecture, metadata = ARCHITECTURES[kind], ModelMetadata(header, kind)
     get, count = metadata.get, metadata.count
 
     embedding = tensors.get("token_embd.weight")

@@ -1,7 +1,8 @@
 // The server: requests with the API key, server-sent events, and errors in its own words.
 
 export class Refused extends Error {
-  constructor(status, message, code) { super(message); this.status = status; this.code = code; }
+  /** `key`: the one that the request was sent with. */
+  constructor(status, message, { code, key } = {}) { super(message); Object.assign(this, { status, code, key }); }
 }
 
 let key = "";  // kept nowhere else
@@ -14,12 +15,12 @@ export function useKey(given) {
   for (const go of waiting.splice(0)) go();
 }
 
-/** Resolves once another key has been given. */
-export const anotherKey = () => new Promise((resolve) => waiting.push(resolve));
+/** Resolves once there is another key than the refused one. It may have been given before the refusal came. */
+export const anotherKey = (refused) => new Promise((resolve) => { if (key === refused.key) waiting.push(resolve); else resolve(); });
 
 /** Sends a request. Throws what the server refuses, and what keeps it from being reached. */
 export async function send(path, { body, ...options } = {}) {
-  const headers = key ? { Authorization: `Bearer ${key}` } : {};
+  const sent = key, headers = sent ? { Authorization: `Bearer ${sent}` } : {};
   if (body) Object.assign(options, { method: "POST", body: JSON.stringify(body) }), (headers["Content-Type"] = "application/json");
   let response;
   try {
@@ -30,7 +31,7 @@ export async function send(path, { body, ...options } = {}) {
   if (response.ok) return response;
   let error = { message: `The server answered ${response.status}.` };
   try { error = (await response.json()).error ?? error; } catch { /* a proxy's page, say: the status is all there is */ }
-  throw new Refused(response.status, error.message, error.code);
+  throw new Refused(response.status, error.message, { code: error.code, key: sent });
 }
 
 /** The data of server-sent events, as they come: a list for each piece that arrives. */
@@ -58,7 +59,7 @@ export async function stream(path, body, signal, heard = () => {}, told = () => 
     for (const data of batch) {
       if (data === "[DONE]") return answer;
       const chunk = JSON.parse(data);
-      if (chunk.error) throw new Refused(0, chunk.error.message, chunk.error.code);
+      if (chunk.error) throw new Refused(0, chunk.error.message, { code: chunk.error.code });
       told(chunk);
       answer.usage = chunk.usage ?? answer.usage;
       for (const { index, delta, text = (delta?.reasoning_content ?? "") + (delta?.content ?? ""), finish_reason: reason } of chunk.choices) {

@@ -32,7 +32,7 @@ export async function watch(push, say) {
     } catch (error) {
       say(error.status === 401 ? "To watch the engine, give the API key." : error.message);
       if (error.status === 404) return;  // replicas, or a proxy that keeps it to itself
-      if (error.status === 401) { await anotherKey(); continue; }
+      if (error.status === 401) { await anotherKey(error); continue; }
     }
     clearTimeout(timer);
     if (lines.length) flush();

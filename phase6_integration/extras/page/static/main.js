@@ -16,7 +16,7 @@ import { Viewer } from "./viewer/viewer.js";
 const text = $("text"), narrow = matchMedia("(max-width: 60rem)"), dark = matchMedia("(prefers-color-scheme: dark)");
 const settings = new Settings($("settings"));
 const SMALL = 96;  // pages that a few requests fill
-let schema = null, model = "", locked = false, last = null;
+let schema = null, model = "", locked = false, last = null, wanted = null;
 
 const sources = fetch("static/viewer/sources.json").then((found) => found.json());
 const viewer = new Viewer($("viewer"), { title: "Engine", sources });
@@ -40,6 +40,7 @@ function find(name) {
   if (document.body.dataset.view === "chat") view("both");
   const { live, history, player } = viewer, request = live ? Array.from(history.head.requests.values()).find(({ id }) => id === name) : null;
   viewer.select(request ? { request: request.r } : null);
+  wanted = live ? null : name;  // its lines have not come yet
   const from = request && history.lanes.of.get(request.r)?.spans[0]?.[1];
   if (from >= history.base) player.playFrom(from);
 }
@@ -219,6 +220,7 @@ own.know = (id, request) => viewer.know(id, request);
 watch((lines) => {
   for (const line of lines) if ("record" in line) own.needed = !line.text;
   first.push(lines);
+  if (wanted && viewer.live) find(wanted);
   touch.refresh();
 }, (words) => { $("watching").textContent = words; });
 settings.build(null);

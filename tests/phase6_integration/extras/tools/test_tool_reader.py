@@ -225,6 +225,13 @@ def test_what_a_text_means_wherever_it_is_split(name: str, text: str, found: Fou
     assert find(reader(name), *text, "") == found
 
 
+@pytest.mark.parametrize("schema", [{"enum": ["1", "2"]}, {"const": "1"}, {"enum": [1, "1"]}])
+def test_an_argument_that_may_be_one_of_some_strings_stays_a_string(schema: dict[str, Any]) -> None:
+    functions = {"add": {"properties": {"a": schema}}}
+    text = "<tool_call><function=add><parameter=a>1</parameter></function></tool_call>"
+    assert find(ToolReader(BY_NAME["qwen3_coder"], functions), text) == call("add", '{"a": "1"}')
+
+
 def test_the_channels_after_a_malformed_call_are_read() -> None:
     call = "<|channel|>commentary to=functions.add <|constrain|>json<|message|>oops"
     text = f"{call}<|end|><|start|>assistant<|channel|>analysis<|message|>Hm.<|end|>"
