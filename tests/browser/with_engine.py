@@ -344,7 +344,7 @@ def test_a_key_that_is_given_before_the_record_is_refused_opens_the_record(serve
     url = serve("--api-key", KEY)
     page = visit("about:blank", faults="401")
     late: list[Route] = []
-    page.route("**/record", late.append, times=1)
+    page.route("**/record", lambda route: late.append(route), times=1)
     page.goto(url)
     page.get_by_label("This server needs an API key").fill(KEY)
     page.keyboard.press("Enter")
