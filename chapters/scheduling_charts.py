@@ -24,13 +24,15 @@ def gaps(played: Mapping[str, Played]) -> None:
     for one, (name, (_, decodes, long)) in zip(axes, played.items(), strict=True):
         arrival, moments = long.times.arrival, decodes[0].times.tokens
         waits = [(later - earlier) * 1e3 for earlier, later in pairwise(moments)]
-        one.vlines([moment - arrival for moment in moments[1:]], 0, waits, color=RED, linewidth=2)
-        one.axvline(long.times.ttft, color=GREEN, linewidth=1.2, linestyle="--", zorder=3)
+        each, ttft = "a token of all eight requests", "first token of the long prompt"
+        one.vlines([moment - arrival for moment in moments[1:]], 0, waits, color=RED, linewidth=2, label=each)
+        one.axvline(long.times.ttft, color=GREEN, linewidth=1.2, linestyle="--", zorder=3, label=ttft)
         one.set_title(name, fontsize=10)
     first = next(iter(played.values())).long.times.ttft
     axes[0].set_xlim(-0.1 * (first or 0), None)
     axes[len(played) // 2].set_ylabel("ms between two tokens")
-    axes[-1].set_xlabel("seconds since the long prompt arrived; the green line is its first token")
+    axes[-1].set_xlabel("seconds since the long prompt arrived")
+    axes[0].legend(frameon=False, ncols=2, fontsize=9, loc="lower right", bbox_to_anchor=(1, 0.98))
     plt.show()
 
 

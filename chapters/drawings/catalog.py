@@ -5,6 +5,7 @@ from collections.abc import Callable
 from chapters.drawings.film import film
 from chapters.drawings.lanes import lanes
 from chapters.drawings.packed import packed
+from chapters.drawings.phases import phases
 from chapters.drawings.primer import programs, shapes, strides
 from chapters.drawings.request_map import request_map
 from chapters.drawings.rope import rope
@@ -16,6 +17,7 @@ DRAWINGS: dict[str, Callable[[], Drawing]] = {
     "lanes.svg": lanes,
     "map.svg": request_map,
     "packed.svg": packed,
+    "phases.svg": phases,
     "programs.svg": programs,
     "rope.svg": rope,
     "shapes.svg": shapes,

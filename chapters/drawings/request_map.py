@@ -1,56 +1,71 @@
-"""One chat request through the two processes of the server: eight steps, of which four repeat for each token."""
+"""One chat request through the server, down three lanes: eight steps, of which four repeat for each token."""
 
 from chapters.drawings.svg import Drawing
 
 LABEL = (
-    "A request is read, becomes tokens and a message in the HTTP process; the engine process queues it, then plans, "
-    "computes and commits, step after step; the HTTP process turns each token into text"
+    "Three lanes. In the HTTP process a request is read, becomes tokens and a message; the engine process queues it, then "
+    "plans, computes on the device and commits, step after step; the HTTP process turns each token into text"
 )
-ABOVE = ("1 read", "HTTP and JSON", 32), ("2 tokenize", "text to tokens", 182), ("3 send", "a message", 332)
-LOOP = ("5 plan", "chapters 3, 4, 5", 32), ("6 compute", "chapter 2", 240), ("7 commit", "chapter 0", 448)
-PAGES = "aab.bbcc.aac..bb.cc.a..."
-COLORS = {"a": "blue", "b": "green", "c": "amber", ".": "faint"}
+LANES = ("HTTP process", "text", 10, 142), ("engine process", "tokens", 160, 166), ("device", "arrays", 334, 136)
+HTTP, ENGINE, DEVICE = 22, 196, 343  # where the boxes of a lane begin
+WIDE, HIGH = 118, 50
+BOXES = (
+    ("1 read", "HTTP and JSON", HTTP, 100, "blue"),
+    ("2 tokenize", "text to tokens", HTTP, 176, "blue"),
+    ("3 send", "a message", HTTP, 252, "blue"),
+    ("4 queue", "chapters 0, 5", ENGINE, 252, "blue"),
+    ("5 plan", "chapters 3, 4, 5", ENGINE, 356, "violet"),
+    ("6 compute", "chapter 2", ENGINE, 432, "violet"),
+    ("decoder", "kernels", DEVICE, 432, "violet"),
+    ("sampler", "next tokens", DEVICE, 508, "violet"),
+    ("7 commit", "chapter 0", ENGINE, 508, "violet"),
+    ("8 stream", "tokens to text", HTTP, 584, "green"),
+)
+PAGES = "aab.bbccaac.bbca"
+COLORS = {"a": "blue", "b": "green", "c": "amber", ".": "line"}
 
 
 def request_map() -> Drawing:
-    drawing = Drawing(462, LABEL)
-    for words, x, y in (("client", 95, 26), ("client", 545, 26)):
-        drawing.text(x, y, words, "soft", anchor="middle")
-    drawing.arrow(95, 34, 95, 84)
-    drawing.arrow(545, 84, 545, 34, "green")
-    part(drawing, "HTTP process", "text: chapter 6", 48, 112)
-    part(drawing, "engine process", "tokens", 196, 250)
-    for title, words, x in ABOVE:
-        box(drawing, title, words, x, 84, 126)
-    box(drawing, "8 stream", "tokens to text", 482, 84, 126, "green")
-    drawing.arrow(158, 111, 182, 111)
-    drawing.arrow(308, 111, 332, 111)
-    box(drawing, "4 queue", "chapters 0, 5", 32, 232, 160)
-    drawing.path("M395 138 L395 259 L200 259")
-    drawing.arrow(206, 259, 192, 259)
-    drawing.arrow(112, 286, 112, 316)
-    for title, words, x in LOOP:
-        box(drawing, title, words, x, 316, 160, "violet")
-    drawing.arrow(192, 343, 240, 343, "violet")
-    drawing.arrow(400, 343, 448, 343, "violet")
-    drawing.arrow(545, 316, 545, 138, "green")
-    drawing.text(552, 180, "a token", "green", 14)
-    drawing.path("M528 370 L528 394 L112 394 L112 384", "violet")
-    drawing.arrow(112, 394, 112, 370, "violet")
-    drawing.text(320, 388, "every step", "violet", 14, "middle")
-    drawing.text(32, 429, "KV pages: chapter 1", "ink", 14)
-    for number, owner in enumerate(PAGES):
-        drawing.rect(200 + 17 * number, 416, 14, 16, COLORS[owner])
+    drawing = Drawing(702, LABEL, width=480)
+    for title, words, x, width in LANES:
+        drawing.rect(x, 40, width, 616, "faint", radius=10)
+        drawing.text(x + 10, 64, title, "ink", 16, bold=True)
+        drawing.text(x + 10, 84, words, "soft", 14)
+    drawing.path("M16 320 H464 V646 H16 z", "violet", dashed=True)
+    for line, words in enumerate(("5 to 8 repeat", "for each token")):
+        drawing.text(HTTP + 2, 346 + 19 * line, words, "violet", 15, bold=True)
+    for title, words, x, y, color in BOXES:
+        drawing.rect(x, y, WIDE, HIGH, "card", color, 8)
+        drawing.text(x + WIDE / 2, y + 21, title, color, 16, "middle", bold=True)
+        drawing.text(x + WIDE / 2, y + 41, words, "ink", 14, "middle")
+    pages(drawing)
+    http, engine, device = (x + WIDE / 2 for x in (HTTP, ENGINE, DEVICE))
+    for y in (176, 252):
+        drawing.arrow(http, y - 26, http, y)
+    drawing.arrow(HTTP + WIDE - 8, 28, HTTP + WIDE - 8, 100)
+    drawing.arrow(HTTP + WIDE, 277, ENGINE, 277)
+    drawing.arrow(engine, 302, engine, 356)
+    drawing.arrow(engine, 406, engine, 432, "violet")
+    drawing.arrow(ENGINE + WIDE, 457, DEVICE, 457, "violet")
+    drawing.arrow(device, 482, device, 508, "violet")
+    drawing.arrow(DEVICE, 533, ENGINE + WIDE, 533, "violet")
+    drawing.path(f"M{ENGINE} 533 H176 V381 H{ENGINE - 8}", "violet")
+    drawing.arrow(ENGINE - 14, 381, ENGINE, 381, "violet")
+    drawing.path(f"M{engine} 558 V609 H{HTTP + WIDE + 8}", "green")
+    drawing.arrow(HTTP + WIDE + 14, 609, HTTP + WIDE, 609, "green")
+    drawing.text(engine + 8, 606, "tokens", "green", 14)
+    drawing.arrow(http, 634, http, 676, "green")
+    drawing.text(HTTP + WIDE - 8, 22, "client", "soft", 15, "middle")
+    drawing.text(http, 694, "client", "soft", 15, "middle")
     return drawing
 
 
-def part(drawing: Drawing, title: str, words: str, y: float, height: float) -> None:
-    drawing.rect(16, y, 608, height, "none", "line", 10)
-    drawing.text(176, y + 24, title, "ink", 15, bold=True)
-    drawing.text(304, y + 24, words, "soft", 14)
-
-
-def box(drawing: Drawing, title: str, words: str, x: float, y: float, width: float, color: str = "blue") -> None:
-    drawing.rect(x, y, width, 54, "card", color, 8)
-    drawing.text(x + width / 2, y + 23, title, color, 16, "middle", bold=True)
-    drawing.text(x + width / 2, y + 43, words, "ink", 14, "middle")
+def pages(drawing: Drawing) -> None:
+    """The pages that the decoder reads and writes."""
+    middle = DEVICE + WIDE / 2
+    drawing.text(middle, 345, "KV pages", "ink", 16, "middle", bold=True)
+    drawing.text(middle, 364, "chapter 1", "ink", 14, "middle")
+    for number, owner in enumerate(PAGES):
+        drawing.rect(DEVICE + 15 * (number % 8), 374 + 17 * (number // 8), 12, 14, COLORS[owner])
+    drawing.arrow(middle - 8, 408, middle - 8, 432, "violet")
+    drawing.arrow(middle + 8, 432, middle + 8, 408, "violet")

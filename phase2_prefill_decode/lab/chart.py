@@ -57,7 +57,7 @@ def roofline(axes: Any, device: Device, marks: Sequence[Mark]) -> None:
             axes.annotate(mark.label, (mark.intensity, mark.gflops), (aside, -4), **place)
     axes.set(title=f"Roofline of {device.name}", xlabel="intensity, operations a byte", ylabel="GFLOP/s")
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(lambda number, _: f"{number:,.10g}")
+        plain(axis)
     axes.legend(frameon=False, loc="lower right", fontsize=9, handletextpad=0.3)
 
 
