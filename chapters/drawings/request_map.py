@@ -3,8 +3,8 @@
 from chapters.drawings.svg import Drawing
 
 LABEL = (
-    "Three lanes. In the HTTP process a request is read, becomes tokens and a message; the engine process queues it, then "
-    "plans, computes on the device and commits, step after step; the HTTP process turns each token into text"
+    "Three lanes. In the HTTP process a request is read, becomes tokens and a message; the engine process queues it, "
+    "then plans, computes on the device and commits, step after step; the HTTP process turns each token into text"
 )
 LANES = ("HTTP process", "text", 10, 142), ("engine process", "tokens", 160, 166), ("device", "arrays", 334, 136)
 HTTP, ENGINE, DEVICE = 22, 196, 343  # where the boxes of a lane begin
