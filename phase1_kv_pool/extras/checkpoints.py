@@ -1,7 +1,7 @@
-"""Checkpoints: copies of requests' states at the ends of cached pages, in slots that are apart from the pages.
+"""Checkpoints: copies of the states of requests at the ends of cached pages, in slots of their own.
 
-A state cannot be cut at a page, as keys and values can. So a cached prefix is of use up to its last page at whose end
-the state was copied. A request has its state copied
+A state cannot be cut at a page, as keys and values can. So a cached prefix can be used up to the last page
+that has a checkpoint at its end. A request has its state copied
 
     where other prompts branch off  once the tree has shown that they do, or another request waits for that prefix
     where its answer is by now      for the next turn of a chat; the copy moves along with the answer
@@ -22,7 +22,7 @@ from phase0_request.support.checks import check_int
 from phase1_kv_pool.cache import CacheObserver
 from phase1_kv_pool.layout import KVLayout
 
-PART = 10  # checkpoints have one part in so many of the memory of pages
+PART = 10  # checkpoints get a tenth of the memory of pages
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,7 +69,7 @@ class LayerGroups:
 
 @dataclass(frozen=True, slots=True)
 class GroupedLayout(KVLayout):
-    """The shape of a KV cache whose layers are in groups. `layers` counts the layers of one group."""
+    """The shape of a KV cache with groups of layers. `layers` counts the layers of one group."""
 
     groups: LayerGroups | None = None
 

@@ -38,7 +38,7 @@ class Load(NamedTuple):
     pairs: int = 0  # of a query and a key that it sees, in all layers
     keys: int = 0  # read from pages, each with its value, in all layers
     yields: int = 0  # sequences that yield a token
-    states: int = 0  # sequences whose states are read and written, in a model that has states
+    states: int = 0  # sequences with states, each read and written once
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ def open_engine(model: Path = BUNDLED, **options: Any) -> NanoServingEngine:
 
 
 def other(name: str) -> Any:
-    """A model whose layers are not all like Llama's."""
+    """A model that is not built like Llama."""
     family, options = (test_families.VARIANTS | test_hybrids.VARIANTS)[name]
     return tiny_model(family, **options)
 

@@ -141,7 +141,7 @@ def test_a_state_is_computed_again_if_its_checkpoint_has_gone(pair: Pair) -> Non
 
 
 def test_a_row_that_has_another_request_s_state_at_the_same_place_is_not_believed(pair: Pair) -> None:
-    """The next turn gets the row of the one before, whose state is where its cached prefix ends. Its id is the same."""
+    """The next turn gets the row of the last. The state there ends with the cached prefix; the id is the same."""
     oracle, model = pair
     engine = continuous(model, TokenBudget(64), cache=CheckpointedPrefixCache(8, 64, 8))
     (prompt,) = prompts(model.config.vocab_size, [57 - ANSWER])

@@ -18,7 +18,7 @@ class ExpertCounts(CoreObserver):
     """The counts of an engine's steps, from the next one on."""
 
     def __init__(self, ends: Sequence[Tensor]) -> None:
-        """`ends` are those of each layer with experts: [experts], how many rows the experts up to each one have."""
+        """`ends`, for each layer with experts: [experts], the number of rows of the experts up to each one."""
         self.number = len(ends[0])
         self._ends = ends
         self._latest: Step | None = None  # launched last, and not copied yet

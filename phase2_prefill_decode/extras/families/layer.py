@@ -39,7 +39,7 @@ class Experts:
     inner: int  # the intermediate size of each
     norm_topk: bool  # the probabilities of the chosen are divided by their sum
     bias: bool = False  # the router and the experts have biases
-    shared: int = 0  # the intermediate size of an expert that every token goes through, times a gate; 0: there is none
+    shared: int = 0  # the intermediate size of an expert that every token goes through, times a gate; 0 without one
 
     def __post_init__(self) -> None:
         check_int("num_experts", self.number, 1, MAX_EXPERTS)

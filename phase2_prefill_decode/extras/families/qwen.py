@@ -16,7 +16,7 @@ NAMES = {  # the checkpoint's, and what they are elsewhere
     "linear_attn.dt_bias": "linear_attn.dt_bias.weight",
 }
 KINDS = "linear_attention", "full_attention"
-TILED = "order of value heads"  # a key of GGUF alone: in a config.json, those of one key head are neighbours
+TILED = "order of value heads"  # a key of GGUF alone: in a config.json, the value heads of one key head are neighbours
 
 
 def _read(family: Family, config: Mapping[str, Any]) -> dict[str, Any]:

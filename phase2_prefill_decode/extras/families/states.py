@@ -156,7 +156,7 @@ class StatefulRunner(ModelRunner):
             self._reserve()
             self.compute(step, step.to(self.pool.device))
             self.cache.copied()
-        for ends, before in counts:  # a record has not read those of the step in flight
+        for ends, before in counts:  # a record has yet to read the counts of the step in flight
             ends.copy_(before)
 
     def _reserve(self) -> None:

@@ -107,7 +107,7 @@ def _olmo2(metadata: ModelMetadata, rope: dict[str, Any]) -> dict[str, Any]:
     if not (window := metadata.count("attention.sliding_window", 0, 0)):
         return {}
     windowed = metadata.each("attention.sliding_window_pattern", 4)
-    if len(windowed) == 1:  # every so many layers, one has no window
+    if len(windowed) == 1:  # one layer in each period has no window
         every = metadata.count("attention.sliding_window_pattern", 4)
         windowed = [bool(number % every) for number in range(1, metadata.layers + 1)]
     local = {"rope_theta": metadata.get("rope.freq_base_swa", rope["rope_theta"])}

@@ -111,7 +111,7 @@ CONVOLUTIONS = ".conv.conv.weight", ".conv1d.weight"
 
 
 def _apart(known: str, tensor: GGUFTensor) -> dict[str, GGUFTensor]:
-    """The matrices of a tensor that has those of all experts: [experts, out, in]. A convolution is a vector, as in a
+    """The matrices of a tensor that stacks all experts: [experts, out, in]. A convolution is a vector, as in a
     checkpoint, and a gate a matrix of one row."""
     if known.endswith(CONVOLUTIONS) and tensor.kind in FLOATS:
         return {known: tensor._replace(shape=(tensor.numel,))}

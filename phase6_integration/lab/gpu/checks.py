@@ -111,7 +111,7 @@ def attention(device: torch.device) -> Iterator[Tensor]:
 
 
 def draw(device: torch.device) -> Iterator[Tensor]:
-    """Rows without filters, with each, and one whose nucleus needs the whole row."""
+    """Rows without filters, with each filter, and with a nucleus that needs the whole row."""
     columns = {
         "keys": [1, 2, 3, 4], "positions": [5, 6, 7, 8], "top_k": [0, 0, 40, 0], "temperatures": [0, 1, 1, 1],
         "top_p": [1, 1, 0.9, 0.99], "min_p": [0, 0, 0.01, 0],
@@ -124,7 +124,7 @@ def draw(device: torch.device) -> Iterator[Tensor]:
 
 
 def products(device: torch.device) -> Iterator[Tensor]:
-    """One row, whose inputs are split, and many."""
+    """One row, with its inputs split, and many rows."""
     for scheme, rows in product(SCHEMES, (1, 40)):
         weight, x = torch.randn(2, 256, 1024 if rows == 1 else 256).to(device, HALF)
         yield backend_for(device).linear(quantize(weight, scheme), None)(x[:rows])

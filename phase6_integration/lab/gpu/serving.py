@@ -38,7 +38,7 @@ def serve(day: Day) -> None:
 
 
 def serve_families(day: Day) -> None:
-    """Clients of models whose layers differ from Llama's."""
+    """Clients of models that are not built like Llama."""
     for model in FAMILIES:
         with Engines(day, model).open("ahead") as engine:
             for clients, prompt, answer in day.some(((64, 1024, 256), (1, 1024, 256)), ((2, 20, 4),)):

@@ -40,7 +40,7 @@ def test_tokens_agree_up_to_the_first_that_differs() -> None:
 
 
 def test_greedy_answers_of_transformers_go_on_after_an_eos_token_and_may_have_one() -> None:
-    """As those of this engine, with ignore_eos. `generate` with min_new_tokens never draws one."""
+    """Answers go on after EOS, as here with ignore_eos. `generate` with min_new_tokens never draws EOS."""
     model, asked = tiny_model("llama"), [[5, 6, 7]]
     answers = real_models.theirs(model, [1, 2, 3], asked)["answers"]
     model.generation_config.eos_token_id = model.config.eos_token_id = answers[0][3]

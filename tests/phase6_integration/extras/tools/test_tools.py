@@ -469,7 +469,7 @@ def test_the_format_is_that_of_the_family_also_where_its_marks_are_control_token
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("thought", ["", "<|channel|>analysis<|message|>Is it?<|end|><|start|>assistant"])
 def test_channels_are_told_apart_with_and_without_tools(thought: str, stream: bool, tmp_path: Path) -> None:
-    """gpt-oss: its analysis is reasoning, and a schema is that of the content, which is in the channel `final`."""
+    """gpt-oss: its analysis is reasoning, and a schema applies to the content, in the channel `final`."""
     template = "{{ tools }}{{ messages[0].content }}<|start|>assistant{#<|channel|>#}"
     schema: Any = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "integer"}}}
     text = f"{thought}<|channel|>final<|message|>5"
