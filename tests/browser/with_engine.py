@@ -7,7 +7,7 @@ import urllib.request
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Locator, Page, Route, expect
+from playwright.sync_api import Locator, Page, Response, Route, expect
 
 KEY = "sk-of-the-browser"
 SMALL = ("--kv-cache-pages", "96")
@@ -340,6 +340,11 @@ def test_the_text_of_requests_is_in_the_record_only_where_nobody_else_can_watch(
     assert bool(re.search('"tokens"|"ids"|"vocab"', "".join(seen))) is shown
 
 
+def opened(response: Response) -> bool:
+    """A request that ends before the record is opened is not in it."""
+    return response.url.endswith("/record") and response.ok
+
+
 def test_a_key_that_is_given_before_the_record_is_refused_opens_the_record(serve, visit) -> None:
     url = serve("--api-key", KEY)
     page = visit("about:blank", faults="401")
@@ -349,8 +354,9 @@ def test_a_key_that_is_given_before_the_record_is_refused_opens_the_record(serve
     page.get_by_label("This server needs an API key").fill(KEY)
     page.keyboard.press("Enter")
     expect(page.get_by_text("ready", exact=True)).to_be_visible()
-    late[0].continue_()  # it was sent without the key
-    page.get_by_role("button", name="How does prefix caching work?").click()
+    with page.expect_response(opened):
+        late[0].continue_()  # it was sent without the key
+    start(page, "32 short ones")
     expect(page.locator("#recorded")).to_be_hidden()
 
 
@@ -358,7 +364,8 @@ def test_with_keys_the_page_shows_the_text_of_its_own_requests_only(serve, visit
     url = serve("--api-key", KEY)
     page = visit(url, faults="401")
     page.get_by_label("This server needs an API key").fill(KEY)
-    page.keyboard.press("Enter")
+    with page.expect_response(opened):
+        page.keyboard.press("Enter")
     expect(pool(page)).to_be_visible()
     page.get_by_role("button", name="How does prefix caching work?").click()
     page.get_by_role("button", name="In the engine").click()
