@@ -114,16 +114,18 @@ class Watching(Response):
             await asyncio.wait({sending})  # it is a watcher until then
 
     async def send_lines(self, send: Send) -> None:
-        """Send events, several at once if possible, and a comment in each long silence."""
+        """Send events, several at once if possible, and a comment in each long silence. The answer begins once the
+        engine writes: all that a client asks for after that is in the record."""
         settings = self.settings
-        await send({"type": "http.response.start", "status": 200, "headers": [*EVENTS]})
         async with aclosing(self.watchers.watch(self.text, settings.keepalive)) as watched:
-            async for lines in watched:
+            lines = await anext(watched, None)
+            await send({"type": "http.response.start", "status": 200, "headers": [*EVENTS]})
+            while lines is not None:
                 named = (line | {"model": settings.model_name} if "record" in line else line for line in lines)
-                events = (b"data: %b\n\n" % encode(line) for line in named)
-                body = b"".join(events) or KEEP_ALIVE
+                body = b"".join(b"data: %b\n\n" % encode(line) for line in named) or KEEP_ALIVE
                 await send({"type": "http.response.body", "body": body, "more_body": True})
                 await asyncio.sleep(PAUSE)
+                lines = await anext(watched, None)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

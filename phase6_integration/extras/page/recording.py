@@ -14,7 +14,7 @@ from phase5_continuous.scheduler import Scheduler
 from phase6_integration.engine.loop_hooks import LoopHooks, Send
 from phase6_integration.extras.page.record_messages import NAME, Watch, decode_watch, encode
 
-PAUSE = 1.0  # seconds, the least, between the ends and beginnings of snapshots
+PAUSE = 0.1  # seconds, the least, between the end of a snapshot and the beginning of the next
 SHARE = 20  # and so many times as long as the last one took
 
 

@@ -10,7 +10,7 @@ from phase6_integration import connect
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.connect import create_app
 from phase6_integration.extras.page.live_record import MOST_OF_A_CLIENT, MOST_WATCHERS
-from phase6_integration.extras.page.record_messages import NAME, Watch, encode
+from phase6_integration.extras.page.record_messages import NAME, Watch, decode_watch, encode
 from phase6_integration.process.health import Health
 from phase6_integration.process.messages import SideMessage
 from tests.phase6_integration.asgi import Call, awaited
@@ -49,9 +49,18 @@ def asked(watch: Watch) -> SideMessage:
     return SideMessage(NAME, encode(watch))
 
 
+class WritingEngine(FakeEngine):
+    """It begins a record whenever it is asked for one."""
+
+    def send(self, message: SideMessage) -> None:
+        super().send(message)
+        if decode_watch(message.body).on:
+            self.handle(SideMessage(NAME, encode({"record": 1, "model": ""})))
+
+
 @awaited
 async def test_watchers_are_few_and_one_that_leaves_makes_room() -> None:
-    engine = FakeEngine()
+    engine = WritingEngine()
     app = create_app(engine, ServerSettings())
     for _ in range(2):
         async with AsyncExitStack() as stack:
@@ -72,7 +81,7 @@ async def test_watchers_are_few_and_one_that_leaves_makes_room() -> None:
 
 @awaited
 async def test_a_client_that_watches_many_times_keeps_no_other_from_watching() -> None:
-    app = create_app(FakeEngine(), ServerSettings())
+    app = create_app(WritingEngine(), ServerSettings())
     async with AsyncExitStack() as stack:
         clients = [1] * MOST_WATCHERS + [2]
         calls = [await stack.enter_async_context(call_of(app, client=client)) for client in clients]
@@ -102,7 +111,7 @@ async def test_a_client_that_watches_many_times_keeps_no_other_from_watching() -
 async def test_a_page_of_another_site_does_not_make_the_engine_write(
     headers: dict[str, str], allowed: tuple[str, ...], status: int
 ) -> None:
-    engine = FakeEngine()
+    engine = WritingEngine()
     async with call_of(create_app(engine, connect.settings(allowed_origins=allowed)), headers=headers) as call:
         await call.until(lambda call: call.status is not None)
         call.leave()
@@ -112,15 +121,39 @@ async def test_a_page_of_another_site_does_not_make_the_engine_write(
 
 @awaited
 async def test_lines_are_events_in_order_until_the_engine_is_drained() -> None:
-    engine = FakeEngine()
+    engine = WritingEngine()
     async with call_of(create_app(engine, ServerSettings())) as call:
         await call.until(lambda call: call.status == 200)
-        for line in ({"record": 1, "model": ""}, {"step": 1, "out": [0]}):
-            engine.handle(SideMessage(NAME, encode(line)))
+        engine.handle(SideMessage(NAME, encode({"step": 1, "out": [0]})))
         await call.until(lambda call: len(call.events) == 2)
         await engine.drain(1)
         await call.until(lambda call: call.complete)
     assert call.events == [{"record": 1, "model": "tiny_chat"}, {"step": 1, "out": [0]}]
+
+
+@awaited
+async def test_the_answer_begins_when_the_engine_writes_so_that_what_is_asked_for_next_is_in_the_record() -> None:
+    engine = FakeEngine()
+    async with call_of(create_app(engine, ServerSettings())) as call:
+        while not engine.sent:
+            await asyncio.sleep(0)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert call.status is None
+        engine.handle(SideMessage(NAME, encode({"record": 1, "model": ""})))
+        await call.until(lambda call: call.status == 200)
+        call.leave()
+
+
+@awaited
+async def test_an_engine_that_ends_before_it_writes_ends_the_answer() -> None:
+    engine = FakeEngine()
+    async with call_of(create_app(engine, ServerSettings())) as call:
+        while not engine.sent:
+            await asyncio.sleep(0)
+        await engine.drain(1)
+        await call.until(lambda call: call.complete)
+    assert (call.status, call.events) == (200, [])
 
 
 @awaited
