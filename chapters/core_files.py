@@ -34,12 +34,6 @@ def core_files() -> list[str]:
     return lines
 
 
-def core_lines() -> int:
-    """The lines of the core of all phases, in hundreds."""
-    lines = sum(_lines(file) for phase in ROOT.glob("phase?_*") for file in _files(phase))
-    return math.ceil(lines / 100) * 100
-
-
 def _files(phase: Path) -> list[Path]:
     found = (file for file in phase.rglob("*.py") if not ASIDE & set(file.relative_to(phase).parts))
     return sorted(file for file in found if not file.stem.startswith("__"))

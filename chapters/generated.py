@@ -5,11 +5,13 @@ import argparse
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence, Sized
+from functools import partial
 from pathlib import Path
+from runpy import run_path
 from typing import Any
 
 from chapters import plan
-from chapters.core_files import core_files, core_lines
+from chapters.core_files import core_files
 from chapters.course import Course
 from chapters.ledger import ledger
 from chapters.tables import lines
@@ -51,7 +53,11 @@ QUANTIZED = "Q8_0", "Q4_0", "Q4_K_M"
 
 
 PROCESSORS = "peers.json", "peers_zen4.json"  # the comparison on each
-BRIEF = "1x16+64", "8x128+64", "8x128+32", "4x512+1"
+AGAINST = {
+    "llama.cpp, bfloat16": ("ours", "llama"),
+    "vLLM, bfloat16": ("ours", "vllm"),
+    **{f"llama.cpp, {kind}": (f"ours_{kind}", f"llama_{kind}") for kind in QUANTIZED},
+}
 
 
 def in_words(load: str) -> str:
@@ -63,19 +69,15 @@ def in_words(load: str) -> str:
 
 
 def processors() -> list[str]:
-    """The rates of this engine on every processor where it was measured beside others, and their multiples."""
-    titles = "on two threads of", "model, work", "ours, tokens/s", "over llama.cpp", "over vLLM", "ours, 4 bits"
-    lines = [f"| {' | '.join(titles)} | over llama.cpp |", "|---" * 7 + "|"]
+    """The larger model on every processor where it was measured beside others, as multiples of their rates."""
+    loads = "1x16+64", "8x128+32", "4x512+1"
+    lines = [f"| 596M model | {' | '.join(map(in_words, loads))} |", "|---" * 4 + "|"]
     for file in PROCESSORS:
         result = json.loads((RESULTS / file).read_text("utf-8"))
-        name = f" {result['device']}, {result['machine']['vectors']}".replace("(R)", "")
-        for shape, loads in result["figures"]["native"].items():
-            for load in (each for each in BRIEF if each in loads):
-                row, pairs = loads[load], (("ours", "llama"), ("ours", "vllm"), ("ours_Q4_0", "llama_Q4_0"))
-                llama, vllm, quantized = (_over(row, *pair) for pair in pairs)
-                rates = f"{_rate(row, 'ours')} | {llama} | {vllm} | {_rate(row, 'ours_Q4_0')} | {quantized}"
-                lines.append(f"|{name} | {shape.upper()}, {in_words(load)} | {rates} |")
-                name = ""
+        rows = [result["figures"]["native"]["596m"][load] for load in loads]
+        lines.append(f"| **{result['device']}**, {result['machine']['vectors']} | | | |".replace("(R)", ""))
+        for title, pair in AGAINST.items():
+            lines.append(f"| over {title} | {' | '.join(_over(row, *pair) for row in rows)} |")
     return lines
 
 
@@ -113,15 +115,22 @@ def peers(isa: str, file: str = "peers.json") -> list[str]:
     return lines
 
 
-def beside() -> list[str]:
+def beside(name: str) -> list[str]:
     """This project beside others: rows where it leads, and rows where it does not."""
     from chapters import bugs, exercises
     from phase6_integration.support.named_models import families
 
     here = Course.here()
     counts = {"exercises": _tens(exercises.every(here)), "bugs": _tens(bugs.every(here)), "models": _tens(families())}
-    rows = [line.format(lines=core_lines(), **counts) for line in lines(RESULTS.parent, "README", "beside")]
+    rows = [line.format(**_sizes(), **counts) for line in lines(RESULTS.parent, "README", name)]
     return [rows[0], "|---" * (rows[0].count("|") - 1) + "|", *rows[1:]]
+
+
+def _sizes() -> dict[str, int]:
+    """The lines of the core, and of all that `nanoserve serve` can load, as `make house` counts them, in hundreds."""
+    house = run_path(str(RESULTS.parents[1] / ".ci/house.py"))
+    modules = {"core": house["core"](r"phase.*core.*|server, core"), "all": house["reached"](house["SERVE"])}
+    return {name: round(house["lines"](its), -2) for name, its in modules.items()}
 
 
 def _tens(things: Sized) -> int:
@@ -145,7 +154,7 @@ GENERATED: dict[str, Callable[[], list[str]]] = {
     "ledger": ledger,
     "part one": plan.part_one,
     "part two": plan.part_two,
-    "beside": beside,
+    **{name: partial(beside, name) for name in ("beside", "beside in use")},
     "processors": processors,
     "peers": lambda: peers("native"),
     "peers with AVX2": lambda: peers("avx2"),
