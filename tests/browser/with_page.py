@@ -27,8 +27,31 @@ def test_a_question_of_the_first_screen_is_answered(serve, visit) -> None:
     expect(page.get_by_text("The bundled model has only 4 million parameters")).to_be_visible()
     page.get_by_role("button", name="What is a KV cache?").click()
     expect(last_answer(page)).to_contain_text("keys and values")
-    expect(last_answer(page)).to_contain_text(re.compile(r"first token \d+ ms.*\d+ tokens"))
+    expect(last_answer(page)).to_contain_text(re.compile(r"\d+ ms from Send to the first token.*\d+ tokens"))
     expect(page.get_by_role("heading", name="Ask the model")).to_be_hidden()
+
+
+def test_the_line_about_the_server_is_of_now(serve, visit) -> None:
+    """The engine view may show the past, slowly."""
+    page = visit(serve())
+    expect(page.locator("#load")).to_have_text(re.compile(r"^now: \d+ running"))
+
+
+def test_the_introduction_opens_several_at_once(serve, visit) -> None:
+    page = visit(serve())
+    page.get_by_label("Conversation").get_by_role("button", name="Several at once").click()
+    expect(page.get_by_role("button", name="8 that share a prefix")).to_be_in_viewport()
+
+
+def test_the_first_answer_says_once_that_its_words_can_be_touched(serve, visit) -> None:
+    page = visit(serve())
+    hint = page.get_by_text("Point at a word of this answer")
+    expect(ask(page, "What is a KV cache?")).to_contain_text("Point at a word of this answer")
+    ask(page, "What is a rainbow?")
+    expect(hint).to_have_count(1)
+    page.reload()
+    expect(page.get_by_role("article")).to_have_count(4)
+    expect(hint).to_have_count(0)
 
 
 def test_the_rate_of_an_answer_in_one_burst_counts_from_the_question(serve, visit) -> None:

@@ -14,6 +14,7 @@ export class Chat {
     this.names = new WeakMap();  // turn -> the name of its answer in the engine, since the page was loaded
     this.turns = load("chat", []);  // { role, texts, facts, fault }
     this.current = null;  // what stops the answer that is under way
+    this.hinted = null;  // the answer that says, once in this browser, what its words can do
     this.log = $("log");
     this.atEnd = true;  // the end of the conversation is in view, and stays there
     this.log.addEventListener("scroll", () => { this.atEnd = this.log.scrollHeight - this.log.scrollTop - this.log.clientHeight < 48; });
@@ -68,6 +69,7 @@ export class Chat {
       if (!controller.signal.aborted) Object.assign(turn, { fault: error.message, full: error.code === "context_length_exceeded" }), this.failed(error);
     }
     turn.facts = facts(answer, controller.signal.aborted);
+    if (turn.texts[0] && !load("hinted", false)) { this.hinted = turn; store("hinted", true); }
     if (this.current === controller) this.busy(null);
     if (this.turns !== turns) return;  // deleted meanwhile
     this.draw();
@@ -161,6 +163,7 @@ export class Chat {
       const name = this.names.get(turn);
       if (name) foot.append(button("In the engine", () => this.find(`${name}-0`), { title: "Select this request in the view of the engine" }));
       foot.append(h("span", { className: "facts" }, turn.facts.map((fact) => h("span", {}, fact))));
+      if (turn === this.hinted) foot.before(h("p", { className: "hint" }, "Point at a word of this answer, or touch it: its page, branch and step light up in the engine."));
     }
     return article;
   }
@@ -170,7 +173,7 @@ export class Chat {
 export function facts(answer, stopped) {
   if (!answer) return stopped ? ["stopped"] : [];
   const list = [], { began, first, last, usage, reasons } = answer;
-  if (first) list.push(`first token ${Math.round(first - began)} ms`);
+  if (first) list.push(`${Math.round(first - began)} ms from Send to the first token`);
   if (usage?.completion_tokens && last > began) list.push(`${Math.round(usage.completion_tokens / (last - began) * 1000)} tokens/s`); // from the question on: an answer may come in one burst
   if (usage) list.push(`${usage.completion_tokens} tokens`, `${usage.prompt_tokens_details?.cached_tokens ?? 0} of ${usage.prompt_tokens} prompt tokens cached`);
   if (reasons.includes("length")) list.push("cut at max_tokens");

@@ -27,21 +27,25 @@ const CROWDS = {
   prefix: {
     name: "8 that share a prefix", about: "the same system prompt, computed once",
     chats: () => QUESTIONS.map((question) => [{ role: "system", content: ABOUT }, { role: "user", content: question }]),
+    note: "Each answer has 48 to 96 tokens, so that all run side by side for a while. What comes after its natural end may be nonsense.",
     fields: { max_tokens: 96, min_tokens: 48 },
   },
   long: {
     name: "A long one", about: "a prompt in chunks, then many tokens",
     chats: () => [[{ role: "system", content: Array(3).fill(ABOUT).join("\n\n") }, { role: "user", content: "Tell me about all the rooms." }]],
+    note: "The answer goes on to 240 tokens on purpose. What comes after its natural end may be nonsense: it only keeps the engine busy.",
     fields: { max_tokens: 240, ignore_eos: true },
   },
   many: {
     name: "32 short ones", about: "more than one step can begin",
     chats: () => SHORT.map((content) => [{ role: "user", content }]),
+    note: "Each answer has 16 to 48 tokens. A longer one is cut there on purpose.",
     fields: { max_tokens: 48, min_tokens: 16 },
   },
   fill: {
-    name: "Fill the pool", about: "more than its pages hold: requests are preempted, and cached pages evicted",
+    name: "Fill the pool", about: "more than its pages hold, so that requests are preempted and cached pages evicted",
     chats: () => SHORT.slice(0, 10).map((content) => [{ role: "user", content }]),
+    note: "Each answer goes on to 96 tokens on purpose. What comes after its natural end may be nonsense: it only fills the pool.",
     fields: { max_tokens: 96, ignore_eos: true },
   },
 };
@@ -51,18 +55,20 @@ let current = null;
 /** Starts one of the crowds; one that runs is aborted. Returns whether it has ended well. */
 export async function start(kind, failed, touch) {
   stop();
-  const { name, about, chats, fields } = CROWDS[kind], controller = (current = new AbortController());
+  const { name, about, note, chats, fields } = CROWDS[kind], controller = (current = new AbortController());
   const all = chats(), texts = all.map(() => ""), ends = all.map(() => null);
   const rows = all.map((messages) => h("li", {}, h("b", {}, messages.at(-1).content), " ", h("span")));
   $("crowd").hidden = false;
   $("crowd-name").textContent = `${name}: ${about}.`;
+  $("crowd-note").textContent = note;
   $("crowd-list").replaceChildren(...rows);
   $("abort-all").disabled = false;
+  $("log").scrollTop = 0;  // they are above the conversation
   let asked = null, fault = null;
   const show = () => {
     rows.forEach((row, index) => { row.lastChild.textContent = texts[index]; row.className = ends[index] ?? ""; });
     const done = ends.filter(Boolean).length;
-    $("crowd-count").textContent = fault ?? (controller.signal.aborted ? `Aborted; ${done} of ${all.length} had ended.` : `${done} of ${all.length} have ended.${done === all.length ? "" : ""}`);
+    $("crowd-count").textContent = fault ?? (controller.signal.aborted ? `Aborted; ${done} of ${all.length} had ended.` : `${done} of ${all.length} have ended.`);
   };
   const later = () => { asked ??= requestAnimationFrame(() => { asked = null; show(); }); };
   show();

@@ -24,7 +24,7 @@ const first = new First(viewer, (recorded) => { $("recorded").hidden = !recorded
 first.show();
 const touch = new Touch(viewer, find);
 const tour = new Tour($("tour"), viewer, first);
-for (const each of document.querySelectorAll(".tour")) each.addEventListener("click", () => tour.start());
+for (const each of document.querySelectorAll(".tour")) each.addEventListener("click", () => { view("both"); tour.start(); });
 
 const chat = new Chat({
   request: (messages) => settings.request(messages),
@@ -82,7 +82,7 @@ function show(stats) {
   $("fill").disabled = pages.total > SMALL;
   $("fill").title = pages.total > SMALL ? `It has ${number(pages.total)} pages here; with \`nanoserve serve --demo\` it has 52` : "";
   const waiting = requests.waiting ? `, ${requests.waiting} waiting` : "";
-  $("load").textContent = `${requests.running} running${waiting} \u00b7 ${number(pages.used)} of ${number(pages.total)} pages`;
+  $("load").textContent = `now: ${requests.running} running${waiting} \u00b7 ${number(pages.used)} of ${number(pages.total)} pages`;
   say(stats.health === "ready" ? "ready" : `${stats.health}: ${stats.reason}`, stats.health);
 }
 
@@ -155,6 +155,7 @@ for (const each of document.querySelectorAll("[data-crowd]")) {
   each.addEventListener("click", async () => {
     now();
     $("crowd-again").hidden = true;
+    if (narrow.matches) panel(null);  // it takes the list's place
     const from = viewer.live ? viewer.history.end : 0;
     if (!await crowd.start(each.dataset.crowd, failed, touch)) return;
     $("crowd-again").onclick = () => viewer.player.playFrom(from);

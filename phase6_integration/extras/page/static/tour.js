@@ -1,52 +1,59 @@
-// A tour of the recorded run in five stops. Each goes to a step, lights one panel, and asks what happens next; then the
-// viewer plays it. What is asked and told is read from the record.
+// A tour of the recorded run in five stops. Each goes to a step, lights the panels that it speaks of, and
+// asks what happens next; then the viewer plays it. What is asked and told is read from the record.
 
 import { button } from "./dom.js";
-import { h } from "./viewer/dom.js";
+import { count, h } from "./viewer/dom.js";
 import { SHARED } from "./viewer/state.js";
 
 const operation = (line, name) => (line.pages ?? []).find(([each]) => each === name);
 const shared = (state) => state.counts[SHARED];
 
-/** `find` is the line that answers; the viewer plays from `lead` lines before it to `after` behind it. The first choice is
- *  right. */
+/** `find` is the line that answers; the viewer plays from `lead` lines before it to
+ *  `after` lines after it. The first choice is right. `ask` is told how many pages are
+ *  free or cached before that line. */
 const STOPS = [
   {
-    title: "Pages", mechanism: "page", panel: "pages", lead: 1, after: 8,
+    title: "Pages", mechanism: "page", panels: ["pages"], lead: 1, after: 8,
     find: (line) => line.decode?.length === 1 && operation(line, "grow"),
     ask: (line, state) => `r${line.decode[0]} writes its answer, token by token. Keys and values of ${state.header.page_size} tokens fill a page, and its last page is full. Where does the next token go?`,
-    choices: ["Into any free page", "Into the page beside it", "All its pages move to a larger place"],
-    tell: (line) => `Page ${operation(line, "grow")[2][0]} is free, and r${line.decode[0]} gets it. A page table lists the pages of a request in their order, wherever they are: nothing moves, and less than a page is wasted.`,
+    choices: ["Into any free page", "Over its oldest tokens", "All its pages move to a larger place"],
+    tell: (line) => `Page ${operation(line, "grow")[2][0]} was free, and r${line.decode[0]} has it now. A page table lists the pages of a request in their order, wherever they are: nothing moves, and less than a page is wasted.`,
   },
   {
-    title: "Sharing", mechanism: "prefix", panel: "tree", lead: 3, after: 0,
+    title: "Sharing", mechanism: "prefix", panels: ["tree", "pages"], lead: 3, after: 0,
     find: (line) => (line.admitted ?? []).filter(([, cached]) => cached).length > 3,
-    ask: (line) => `${line.admitted.length} more requests wait. They begin with the same ${line.admitted[0][1]} tokens as r${line.admitted[0][0] - 1}, which has just computed those. How many of them does each compute again?`,
+    ask: (line) => `${line.admitted.length} more requests wait. They begin with the same ${line.admitted[0][1]} tokens as r${line.admitted[0][0] - 1}, which has just computed those. How many of these does each compute again?`,
     choices: ["None", "All, as it has a cache of its own", "Half, as two share one copy"],
-    tell: (line, state) => `The page tables of these requests begin with the same ${shared(state)} pages, framed in ink, and each request computes only its own question. The tree finds the pages by their tokens.`,
+    tell: (line, state) => `The page tables of these requests begin with the same ${shared(state)} pages, framed and marked ${line.admitted.length + 1}\u00d7, and each request computes only what follows. The tree finds the pages by their tokens.`,
   },
   {
-    title: "The batch", mechanism: "decode", panel: "time", lead: 1, after: 8,
+    title: "The batch", mechanism: "decode", panels: ["time"], lead: 1, after: 8,
     find: (line) => line.decode?.length > 7 && !line.pages,
     ask: (line) => `${line.decode.length} requests write at once, and each needs its next token. How many steps does that take?`,
     choices: ["One for all", "One for each", "As many as fit in a page"],
-    tell: (line) => `A step computes ${line.decode.length} tokens, one of each request. It reads all weights of the model once, for one token or for many, so a batch costs little more than one request. A request that ends leaves the batch, and another joins in the next step.`,
+    tell: (line) => `A step computes ${line.decode.length} tokens, one of each request. It reads all weights of the model once, for one token or for many, so a batch costs little more than one request. When a request ends, another can join in the next step.`,
   },
   {
-    title: "Chunks", mechanism: "chunk", panel: "time", lead: 1, after: 2,
+    title: "Chunks", mechanism: "chunk", panels: ["time"], lead: 1, after: 2,
     find: (line, state) => line.prefill?.length === 1 && line.prefill[0][2] === state.header.chunk,
     ask: (line, state) => `r${line.prefill[0][0]} brings a prompt of ${state.requests.get(line.prefill[0][0]).prompt} tokens, and a chunk has at most ${state.header.chunk}. When does it write its first token?`,
     choices: ["After its last chunk", "In this step", "After each chunk, one"],
     tell: (line, state) => `It takes ${Math.ceil(state.requests.get(line.prefill[0][0]).prompt / state.header.chunk)} steps, and the last chunk brings the first token. A long prompt never fills a step by itself, so other requests go on decoding in the same steps.`,
   },
   {
-    title: "Preemption", mechanism: "preemption", panel: "pages", lead: 12, after: 0,
+    title: "Preemption", mechanism: "preemption", panels: ["pages", "tree", "time"], lead: 12, after: 0,
     find: (line) => line.preempted?.length,
-    ask: (line) => `All pages are in use, and no cached one is left to evict. r${line.preempted[0][1]} needs one more to write on. What does the engine do?`,
+    ask: (line, state, left) => `The pool has ${left ? `only ${count(left, "page")}` : "no page"} left, free or cached, and other requests take what there is. r${line.preempted[0][1]} needs one to write on, too. What does the engine do?`,
     choices: ["It takes the pages of the last request", "It lets all requests wait until one ends", "It ends the longest answer"],
-    tell: (line) => `r${line.preempted[0][0]}, which came last, loses its pages. Its tokens are kept: when there is room again, they are computed again as a prompt, many in a step. The client sees a pause, and no token twice.`,
+    tell: (line) => `r${line.preempted[0][0]}, which came last, loses its pages, and r${line.preempted[0][1]} gets one. Its tokens are kept: when there is room again, it computes those that are no longer cached, many in a step, like a prompt. The client sees a pause, and no token twice.`,
   },
 ];
+
+/** Say of a choice that it was right, or wrong: by more than a colour. */
+function mark(choice, verdict, sign) {
+  choice.classList.add(verdict);
+  choice.prepend(h("b", {}, sign), h("span", { className: "unseen" }, `${verdict}: `));
+}
 
 export class Tour {
   /** `first` shows the recorded run in the viewer, and this server's engine afterwards. */
@@ -62,7 +69,7 @@ export class Tour {
 
   leave() {
     this.place.hidden = true;
-    this.viewer.light(null);
+    this.viewer.light();
     this.viewer.element.scrollIntoView();
     this.first.leave();
   }
@@ -74,15 +81,17 @@ export class Tour {
     const line = history.line(at);
     player.pause();
     player.seek(at - 1, true);
-    viewer.light(stop.panel);
-    const answer = h("div", { role: "status" }), state = history.at(at);
-    const question = stop.ask(line, state), told = stop.tell(line, state), last = number === STOPS.length - 1;
+    viewer.light(...stop.panels);
+    const answer = h("div", { role: "status" }), [free, cached] = history.at(at - 1).counts, state = history.at(at);
+    const question = stop.ask(line, state, free + cached), told = stop.tell(line, state), last = number === STOPS.length - 1;
     const play = () => player.playFrom(at - stop.lead, at + stop.after);
     const choose = (choice) => {
       for (const each of choices) each.disabled = true;
-      choices[0].classList.add("right");
+      mark(choices[0], "right", "\u2713");
+      if (choice) mark(choices[choice], "wrong", "\u2717");
       answer.replaceChildren(h("p", {}, h("b", {}, choice ? "No. " : "Yes. "), told), h("div", { className: "row" },
         button("Again", play), button(last ? "To the engine" : "Next", () => (last ? this.leave() : this.#stop(number + 1)), { className: "first" })));
+      viewer.light(...stop.panels);  // what is told takes some of their room
       answer.querySelector(".first").focus();
       play();
     };

@@ -87,10 +87,11 @@ export class Viewer {
     if (tell) this.element.dispatchEvent(new CustomEvent("select", { detail: what, bubbles: true }));
   }
 
-  /** Draw attention to one panel: pages, tree, time or who; null ends it. */
-  light(name) {
-    for (const panel of this.body.children) panel.classList.toggle("v-dim", name !== null && !panel.classList.contains(`v-${name}`));
-    if (name) this.body.querySelector(`.v-${name}`).scrollIntoView({ block: "nearest" });
+  /** Draw attention to some panels, of pages, tree, time and who, above all to the first; none ends it. */
+  light(...names) {
+    const lit = names.map((name) => this.body.querySelector(`.v-${name}`));
+    for (const panel of this.body.children) panel.classList.toggle("v-dim", lit.length > 0 && !lit.includes(panel));
+    for (const panel of lit.reverse()) panel.scrollIntoView({ block: "nearest" });
   }
 
   hover(what) {
