@@ -67,10 +67,11 @@ def prepare(app: Sphinx, docname: str, source: list[str]) -> None:
         which = f"{chapter[1]}.{here[0]} to {chapter[1]}.{here[-1]}"
         link = f'<p><a class="here" href="book/pages/exercises.html#{chapter[1]}">Solve {which} in the browser</a></p>'
         text = text.replace("\n## Exercises\n", f"\n## Exercises\n\n{link}\n")
-    if Path(app.srcdir, f"{docname}.ipynb").exists() and chapter:
-        page = Path(docname).name
-        exercises = ' · <a href="#exercises">Exercises</a>' if "\n## Exercises\n" in text else ""
-        links = f'<p class="beside"><a href="{page}-notebook.html">Notebook</a>{exercises}</p>'
+    if chapter:
+        page, folder = Path(docname).name, Path(app.srcdir, "chapters")
+        beside = next(folder.glob(f"{page}.ipynb"), None) or min(folder.glob(f"{page[:2]}_*.ipynb"))
+        exercises = ' · <a href="#exercises">Exercises</a>' if re.search("^##+ Exercises$", text, re.MULTILINE) else ""
+        links = f'<p class="beside"><a href="{beside.stem}-notebook.html">Notebook</a>{exercises}</p>'
         text = re.sub(r"^(# .+\n)", rf"\1\n{links}\n", text, count=1)
     if docname == app.config.root_doc:
         text = re.sub(r"^(# .+\n)", rf"\1\n{(BOOK / 'first.md').read_text('utf-8')}\n", text, count=1)

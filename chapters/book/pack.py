@@ -5,7 +5,7 @@
     course.json     the exercises that need no tensors, and the quick questions
     course.zip      phases 0 to 5, their tests, the course's checker
     model/          the bundled model
-    viewer/         the viewer of records; sources.json: the lines of source that it shows
+    viewer/         the viewer of records; sources.json: the lines of source that it shows; tour.js: the page's tour
     ../llms.txt     the pages of the book, for language models
     scenes/         the run that each scene begins with
 
@@ -63,7 +63,8 @@ COURSE = [
     "chapters/book/tab/*.py",
 ]
 TESTS = ["tests/*.py", *(f"tests/{PHASES}{each}*.py" for each in ("", "lab/"))]
-VIEWER = ROOT / "phase6_integration/extras/page/static/viewer"
+PAGE = ROOT / "phase6_integration/extras/page/static"
+PARTS = ("dom.js", "first.js", "tour.js")  # of the page
 MODEL = Path("phase0_request", "tiny_chat")
 
 
@@ -84,7 +85,9 @@ def pack_engine(tab: Path, packages: Iterable[tuple[str, Path]]) -> None:
     (tab / "model").mkdir(parents=True)
     for name, folder in packages:
         shutil.copytree(folder, tab / "npm" / name, ignore=shutil.ignore_patterns("*.map", "*.ts", "*.cjs", "*.html"))
-    shutil.copytree(VIEWER, tab / "viewer", ignore=shutil.ignore_patterns("replay.*"))
+    shutil.copytree(PAGE / "viewer", tab / "viewer", ignore=shutil.ignore_patterns("replay.*"))
+    for name in PARTS:
+        shutil.copy(PAGE / name, tab)
     shutil.copy(ROOT / MODEL / "model.safetensors", tab / "model")
     (tab / "sources.json").write_text(json.dumps(sources()), "utf-8")
     write(tab / "course.zip", course())

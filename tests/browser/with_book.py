@@ -75,6 +75,13 @@ def test_a_scene_changes_when_a_control_moves(opened, accessible) -> None:
     expect(scene).not_to_have_attribute("data-steps", before or "")
 
 
+TOLD = {
+    "Pages": "A page table lists",
+    "Sharing": "begin with the same 11 pages",
+    "The batch": "reads all weights of the model once",
+    "Chunks": "the last chunk brings the first token",
+    "Preemption": "loses its pages",
+}
 PYTHON = "performance.getEntriesByType('resource').filter(({ name }) => /pyodide|course.zip/.test(name)).length"
 
 
@@ -88,6 +95,14 @@ def test_the_first_page_and_each_scene_move_before_python_is_loaded(opened, acce
     fits(page, part)
     assert page.evaluate(PYTHON) == 0
     assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.parametrize("chapter", ["02_kernels", "12_scale"])
+def test_each_page_of_a_chapter_leads_to_its_notebook_and_its_exercises(opened, chapter) -> None:
+    page = opened(f"chapters/{chapter}.html")
+    links = page.locator(".beside a")
+    expect(links).to_have_text(["Notebook", "Exercises"])
+    assert all(page.request.get(f"{page.url}/../{link.get_attribute('href')}").ok for link in links.all())
 
 
 def test_a_chapter_leads_to_its_notebook_and_its_exercises(opened) -> None:
@@ -131,8 +146,65 @@ def test_the_model_answers_in_the_tab_as_on_a_server(opened, accessible, serve) 
     fits(page, "#try-here")
     page.get_by_role("button", name="All five at once").click()
     expect(page.locator(".v-pages li", has_text="shared")).not_to_have_text("shared 0")
-    page.get_by_role("button", name="Stop").click()
     expect(place).to_have_attribute("data-answered", "6")
+
+
+WATCH = """() => {
+  const said = document.querySelector("#try-here .v-said");
+  window.seen = "";
+  new MutationObserver(() => (window.seen += said.textContent)).observe(said, { subtree: true, childList: true });
+}"""
+
+
+def test_questions_are_followed_slowly_replayed_and_fill_the_pool(opened) -> None:
+    page = opened(f"{PLACE}/try.html")
+    place, again = page.locator("#try-here"), page.get_by_role("button", name="Replay")
+    expect(again).to_be_hidden()
+    page.get_by_role("button", name="Fill the pool").click()
+    expect(place.locator(".v-about")).to_contain_text("64 tokens a step", timeout=120_000)  # no longer the recorded run
+    expect(page.get_by_role("button", name="Live")).to_have_attribute("aria-pressed", "false")
+    page.evaluate(WATCH)
+    expect(place).to_have_attribute("data-answered", "10")
+    page.wait_for_function("seen.includes('preempted: ') && seen.includes('evicted')")
+    again.click()
+    expect(place.locator(".v-pages li", has_text="one request")).not_to_have_text("one request 0")
+    page.get_by_role("button", name="Fill the pool").click()
+    page.get_by_role("button", name="Stop", exact=True).click()
+    expect(place).to_have_attribute("data-answered", "20")
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+def test_the_tour_goes_through_the_recorded_run_without_python(opened, accessible, width) -> None:
+    page = opened("chapters/index.html", width=width, height=844)
+    page.get_by_role("button", name="Take the tour").click()
+    tour, engine = page.get_by_role("region", name="Tour"), page.locator(".try-stage")
+    for title, told in TOLD.items():
+        expect(tour).to_contain_text(f"of 5: {title}")
+        tour.locator(".choices button").first.click()
+        expect(tour.get_by_role("status")).to_contain_text(told)
+        expect(engine).to_be_in_viewport()
+        if title == "Pages":
+            accessible(page, ".try-tour")
+        tour.locator(".first").click()
+    expect(tour).to_be_hidden()
+    assert page.evaluate(PYTHON) == 0
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_on_a_phone_the_engine_stays_in_sight_above_the_chat(opened) -> None:
+    page = opened("chapters/index.html", width=390, height=844)
+    page.locator(".try-form").evaluate("form => form.scrollIntoView({ block: 'end' })")
+    expect(page.locator(".try-stage .v-pages canvas")).to_be_in_viewport(ratio=0.5)
+
+
+def test_the_first_page_leads_on_to_the_chapters(opened) -> None:
+    page = opened("chapters/index.html")
+    expect(page.get_by_role("main").get_by_role("link", name="chapter 0", exact=False).first).to_have_attribute(
+        "href", "00_request.html"
+    )
+    for heading in ("The plan", "life of a request"):
+        page.locator(".next-page").click()
+        expect(page.get_by_role("heading", level=1)).to_contain_text(heading)
 
 
 @pytest.fixture(scope="module")

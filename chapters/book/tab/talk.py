@@ -21,7 +21,7 @@ from phase5_continuous.extras.record.lines import Line, Vocabulary
 from phase5_continuous.extras.record.recorder import Recorder
 from phase5_continuous.scheduler import Scheduler
 
-PAGES, PAGE_SIZE = 64, 16
+PAGES, PAGE_SIZE = 52, 16  # few enough to fill
 BUDGET = TokenBudget(32, 64)  # a step is short enough to watch
 Tell = Callable[[str, Any], object]
 Message = tuple[str, str]  # role, text
@@ -32,11 +32,11 @@ class Talk:
 
     def __init__(self, ops: Any, weights: Any, tell: Tell) -> None:
         config = json.loads((BUNDLED / "config.json").read_text("utf-8"))
-        self.context: int = config["max_position_embeddings"]
         self.tell, self.tokenizer = tell, Tokenizer.from_pretrained()
         self.plain = HFTokenizer.from_file(str(BUNDLED / "tokenizer.json"))
         self.plain.encode_special_tokens = True  # the name of a control token in a message is text
         cache = PrefixCache(PAGES, PAGE_SIZE)
+        self.context: int = min(config["max_position_embeddings"], cache.max_tokens)
         runner = PagedRunner(Forward(ops, config, weights, cache.max_tokens), cache)
         self.core = EngineCore(Scheduler(cache, self.tokenizer.eos_ids, BUDGET), runner)
         self.vocabulary = Vocabulary(lambda token: self.tokenizer.token_bytes(token, False).decode("utf-8", "replace"))
@@ -45,10 +45,12 @@ class Talk:
         self.live: dict[int, tuple[Request, Transcript]] = {}
         self.running: asyncio.Task[None] | None = None
 
-    def ask(self, number: int, messages: Sequence[Message], max_tokens: int, temperature: float) -> None:
-        """Queue a conversation. ValueError if it is too long."""
+    def ask(
+        self, number: int, messages: Sequence[Message], max_tokens: int, temperature: float, to_the_end: bool = False
+    ) -> None:
+        """Queue a conversation; `to_the_end`: its answer has all `max_tokens`. ValueError if it is too long."""
         prompt = self.prompt(messages)
-        params = SamplingParams(max_tokens=max_tokens, temperature=temperature)
+        params = SamplingParams(max_tokens=max_tokens, temperature=temperature, ignore_eos=to_the_end)
         if len(prompt) + max_tokens > self.context:
             raise ValueError(f"the conversation has {len(prompt)} tokens; with {max_tokens} more, {self.context} fit")
         request = Request(f"{number}", tuple(prompt), params, arrival=self.core.clock())

@@ -1,6 +1,8 @@
 // The whole engine in this tab: a chat with the bundled model, and what the engine does meanwhile.
 
-import { Engine, h, recorded, view } from "./engine.js";
+import { First } from "../../tab/first.js"; // the page's, packed
+import { Tour } from "../../tab/tour.js";
+import { Engine, h, view } from "./engine.js";
 
 const QUESTIONS = [
   "What is a KV cache?",
@@ -9,8 +11,11 @@ const QUESTIONS = [
   "What does a scheduler do when no page is free?",
   "Why are prompts computed in chunks?",
 ];
-const INSTRUCTION = "You are a careful assistant. You answer questions about serving language models in one plain sentence.";
+const INSTRUCTION = "You are a careful assistant of a course. Its students build an engine that serves language models, and they ask you about its cache, "
+  + "its batches and its scheduler. They read your answer once, so be brief and exact. You answer questions about serving language models in one plain sentence.";
+const FILLING = ["the Sun", "the Moon", "a star", "a comet", "gravity", "a volcano", "a rainbow", "a glacier", "an atom", "a magnet"];
 const MOST = 96; // tokens of an answer
+const REMEMBERED = 8; // messages of a conversation: the pool is small
 
 export async function begin(place) {
   const engine = new Engine(), answers = new Map(), history = [];
@@ -20,23 +25,26 @@ export async function begin(place) {
   const warmth = h("input", { type: "range", min: 0, max: 1.5, step: 0.1, value: 0, name: "temperature" });
   const warm = h("output", {}, "0");
   warmth.oninput = () => (warm.value = warmth.value);
-  const stop = h("button", { type: "button", disabled: true }, "Stop");
+  const button = (text, onclick, more) => h("button", { type: "button", onclick, ...more }, text);
+  const stop = button("Stop", () => [...answers.keys()].forEach((id) => engine.call("stop", id)), { disabled: true });
+  const again = button("Replay", () => viewer.player.playFrom(from), { hidden: true, title: "What the engine did for the last questions, again" });
   const form = h("form", { className: "try-form" }, input, h("button", {}, "Send"), stop);
-  const several = h("button", { type: "button" }, "All five at once, with one instruction: they share its pages");
-  const offered = h("div", { className: "try-offered" }, ...QUESTIONS.map((question) =>
-    h("button", { type: "button", onclick: () => ask(question) }, question)), several);
-  const stage = h("div", { className: "try-stage" });
-  place.append(h("section", { className: "try-chat", "aria-label": "Chat" }, state, log, offered, form,
+  const offered = h("div", { className: "try-offered" },
+    button("Take the tour: five stops, three minutes", () => tour?.start(), { className: "try-first" }),
+    ...QUESTIONS.map((question) => button(question, () => ask(question))),
+    button("All five at once, with one instruction: they share its pages", () => QUESTIONS.forEach((question) => ask(question, [["system", INSTRUCTION], ["user", question]]))),
+    button("Fill the pool: ten long answers at once, and one is preempted", () => FILLING.forEach((thing) => ask(`What is ${thing}?`, [["user", `What is ${thing}?`]], true))));
+  const stage = h("div", { className: "try-stage" }), guide = h("section", { className: "try-tour", "aria-label": "Tour", hidden: true });
+  place.append(h("section", { className: "try-chat", "aria-label": "Chat" }, guide, state, again, log, offered, form,
     h("label", { className: "try-warmth" }, "Temperature ", warmth, warm)), stage);
 
-  let viewer, ready, opened, number = 0;
+  let viewer, first, tour, ready, opened, from = 0, number = 0;
   const say = (text) => (state.textContent = text);
-  const shown = Promise.all([view(stage, "Its engine"), recorded("viewer/first.jsonl")]).then(([made, lines]) => {
+  const shown = view(stage, "Its engine").then((made) => {
     viewer = made;
-    viewer.push(lines);
-    viewer.player.loops = true;
-    if (matchMedia("(prefers-reduced-motion: reduce)").matches) viewer.player.seek(viewer.player.last * 0.6);
-    else viewer.player.playFrom(viewer.player.first);
+    first = new First(viewer, () => {});
+    tour = new Tour(guide, viewer, first);
+    first.show();
   });
 
   /** Load Python and the model: at the first question, or once someone is about to ask it. */
@@ -51,17 +59,29 @@ export async function begin(place) {
     return ready;
   }
 
-  async function ask(text, messages = [...history, ["user", text]]) {
+  /** What is asked for now is seen now, whatever has not been shown yet. */
+  function now() {
+    if (answers.size) return;
+    if (first?.touring) tour.leave();
+    from = viewer?.live ? viewer.history.end : 0;
+    if (viewer?.live) viewer.player.follow();
+  }
+
+  /** Ask in the conversation, or in one of its own; `toTheEnd`: the answer has all tokens that it may have. */
+  async function ask(text, alone, toTheEnd = false) {
+    now();
+    const messages = alone ?? [...history, ["user", text]];
     const id = number++;
     const said = h("p", { className: "try-said" }), facts = h("p", { className: "try-facts" }, "waits for the model");
     log.append(h("li", { className: "try-question" }, h("p", {}, text)), h("li", { className: "try-answer" }, said, facts));
-    answers.set(id, { said, facts, tokens: 0, text, messages });
+    answers.set(id, { said, facts, tokens: 0, messages: alone ? null : messages, past: toTheEnd ? "; it goes on past its end, to fill the pool" : "" });
     stop.disabled = false;
+    again.hidden = true;
     log.scrollTop = log.scrollHeight;
     try {
       await load();
       answers.get(id).began = performance.now();
-      await engine.call("ask", id, messages, MOST, Number(warmth.value));
+      await engine.call("ask", id, messages, MOST, Number(warmth.value), toTheEnd);
     } catch (error) {
       facts.textContent = error.message;
       answers.delete(id);
@@ -69,13 +89,7 @@ export async function begin(place) {
     }
   }
 
-  engine.addEventListener("lines", ({ detail }) => {
-    viewer.push(detail);
-    if (!viewer.live) { // the first of them
-      viewer.live = true;
-      viewer.player.setFast(true); // it is slow enough
-    }
-  });
+  engine.addEventListener("lines", ({ detail }) => first.push(detail));
   input.addEventListener("focus", load);
   engine.addEventListener("text", ({ detail: [id, text, reason] }) => {
     const answer = answers.get(id);
@@ -85,13 +99,16 @@ export async function begin(place) {
     answer.tokens++;
     const after = (performance.now() - answer.first) / 1000, rate = after && ((answer.tokens - 1) / after).toFixed(1);
     const ttft = Math.round(answer.first - answer.began);
-    answer.facts.textContent = `first after ${ttft} ms, ${answer.tokens} tokens${rate ? `, ${rate} a second` : ""}${reason ? `, ${reason}` : ""}`;
+    answer.facts.textContent = `first after ${ttft} ms, ${answer.tokens} tokens${rate ? `, ${rate} a second` : ""}${reason ? `, ${reason}` : ""}${answer.past}`;
     log.scrollTop = log.scrollHeight;
     if (!reason) return;
     answers.delete(id);
     stop.disabled = !answers.size;
-    history.splice(0, Infinity, ...answer.messages, ["assistant", answer.said.textContent]);
+    if (answer.messages) history.splice(0, Infinity, ...[...answer.messages, ["assistant", answer.said.textContent]].slice(-REMEMBERED));
     place.dataset.answered = Number(place.dataset.answered ?? 0) + 1;
+    if (answers.size) return;
+    again.hidden = false;
+    say("The engine is followed in slow motion. Pages that stay grey are cached, for the next prompt that begins alike.");
   });
 
   form.onsubmit = (event) => {
@@ -100,8 +117,6 @@ export async function begin(place) {
     if (text) ask(text);
     input.value = "";
   };
-  several.onclick = () => QUESTIONS.forEach((question) => ask(question, [["system", INSTRUCTION], ["user", question]]));
-  stop.onclick = () => [...answers.keys()].forEach((id) => engine.call("stop", id));
 }
 
 const seconds = (since) => ((performance.now() - since) / 1000).toFixed(1);

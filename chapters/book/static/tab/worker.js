@@ -41,7 +41,7 @@ const calls = {
     return py.pyimport("chapters.book.tab.scenes").play(py.toPy(controls));
   },
   load: async () => void (await talk()),
-  ask: async (number, messages, most, temperature) => (await talk()).ask(number, (await python()).toPy(messages), most, temperature),
+  ask: async (number, messages, ...more) => (await talk()).ask(number, (await python()).toPy(messages), ...more),
   stop: async (number) => (await talk()).stop(number),
 };
 

@@ -16,7 +16,7 @@ export class First {
     this.touring = false;
     this.own = null; // the history of this server's engine, while the recorded run is shown
     this.waiting = []; // what it has written before it did anything
-    this.recorded = fetch("static/viewer/first.jsonl").then((found) => found.text()).then((text) => text.trim().split("\n").map((line) => JSON.parse(line)));
+    this.recorded = fetch(new URL("viewer/first.jsonl", import.meta.url)).then((found) => found.text()).then((text) => text.trim().split("\n").map((line) => JSON.parse(line)));
   }
 
   /** Lines of the engine. */
