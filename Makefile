@@ -148,7 +148,7 @@ $(VENV)/.torch: .ci/serve.txt
 $(VENV)/.serve: $(VENV)/.torch pyproject.toml
 	@$(PIP) $(if $(SYSTEM),--constraint $(VENV)/system.txt,--quiet --no-deps --no-build-isolation) --editable .
 	@echo "Compiling the kernels for this machine, once."
-	@$(BIN)/nanoserve generate --max-tokens 2 "How does a serving engine find the pages of a request?" > /dev/null
+	@$(BIN)/nanoserve generate --chat --max-tokens 2 "How does a serving engine find the pages of a request?" > /dev/null
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.serve .ci/constraints.txt
