@@ -1,12 +1,11 @@
 """`make pictures`: the page as it looks, for a designer's eye, and its first twenty seconds, in build/pictures; and the
-README's animation. With `--only record`: the run that the page shows before its engine has done anything.
+README's animation.
 
 The engine takes milliseconds for a step, so the animation goes through its record step by step, as a visitor would.
 """
 
 import argparse
 import io
-import json
 import re
 import shlex
 import time
@@ -20,22 +19,13 @@ from playwright.sync_api import Browser, Page, expect
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "build/pictures"
 ANIMATIONS = {theme: ROOT / f"chapters/figures/page{'-dark' * (theme == 'dark')}.webp" for theme in ("light", "dark")}
-# The steps of the recorded run in the animation, and the milliseconds of each: eight requests that begin alike, more
-# than the pool holds, and those that are preempted.
-SHOWN = dict.fromkeys(range(28, 46), 160) | dict.fromkeys((*range(46, 103, 5), *range(105, 170, 5)), 90)
-SHOWN |= dict.fromkeys((*range(176, 198, 5), *range(203, 219, 3)), 120)
-SHOWN |= {28: 900, 31: 700, 103: 400, 104: 400, 171: 700, 172: 500, 187: 500, 199: 500, 200: 300, 201: 300}
-SHOWN = dict(sorted(SHOWN.items()))
-FIRST = 45  # of these, which is what is seen where nothing moves
+# The steps of the recorded run in the animation, and the milliseconds of each: requests that begin alike, a long prompt
+# beside their decodes, and the pool that fills.
+SHOWN = dict.fromkeys(range(22, 84), 110) | {22: 900, 25: 900, 39: 500, 40: 500, 41: 500, 42: 500, 57: 1500, 63: 900}
+FIRST = 41  # of these, which is what is seen where nothing moves
 ASIDE = "body > header, #chat, #watching, #recorded, .v-name, .v-transport, .v-tree, .v-who, .v-why"
 SIZES = {390: 844, 1440: 900, 2560: 1440}
 LOSSLESS = {"lossless": True, "method": 6}
-RECORD = ROOT / "phase6_integration/extras/page/static/viewer/first.jsonl"
-LISTEN = """async () => {
-  globalThis.record = "";
-  const { body } = await fetch("record");
-  (async () => { for await (const text of body.pipeThrough(new TextDecoderStream())) globalThis.record += text; })();
-}"""
 
 
 def opened(browser: Browser, url: str, width: int, height: int, theme: str) -> Page:
@@ -121,25 +111,6 @@ def animation(browser: Browser, url: str) -> None:
         context.close()
 
 
-def recorded(browser: Browser, url: str) -> None:
-    """A question, eight requests that begin alike, and more than the pool holds."""
-    page = opened(browser, url, 1280, 800, "light")
-    page.evaluate(LISTEN)
-    page.wait_for_function("() => globalThis.record.includes('num_pages')")
-    question(page)
-    crowd(page, "8 that share a prefix")
-    crowd(page, "Fill the pool", "10 of 10")
-    page.wait_for_timeout(1000)  # the stream has no end to wait for
-    found = [json.loads(line[6:]) for line in page.evaluate("record").splitlines() if line.startswith("data: ")]
-    for line in found:
-        line |= {"t": round(line["t"], 4)} if "t" in line else {}
-        line |= {"ms": [round(sum(line["ms"]), 2)]} if "ms" in line else {}
-        for new in line.get("new", ()):
-            del new["id"], new["tenant"]  # they say nothing here
-    RECORD.write_text("".join(f"{json.dumps(line, ensure_ascii=False, separators=(',', ':'))}\n" for line in found))
-    print(f"{RECORD.relative_to(ROOT)}: {len(found)} lines, {RECORD.stat().st_size} bytes")
-
-
 def save(frames: Sequence[tuple[bytes, int]], file: Path, **how: int) -> None:
     images = [Image.open(io.BytesIO(data)).convert("RGB") for data, _ in frames]
     durations = [duration for _, duration in frames]
@@ -151,12 +122,12 @@ def save(frames: Sequence[tuple[bytes, int]], file: Path, **how: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--serve", default="nanoserve serve", metavar="COMMAND", help="starts the server")
-    parser.add_argument("--only", choices=("stills", "film", "animation", "record"), help="one of them")
+    parser.add_argument("--only", choices=("stills", "film", "animation"), help="one of them")
     given = parser.parse_args()
     with chromium() as browser:
-        drawn = {"stills": stills, "film": film, "animation": animation, "record": recorded}
+        drawn = {"stills": stills, "film": film, "animation": animation}
         for name, draw in drawn.items():
-            if given.only == name or (given.only is None and name != "record"):
+            if given.only in (name, None):
                 with serving([*shlex.split(given.serve), "--port", "0", "--demo"]) as url:
                     draw(browser, url)
 

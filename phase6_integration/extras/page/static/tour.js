@@ -34,7 +34,7 @@ const STOPS = [
     tell: (line) => `A step computes ${line.decode.length} tokens, one of each request. It reads all weights of the model once, for one token or for many, so a batch costs little more than one request. When a request ends, another can join in the next step.`,
   },
   {
-    title: "Chunks", mechanism: "chunk", panels: ["time"], lead: 1, after: 2,
+    title: "Chunks", mechanism: "chunk", panels: ["time"], lead: 1, after: 3,
     find: (line, state) => line.prefill?.length === 1 && line.prefill[0][2] === state.header.chunk,
     ask: (line, state) => `r${line.prefill[0][0]} brings a prompt of ${state.requests.get(line.prefill[0][0]).prompt} tokens, and a chunk has at most ${state.header.chunk}. When does it write its first token?`,
     choices: ["After its last chunk", "In this step", "After each chunk, one"],

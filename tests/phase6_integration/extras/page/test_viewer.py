@@ -1,11 +1,16 @@
 """What the viewer says of the source is so."""
 
+import gzip
 import math
 import re
+from collections.abc import Callable
 from itertools import combinations
 
 import numpy as np
 
+from phase5_continuous.extras.record.lines import Line
+from phase6_integration.cli.replay_command import checked
+from phase6_integration.cli.serve_command import DEMO
 from phase6_integration.extras.page.replay import bundle
 from phase6_integration.extras.page.sources import ROOT, VIEWER, mechanisms, sources
 
@@ -26,6 +31,29 @@ def test_a_replay_has_every_module_of_the_viewer() -> None:
     names = re.findall(r"^modules\['([\w.]+)'\] = ", script, re.MULTILINE)
     assert sorted(names) == sorted(file.name for file in VIEWER.glob("*.js"))
     assert not re.search(r"^(import|export) ", script, re.MULTILINE)
+
+
+def test_the_bundled_record_is_one_and_tells_its_story_in_order() -> None:
+    """`python -m phase6_integration.lab sample_record --first FILE` writes it, small: it is on the first screen."""
+    file = VIEWER / "first.jsonl"
+    assert len(gzip.compress(file.read_bytes())) < 8 * 1024
+    header, *lines = checked(file, "a test")
+    assert [header[key] for key in ("num_pages", "budget", "chunk")] == [*DEMO.values()]
+
+    def first(what: Callable[[Line], object]) -> int:
+        return next(at for at, line in enumerate(lines) if what(line))
+
+    def operations(line: Line) -> set[str]:
+        return {name for name, *_ in line.get("pages", ())}
+
+    page = first(lambda line: len(line.get("decode", ())) == 1 and "grow" in operations(line))
+    sharing = first(lambda line: sum(cached > 0 for _, cached in line.get("admitted", ())) > 3)
+    batch = first(lambda line: len(line.get("decode", ())) > 7 and "pages" not in line)
+    chunks = first(lambda line: [length for *_, length in line.get("prefill", ())] == [header["chunk"]])
+    eviction, preemption = first(lambda line: "evict" in operations(line)), first(lambda line: "preempted" in line)
+    assert page < sharing < batch < chunks < eviction < preemption
+    assert len(lines[chunks]["decode"]) > 7, "a chunk shares its step with decodes"
+    assert all(len(lines[at]["decode"]) > 7 for at in range(chunks, chunks + 4))
 
 
 # Machado, Oliveira and Fernandes 2009, in linear RGB: what is seen with one kind of cone missing.
