@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import cycle
 from math import ceil
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -193,14 +194,26 @@ def products(day: Day) -> None:
                 day.add(measure, what="product", **shape, scheme=scheme or "none", rows=rows)
 
 
-def multiply(day: Day, outputs: int, inputs: int, scheme: str | None, rows: int) -> Row:
+def check_close(found: Tensor, wanted: Tensor, most: float) -> None:
+    """Refuse to time a product that is wrong: its error is at most this share of it."""
+    error = float((found.float() - wanted.float()).norm() / wanted.float().norm())
+    if not error <= most:
+        raise RuntimeError(f"the product is {error:.1%} off its reference, and rounding explains {most:.0%}")
+
+
+def multiply(
+    day: Day, outputs: int, inputs: int, scheme: str | None, rows: int, linear: Callable[[Any], Any] | None = None
+) -> Row:
     """One product. As in a step, each call reads another weight, so that no cache holds it."""
     dtype = shape_of(day)[2]
     dense = torch.randn(outputs, inputs, device=day.device, dtype=dtype)
     weight: Tensor | QuantizedWeight = dense if scheme is None else quantize(dense, scheme)
     copies = day.some((ceil(OUT_OF_CACHE / weight.nbytes),), (1,))[0]
-    linears = cycle([backend_for(day.device).linear(deepcopy(weight), None) for _ in range(copies)])
+    made = linear or (lambda weight: backend_for(day.device).linear(weight, None))
+    linears = cycle([made(deepcopy(weight)) for _ in range(copies)])
     x = torch.randn(rows, inputs, device=day.device, dtype=dtype)
+    wide = weight if isinstance(weight, Tensor) else weight.dequantize()
+    check_close(next(linears)(x), x @ wide.to(dtype).t(), 0.05 if scheme == "fp8" else 0.02)  # fp8 rounds rows, too
     seconds = day.seconds(lambda: next(linears)(x), 20)
     rate = {"gb_per_second": weight.nbytes / seconds / 1e9, "tflops": 2 * rows * outputs * inputs / seconds / 1e12}
     return {"us": seconds * 1e6, **rate}

@@ -16,13 +16,14 @@ import torch
 from phase1_kv_pool.kernels import prepare_triton
 from phase2_prefill_decode.kernels.attention import Attend
 from phase2_prefill_decode.kernels.triton.tuning import Tuning
-from phase6_integration.lab.gpu.kernels import PRODUCTS, attention, multiply
+from phase6_integration.lab.gpu.kernels import PRODUCTS, attention, check_close, multiply
 from phase6_integration.lab.gpu.rows import Day, Row
 
 prepare_triton()  # a dry run interprets them
 import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
 
+from phase2_prefill_decode.extras.quantized import triton_product  # noqa: E402
 from phase2_prefill_decode.extras.quantized.triton_product import quantize_rows_constants, quantize_rows_kernel  # noqa: E402
 from phase2_prefill_decode.kernels.triton import attention as launches  # noqa: E402
 from phase2_prefill_decode.kernels.triton.decode import decode  # noqa: E402
@@ -34,6 +35,11 @@ TUNINGS = (
     *(Tuning(chunk) for chunk in (256, 64, 512, 1024, 2048)),  # the first one ships
     *(Tuning(chunk, 64, 8, 3) for chunk in (256, 2048)),
 )
+SIZES = "PROGRAMS", "SHORTEST", "LONGEST_TILE"  # that the splits of an int4 product follow from
+SPLITS = [
+    dict(zip(SIZES, sizes, strict=True))  # the first ones ship
+    for sizes in ((512, 512, 128), (1024, 256, 128), (256, 1024, 128), (512, 512, 256), (1024, 256, 256))
+]
 MIXED = ((64, 1056), (192, 1056))  # decodes and their tokens, beside chunks that fill a step of 2,048
 LARGEST = tl.constexpr(448.0)  # of a float8
 
@@ -55,6 +61,10 @@ def levers(day: Day) -> None:
         for rows in day.some((256, 2048), ()):
             measure = partial(block_scaled, day, outputs, inputs, rows)
             day.add(measure, what="block_scaled", outputs=outputs, inputs=inputs, rows=rows)
+    for outputs, inputs in day.some((*PRODUCTS, (6144, 4096), (4096, 4096)), ((96, 1024),)):
+        for tried in SPLITS:
+            measure = partial(by_split, day, outputs, inputs, **tried)
+            day.add(measure, what="int4", outputs=outputs, inputs=inputs, **tried)
     for rows in day.some((64, 256, 2048), (3,)):
         for fused in (False, True):
             day.add(partial(norm, day, rows, fused), what="norm_quantized", rows=rows, fused=fused)
@@ -114,16 +124,25 @@ def by_library(day: Day, library: str, outputs: int, inputs: int) -> Row:
         return multiply(day, outputs, inputs, None, day.some((256,), (3,))[0])
 
 
+def by_split(day: Day, outputs: int, inputs: int, **sizes: Any) -> Row:
+    """Lever 6: more or fewer splits of an int4 weight, and longer tiles, for one row."""
+    with patch.multiple(triton_product, constants=triton_product.constants.__wrapped__, **sizes):
+        return multiply(day, outputs, inputs, "int4", 1, triton_product.TritonProduct)
+
+
 def block_scaled(day: Day, outputs: int, inputs: int, rows: int) -> Row:
     """Lever 4: both sides in float8, with a scale for 128 inputs of a row and for a block of the weight, as published
     checkpoints have them; the engine multiplies these in 16 bits. Some GPUs and versions of torch refuse it."""
-    kinds, one = torch.nn.functional.ScalingType, partial(torch.ones, device=day.device)
-    x, weight = (one(size, inputs).to(torch.float8_e4m3fn) for size in (rows, outputs))
-    scales = one(inputs // 128, rows).t(), one(outputs // 128, inputs // 128)
+    kinds, blocks = torch.nn.functional.ScalingType, inputs // 128
+    x, weight = (torch.randn(size, inputs, device=day.device).to(torch.float8_e4m3fn) for size in (rows, outputs))
+    of_rows = torch.rand(blocks, rows, device=day.device).t()
+    of_blocks = torch.rand(outputs // 128, -(-blocks // 4) * 4, device=day.device).t()  # cuBLAS wants fours
     call = partial(
         torch.nn.functional.scaled_mm,
-        x, weight.t(), scales[0], kinds.BlockWise1x128, scales[1].t(), kinds.BlockWise128x128,
+        x, weight.t(), of_rows, kinds.BlockWise1x128, of_blocks, kinds.BlockWise128x128,
     )  # fmt: skip
+    wide = weight.float() * of_blocks[:blocks].t().repeat_interleave(128, 0).repeat_interleave(128, 1)
+    check_close(call(), (x.float() * of_rows.repeat_interleave(128, 1)) @ wide.t(), 0.02)
     seconds = day.seconds(call, 20)
     return {"us": seconds * 1e6, "tflops": 2 * rows * outputs * inputs / seconds / 1e12}
 

@@ -124,7 +124,8 @@ class Day:
             try:
                 row = rows.append(self.stage, key, measure())
             except Exception as error:
-                row = rows.append(self.stage, key, {"error": f"{type(error).__name__}: {error}"[:400]})
+                said = " ".join(f"{type(error).__name__}: {error}".split())  # on one line
+                row = rows.append(self.stage, key, {"error": said[:400]})
             gc.collect()
             if not self.dry:
                 torch.cuda.empty_cache()  # raises where the device can be used no more
