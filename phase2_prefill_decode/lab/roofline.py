@@ -16,16 +16,17 @@ from phase2_prefill_decode.lab.cost import Cost, CostModel, Part
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Two ceilings, and the overhead of every step."""
+    """Two ceilings, the overhead of every step, and the cache that `CostModel` may count on."""
 
     name: str
     flops: float  # operations a second
     bytes_per_second: float
     overhead: float = 0.0  # seconds a step
+    cache: int = 0  # bytes of its L2, which all multiprocessors share
 
     def __post_init__(self) -> None:
-        if not (self.flops > 0 and self.bytes_per_second > 0 and self.overhead >= 0):
-            raise ValueError(f"a device has a speed above 0 and an overhead from 0, got {self}")
+        if not (self.flops > 0 and self.bytes_per_second > 0 and self.overhead >= 0 and self.cache >= 0):
+            raise ValueError(f"a device has a speed above 0, an overhead and a cache from 0, got {self}")
 
     @property
     def ridge(self) -> float:
@@ -37,15 +38,17 @@ class Device:
         return min(self.flops, intensity * self.bytes_per_second)
 
 
+MIB = 1 << 20
 # Datasheet peaks, dense bfloat16 with float32 sums. Where a sheet has only the rate of 2:4 sparse matrices, half of it.
+# L2 from the whitepapers of Hopper, Ampere and Ada.
 DEVICES = {
     device.name: device
     for device in (
-        Device("H200", 989e12, 4.8e12),  # H200 Tensor Core GPU datasheet, SXM: 1,979 TFLOPS sparse
-        Device("H100 SXM", 989e12, 3.35e12),  # H100 Tensor Core GPU datasheet: 1,979 TFLOPS sparse
-        Device("A100 80GB", 312e12, 2.039e12),  # A100 80GB datasheet, SXM
-        Device("RTX 4090", 165.2e12, 1.008e12),  # Ada GPU architecture whitepaper, appendix A
-        Device("L4", 121e12, 0.3e12),  # L4 Tensor Core GPU datasheet: 242 TFLOPS sparse
+        Device("H200", 989e12, 4.8e12, cache=50 * MIB),  # H200 Tensor Core GPU datasheet, SXM: 1,979 TFLOPS sparse
+        Device("H100 SXM", 989e12, 3.35e12, cache=50 * MIB),  # H100 Tensor Core GPU datasheet: 1,979 TFLOPS sparse
+        Device("A100 80GB", 312e12, 2.039e12, cache=40 * MIB),  # A100 80GB datasheet, SXM
+        Device("RTX 4090", 165.2e12, 1.008e12, cache=72 * MIB),  # Ada GPU architecture whitepaper, appendix A
+        Device("L4", 121e12, 0.3e12, cache=48 * MIB),  # L4 Tensor Core GPU datasheet: 242 TFLOPS sparse
     )
 }
 

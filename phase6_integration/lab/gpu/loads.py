@@ -221,20 +221,17 @@ def ready(load: GPULoad) -> Row:
 def steady(load: GPULoad, decodes: int, context: int, steps: int, chunks: bool, limit: Device) -> Row:
     """The time of decode steps, or of decodes with chunks of prompts; beside the roofline, and what the host does.
 
-    `of_memory` is the share of the time that reading weights, keys and values takes. The roofline also has arithmetic,
-    writes, and the activations that the device's cache does not hold."""
+    `of_memory` is the share of the time that reading weights, keys and values and writing new ones takes. The roofline
+    also has arithmetic, and the activations that the device's cache does not hold."""
     decodes = load.settle(decodes, context, steps, chunks)
     ran = [step for step in load.run(steps) if (step.decode_tokens, step.prefill_tokens > 0) == (decodes, chunks)]
     if not ran:
         raise RuntimeError("the load was not steady: no step was of the kind that is measured")
     middle = ran[len(ran) // 2]
     pieces = [(piece.start, piece.length) for piece in middle.batch.slices]
-    model = load.engine.parts.model
-    cuda = model.decoder.device.type == "cuda"
-    l2 = torch.cuda.get_device_properties(model.decoder.device).L2_cache_size if cuda else 0
-    cost = CostModel(model.config, cache=l2).pieces(pieces, middle.decode_tokens)
+    cost = CostModel(load.engine.parts.model.config, cache=limit.cache).pieces(pieces, middle.decode_tokens)
     seconds, roofline = median(step.seconds for step in ran), predict(cost, limit).seconds
-    read = (cost.total.weights + cost.total.kv_read) / limit.bytes_per_second
+    moved = (cost.bytes - cost.total.activations) / limit.bytes_per_second
     return {
         "requests": decodes,
         "steps": len(ran),
@@ -243,8 +240,8 @@ def steady(load: GPULoad, decodes: int, context: int, steps: int, chunks: bool, 
         "ms_range": [min(step.seconds for step in ran) * 1e3, max(step.seconds for step in ran) * 1e3],
         "roofline_ms": roofline * 1e3,
         "of_roofline": roofline / seconds,
-        "of_memory": read / seconds,
-        "l2_bytes": l2,
+        "of_memory": moved / seconds,
+        "l2_bytes": limit.cache,
         "host_ms": host_ms(ran, load.runner.launches),
     }
 

@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from statistics import median
 
+import torch
+
 from phase0_request.core import Step
 from phase2_prefill_decode.lab.roofline import Device
 from phase6_integration.lab.gpu.kernels import limits
@@ -33,7 +35,8 @@ def timed(day: Day, model: str, ways: Iterable[str], chunks: bool) -> None:
     """Steps beside the roofline of what was measured here: as fast as memory is read and matrices multiply."""
     best = limits(day)
     bandwidth = max(best["copy_gb_per_second"], best["read_gb_per_second"])
-    limit = Device("measured", best["gflops_bfloat16"] * 1e9, bandwidth * 1e9)
+    cache = 0 if day.dry else torch.cuda.get_device_properties(day.device).L2_cache_size
+    limit = Device("measured", best["gflops_bfloat16"] * 1e9, bandwidth * 1e9, cache=cache)
     engines = Engines(day, model)
     for way in ways:
         with engines.open(way) as engine:

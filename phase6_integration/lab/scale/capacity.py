@@ -99,9 +99,10 @@ def main(arguments: list[str] | None = None) -> int:
     }
     add_fields(p, Question(), about)
     options = p.parse_args(arguments)
-    asked = Question(**{name: getattr(options, name) for name in about})
+    asked, device = Question(**{name: getattr(options, name) for name in about}), DEVICES[options.device]
+    model = CostModel(MODELS[options.model], cache=device.cache)
     try:
-        found = capacity(CostModel(MODELS[options.model]), DEVICES[options.device], 1e9 * MEMORY[options.device], asked)
+        found = capacity(model, device, 1e9 * MEMORY[device.name], asked)
     except ValueError as error:
         p.error(str(error))
     say = Console(highlight=False).print

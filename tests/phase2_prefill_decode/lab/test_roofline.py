@@ -29,6 +29,18 @@ def test_prefill_is_bound_by_arithmetic_and_decode_by_memory(name: str) -> None:
     assert {time.bound for time in decode.parts.values()} == {"memory"}
 
 
+def test_an_h100_s_cache_holds_all_activations_of_256_decodes_but_the_logits() -> None:
+    """By hand, for a model of 8B: the least time of a step is that of the bytes that cross the memory."""
+    device = named("H100 SXM")
+    matrices = 36 * 4096 * (6144 + 4096 + 24576 + 12288) + 4096 * 151_936
+    others = 36 * (2 * 4096 + 2 * 128) + 4096 + 256 * 4096  # norms, and a row of the embedding for each token
+    kv, logits = 36 * 2 * 8 * 128, 256 * (4096 + 151_936)  # of a token; what the head reads and writes
+    crossing = 2 * (matrices + others + 256 * 1123 * kv + 256 * kv + logits)  # keys and values are read and written
+    every, cached = (CostModel(QWEN3_8B, cache=cache).pieces([(1122, 1)] * 256) for cache in (0, device.cache))
+    assert predict(cached, device).seconds == pytest.approx(crossing / 3.35e12)
+    assert predict(every, device).seconds / predict(cached, device).seconds == pytest.approx(1.049, abs=0.001)
+
+
 @pytest.mark.parametrize("name", DEVICES)
 def test_the_crossover_is_the_first_batch_with_compute_bound_linears(name: str) -> None:
     device, model = named(name), CostModel(QWEN3_8B)

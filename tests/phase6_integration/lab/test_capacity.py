@@ -1,10 +1,14 @@
 """The capacity of a device, against sums by hand for a machine with round numbers."""
 
+import json
+from dataclasses import asdict
+from pathlib import Path
+
 import pytest
 
 from phase2_prefill_decode.lab.cost import CostModel
 from phase2_prefill_decode.lab.fits import MODELS, weight_bytes
-from phase2_prefill_decode.lab.roofline import Device
+from phase2_prefill_decode.lab.roofline import Device, named
 from phase6_integration.lab.scale.capacity import FOR_PAGES, Question, capacity, main
 
 CONFIG = MODELS["Qwen3-8B"]
@@ -33,6 +37,14 @@ def test_the_itl_ends_it_before() -> None:
 def test_a_server_that_reaches_half_takes_twice_as_long() -> None:
     whole, half = (capacity(CostModel(CONFIG), MEMORY_BOUND, 80e9, Question(itl=1.0, reached=r)) for r in (1.0, 0.5))
     assert half.itl_ms == pytest.approx(2 * whole.itl_ms)
+
+
+def test_a_named_device_is_asked_with_its_cache(tmp_path: Path) -> None:
+    device = named("H100 SXM")
+    assert main(["--device", device.name, "--json", str(tmp_path / "found.json")]) == 0
+    found = json.loads((tmp_path / "found.json").read_text())["figures"]
+    assert found == asdict(capacity(CostModel(CONFIG, cache=device.cache), device, 80e9, Question()))
+    assert found["step_ms"] < capacity(CostModel(CONFIG), device, 80e9, Question()).step_ms
 
 
 def test_what_cannot_be_served_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,11 +1,13 @@
 """Engines under load: how many requests fit, what their rows say, and when an engine is made."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from phase0_request.core import Step
 from phase2_prefill_decode.lab.cost import CostModel
 from phase2_prefill_decode.lab.roofline import Device
 from phase2_prefill_decode.loading.weights import random_weights
@@ -42,6 +44,30 @@ def test_activations_are_no_part_of_what_a_step_reads_from_memory(day: Day) -> N
     assert 0 < row["of_memory"] < row["of_roofline"]
     step = CostModel(MODELS["8b"]).pieces([(1100, 1)] * 256).total
     assert round(step.activations / 1e6) == 2884, "the roofline of the first day has them"
+
+
+@pytest.mark.parametrize("chunks", [False, True])
+def test_what_a_step_moves_are_its_weights_and_the_keys_and_values_that_it_reads_and_writes(
+    day: Day, chunks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By hand, for the tiny model in float32, whose step takes a byte for each microsecond."""
+    ran: list[Step] = []
+
+    def run(*given: Any, run: Callable[..., list[Step]] = GPULoad.run) -> list[Step]:
+        ran[:] = run(*given)
+        return ran
+
+    monkeypatch.setattr(GPULoad, "run", run)
+    with engine(day) as load:
+        row = steady(load, 2, 20, 1, chunks, Device("slow", 1e15, 1e6))
+    (step,) = ran
+    tokens, seen = (sum(getattr(piece, each) for piece in step.batch.slices) for each in ("length", "stop"))
+    layer = 32 * (64 + 2 * 32) + 64 * 32 + 32 * 2 * 64 + 64 * 32 + 2 * 32 + 2 * 16  # matrices, then norms
+    weights = 2 * layer + 32 + 128 * 32 + tokens * 32  # the last norm, the head, a row of the embedding for each token
+    kv = 2 * 2 * 2 * 16  # of a token: layers, K and V, heads, numbers
+    moved = 4 * (weights + kv * seen + kv * tokens)
+    assert row["of_memory"] * row["ms"] * 1e3 == pytest.approx(moved)
+    assert (tokens > 2) == chunks
 
 
 def test_a_client_sends_its_next_request_when_its_last_is_answered(day: Day) -> None:
