@@ -26,10 +26,19 @@ def prepare(site: Path) -> None:
     shutil.copy(BOOK / "templates/try.html", site / "index.html")
 
 
+def listen(site: Path, port: int) -> ThreadingHTTPServer:
+    """Serve a folder on this port, or on any free one if another program has it, such as an earlier `make try`."""
+    handler = partial(Quiet, directory=site)
+    try:
+        return ThreadingHTTPServer(("127.0.0.1", port), handler)
+    except OSError:
+        return ThreadingHTTPServer(("127.0.0.1", 0), handler)
+
+
 def main(port: int) -> None:
     site = ROOT / "build/try"
     prepare(site)
-    with ThreadingHTTPServer(("127.0.0.1", port), partial(Quiet, directory=site)) as server:
+    with listen(site, port) as server:
         url = f"http://127.0.0.1:{server.server_port}/"
         print(f"The engine is at {url} until Ctrl-C.", flush=True)
         webbrowser.open(url)

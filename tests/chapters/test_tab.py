@@ -2,11 +2,15 @@
 
 import json
 import re
+import threading
+from pathlib import Path
+from urllib.request import urlopen
 
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chapters.book.open import listen
 from chapters.book.pack import ROOT, llms, scenes
 from chapters.book.tab import tokenizers as stand_in
 from phase0_request.tokenizer import BUNDLED
@@ -45,3 +49,13 @@ def test_llms_txt_lists_every_chapter_with_a_sentence() -> None:
     assert all(path.is_file() for path in paths)
     assert {*ROOT.glob("chapters/[0-9]*.md")} <= {*paths}
     assert len({title for title, *_ in pages}) == len(pages)
+
+
+def test_the_tab_is_served_on_a_free_port_if_another_program_has_its_own(tmp_path: Path) -> None:
+    (tmp_path / "index.html").write_text("the engine")
+    with listen(tmp_path, 0) as first, listen(tmp_path, first.server_port) as second:
+        threading.Thread(target=second.serve_forever, daemon=True).start()
+        assert second.server_port != first.server_port
+        with urlopen(f"http://127.0.0.1:{second.server_port}/") as page:
+            assert page.read() == b"the engine"
+        second.shutdown()
