@@ -1,8 +1,9 @@
-"""Logging to stderr, as text or as JSON, by a thread that may wait for its reader."""
+"""Logging to stderr, as logfmt or JSON, by a thread that may wait for its reader."""
 
 import json
 import logging
 import os
+import re
 import sys
 from datetime import UTC, datetime
 from logging.handlers import QueueHandler, QueueListener
@@ -16,36 +17,31 @@ DRAIN_TIMEOUT = 1.0  # seconds that the end of the process may wait for them
 OURS = ("nanoserve", "phase6_integration", "uvicorn", "asyncio", "opentelemetry")
 
 
-class HumanFormatter(logging.Formatter):
-    """Time, level, message, and fields as name=value."""
-
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
-        pairs = "".join(f" {name}={_short(value)}" for name, value in _fields(record).items())
-        return f"{_time(record):%H:%M:%S} {record.levelname.lower():7} {record.message}{pairs}"
-
-
 class JsonFormatter(logging.Formatter):
     """One JSON object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        line = {"time": _time(record).isoformat(timespec="milliseconds"), "level": record.levelname.lower()}
-        line |= {"logger": record.name, "message": record.getMessage(), **_fields(record)}
-        if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str)
+        return json.dumps(self.line(record), default=str)
+
+    def line(self, record: logging.LogRecord) -> dict[str, Any]:
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        line = {"time": time, "level": record.levelname.lower(), "logger": record.name, "message": record.getMessage()}
+        line |= getattr(record, "fields", {})
+        return line | ({"exception": self.formatException(record.exc_info)} if record.exc_info else {})
 
 
-def _fields(record: logging.LogRecord) -> dict[str, Any]:
-    return getattr(record, "fields", {})
+class LogfmtFormatter(JsonFormatter):
+    """The same as name=value, all on one line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return pairs(self.line(record))
 
 
-def _time(record: logging.LogRecord) -> datetime:
-    return datetime.fromtimestamp(record.created, UTC)
-
-
-def _short(value: object) -> str:
-    text = f"{value:.3f}s" if isinstance(value, float) else str(value)
-    return text if text.isprintable() and " " not in text else repr(text)
+def pairs(fields: dict[str, Any]) -> str:
+    """Fields as name=value. A value that is empty, not printable, or has spaces, quotes or `=` is quoted as in JSON."""
+    texts = {name: f"{value:.3f}s" if isinstance(value, float) else str(value) for name, value in fields.items()}
+    plain = {name for name, text in texts.items() if text.isprintable() and re.fullmatch('[^ ="]+', text)}
+    return " ".join(f"{name}={text if name in plain else json.dumps(text)}" for name, text in texts.items())
 
 
 class DroppingHandler(QueueHandler):
@@ -64,10 +60,10 @@ class DroppingHandler(QueueHandler):
 _lines = Queue[Any](CAPACITY)
 
 
-def configure(settings: ServerSettings) -> None:
+def configure(settings: ServerSettings, formatter: logging.Formatter | None = None) -> None:
     """Log to stderr in the settings' format and level. Other libraries' loggers are left alone."""
     handler = DroppingHandler(_lines)
-    handler.setFormatter(JsonFormatter() if settings.log_format == "json" else HumanFormatter())
+    handler.setFormatter(formatter or (JsonFormatter() if settings.log_format == "json" else LogfmtFormatter()))
     for logger in map(logging.getLogger, OURS):
         logger.handlers = [handler]
         logger.propagate = False

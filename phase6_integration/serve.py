@@ -15,7 +15,6 @@ import resource
 import signal
 import socket
 import ssl
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -43,12 +42,17 @@ if TYPE_CHECKING:
 logger = logging.getLogger("nanoserve")
 
 
-def serve(options: EngineOptions, settings: ServerSettings, warnings: Sequence[str] = ()) -> int:
+def serve(
+    options: EngineOptions,
+    settings: ServerSettings,
+    warnings: Sequence[str] = (),
+    formatter: logging.Formatter | None = None,
+) -> int:
     """Serve until a signal. Exit status: 0 after SIGTERM, 130 after Ctrl-C, 1 if the server cannot start, 70 if its
     engine has failed for good, 128 + n if a second signal n interrupts the shutdown. Once the server has started, this
     function ends the process."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # its threads would take the cores of the engine
-    logs.configure(settings)
+    logs.configure(settings, formatter)
     for warning in warnings:
         logger.warning(warning)
     if (files := max_open_files()) <= SPARE_FILES:
@@ -75,9 +79,8 @@ def serve(options: EngineOptions, settings: ServerSettings, warnings: Sequence[s
 
 def _failed(error: object, status: int = 1) -> int:
     first, *_ = str(error).splitlines() or [type(error).__name__]
+    logger.error(first)
     logs.drain()
-    with contextlib.suppress(BlockingIOError):  # at the end of the process, if nothing reads it
-        print(f"nanoserve serve: {first}", file=sys.stderr)
     return status
 
 

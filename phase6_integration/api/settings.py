@@ -11,7 +11,7 @@ from phase0_request.support.options import at_least, check_fields, chosen, optio
 
 T = TypeVar("T")
 LOG_LEVELS = ("debug", "info", "warning", "error")
-LOG_FORMATS = ("human", "json")
+FORMATS = "human, logfmt or json (human on a terminal, logfmt elsewhere)"
 LOCAL_HOSTS = ("localhost", "*.localhost")
 API_KEYS = ("NANOSERVE_API_KEY", "VLLM_API_KEY")  # environment variables
 NAME = "[!-~]{1,256}"  # printable ASCII without spaces
@@ -67,7 +67,7 @@ class ServerSettings:
         20.0, "that running requests may take after SIGTERM", "SECONDS", partial(check_number, low=0)
     )
     log_level: str = option("info", ", ".join(LOG_LEVELS), "LEVEL", partial(check_choice, allowed=LOG_LEVELS))
-    log_format: str = option("human", " or ".join(LOG_FORMATS), "FORMAT", partial(check_choice, allowed=LOG_FORMATS))
+    log_format: str | None = option(None, FORMATS, "FORMAT", partial(check_choice, allowed=("human", "logfmt", "json")))
 
     more: Mapping[str, Any] = field(default_factory=dict, repr=False)  # settings of extras: `connect.settings` fills it
 

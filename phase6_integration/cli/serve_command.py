@@ -1,7 +1,6 @@
 """`nanoserve serve`: an OpenAI-compatible server."""
 
 import argparse
-import logging
 import os
 import sys
 
@@ -34,8 +33,9 @@ def run(given: argparse.Namespace, parser: Parser) -> int:
         parser.error(str(error))
     from phase6_integration.serve import serve
 
-    if sys.stderr.isatty() and settings.log_format != "json":
-        from phase6_integration.cli.terminal import Banner
+    formatter = None
+    if settings.log_format == "human" or (settings.log_format is None and sys.stderr.isatty()):
+        from phase6_integration.cli.terminal import HumanFormatter
 
-        logging.getLogger("nanoserve").addFilter(Banner())
-    return serve(options, settings, [VISIBLE] * ("api_key" in given) + [SMALL] * demo)
+        formatter = HumanFormatter()
+    return serve(options, settings, [VISIBLE] * ("api_key" in given) + [SMALL] * demo, formatter)

@@ -2,18 +2,23 @@
 
 import logging
 import re
+from datetime import UTC, datetime
 from typing import IO, Any
 
 from rich.cells import cell_len
 
+from phase6_integration.logs import pairs
 
-class Banner(logging.Filter):
-    """Writes the record that says ready as what a person does next; elsewhere it stays one line of name=value."""
 
-    def filter(self, record: logging.LogRecord) -> bool:
-        if record.msg == "ready" and (fields := getattr(record, "fields", None)):
-            record.msg, record.fields = banner(fields), {}
-        return True
+class HumanFormatter(logging.Formatter):
+    """Time, level, message, and fields as name=value; of the record that says ready, what a person does next."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+        fields, said = getattr(record, "fields", {}), record.message
+        if said == "ready" and fields:
+            said, fields = banner(fields), {}
+        time = datetime.fromtimestamp(record.created, UTC)
+        return f"{time:%H:%M:%S} {record.levelname.lower():7} {said} {pairs(fields)}".rstrip(" ")
 
 
 def banner(ready: dict[str, Any]) -> str:

@@ -4,6 +4,7 @@ Offline, the engine has all requests at once. The server has a number of clients
 it has its answer. On a CPU the clients and the HTTP server take processor time from the engine: the worst case.
 """
 
+import re
 import subprocess
 import sys
 import tempfile
@@ -92,8 +93,8 @@ def _address(server: subprocess.Popen[bytes], log: Any) -> str:
     while time.monotonic() < deadline and server.poll() is None:
         log.seek(0)
         text = log.read()
-        if " ready " in text:
-            return str(text.split(" ready ")[1].split("url=")[1].split()[0])
+        if found := re.search(r"message=ready url=(\S+)", text):
+            return found[1]
         time.sleep(0.1)
     raise RuntimeError(f"the server did not start: {text}")
 

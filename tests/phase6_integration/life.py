@@ -1,5 +1,6 @@
 """The life of a `nanoserve serve`: a process, what it says, and what asks it things meanwhile."""
 
+import json
 import os
 import re
 import signal
@@ -192,3 +193,17 @@ def stream(http: httpx2.Client, url: str, **body: Any) -> Iterator[str]:
 def values(lines: Sequence[str], name: str) -> list[str]:
     """What the lines of the log say of this field."""
     return [found[1] for line in lines if (found := re.search(rf" {name}=(\S+)", line))]
+
+
+PAIR = re.compile(r'([^\s="]+)=("(?:[^"\\\x00-\x1f]|\\.)*"|[^\s="]+)(?: |$)')
+
+
+def logfmt(line: str) -> dict[str, str]:
+    """The pairs of a line, by the grammar of Go's logfmt; between two is one space."""
+    pairs, end = {}, 0
+    while end < len(line):
+        found = PAIR.match(line, end)
+        assert found, f"no logfmt from column {end} on: {line}"
+        pairs[found[1]] = json.loads(found[2]) if found[2].startswith('"') else found[2]
+        end = found.end()
+    return pairs

@@ -94,7 +94,7 @@ def serving(*arguments: str, stop: bool = True, factory: str = "") -> Iterator[t
         if stop:
             one.signal(signal.SIGTERM)
         assert one.ended() == 0
-    assert [line for line in one.lines if "Traceback" in line or re.search(r" (warning|error) ", line)] == []
+    assert [line for line in one.lines if "Traceback" in line or re.search(r"level=(warning|error) ", line)] == []
 
 
 async def idle(url: str) -> dict[str, Any]:

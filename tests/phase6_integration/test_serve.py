@@ -8,6 +8,7 @@ import re
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from phase6_integration import serve
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.cli.main import main
 from phase6_integration.engine.options import EngineOptions
-from tests.phase6_integration.life import PATIENCE, gone, life, scripted, values
+from tests.phase6_integration.life import PATIENCE, gone, life, logfmt, scripted, values
 
 # Beginnings.
 
@@ -28,7 +29,7 @@ def refusal(*arguments: str) -> list[str]:
     with life(*arguments) as server:
         assert server.ended() == 1
     assert not [line for line in server.lines if "Traceback" in line]
-    return server.lines
+    return [logfmt(line)["message"] for line in server.lines]
 
 
 def test_what_prevents_a_start_is_one_line_and_exit_code_1(
@@ -37,12 +38,12 @@ def test_what_prevents_a_start_is_one_line_and_exit_code_1(
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         why = f"cannot listen on 127.0.0.1 port {port}: {os.strerror(errno.EADDRINUSE)}"
-        assert refusal("--port", str(port)) == [f"nanoserve serve: {why}"]
-    assert refusal("--host", "..") == ["nanoserve serve: cannot listen on .. port 0: this is not the name of a host"]
+        assert refusal("--port", str(port)) == [why]
+    assert refusal("--host", "..") == ["cannot listen on .. port 0: this is not the name of a host"]
     source, error = refusal(str(tmp_path))
     assert "the model is a directory" in source
-    assert error.startswith("nanoserve serve: ")
-    assert refusal("--device", "cuda")[-1].startswith("nanoserve serve: device ")
+    assert str(tmp_path) in error
+    assert refusal("--device", "cuda")[-1].startswith("device ")
     monkeypatch.setattr(sys, "stdin", io.StringIO())
     for command in (["generate", "Hello"], ["chat"]):
         assert main([*command, "--device", "cuda:99"]) == 1
@@ -163,8 +164,11 @@ def test_a_second_signal_ends_it_at_once() -> None:
 # Logs.
 
 
-def test_json_logs_are_json_to_the_last_line_and_a_key_of_the_environment_is_in_none() -> None:
-    with scripted("--log-format", "json", NANOSERVE_API_KEY="sk-hidden") as (server, url):
+@pytest.mark.parametrize(("flags", "read"), [((), logfmt), (("--log-format", "json"), json.loads)])
+def test_a_log_off_a_terminal_can_be_parsed_to_the_last_line_and_a_key_of_the_environment_is_in_none(
+    flags: tuple[str, ...], read: Callable[[str], dict[str, Any]]
+) -> None:
+    with scripted(*flags, NANOSERVE_API_KEY="sk-hidden") as (server, url):
         keys = ({}, {"authorization": "Bearer sk-wrong"}, {"authorization": "Bearer sk-hidden"})
         asked = [httpx2.get(f"{url}/v1/models", headers={**key, "x-request-id": "mine"}) for key in keys]
         assert httpx2.get(f"{url}/stats", headers=keys[2]).status_code == 200
@@ -174,11 +178,12 @@ def test_json_logs_are_json_to_the_last_line_and_a_key_of_the_environment_is_in_
             assert bad.recv(65536)
         server.signal(signal.SIGTERM)
         assert server.ended() == 0
-    read = [json.loads(line) for line in server.lines]
-    assert all({"time", "level", "message"} <= line.keys() for line in read)
-    mine = [(line["method"], line["path"], line["status"]) for line in read if line.get("id") == "mine"]
+    lines = [read(line) for line in server.lines]
+    assert all({"time", "level", "message"} <= line.keys() for line in lines)
+    assert lines[-1]["message"] == "stopped"
+    mine = [(line["method"], line["path"], int(line["status"])) for line in lines if line.get("id") == "mine"]
     assert mine == [("GET", "/v1/models", status) for status in (401, 401, 200)]
-    answered = [line["status"] for line in read if "status" in line]
+    answered = [int(line["status"]) for line in lines if "status" in line]
     assert answered == [401, 401, 200, 400], "what a playground polls is logged only if it fails, a bad request once"
     assert not [line for line in server.lines if "sk-hidden" in line or "sk-wrong" in line]
 

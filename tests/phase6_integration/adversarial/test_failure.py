@@ -32,7 +32,7 @@ from phase6_integration.process.outputs import OutputStream
 from phase6_integration.serve import ENGINE_FAILED
 from tests.phase6_integration.asgi import awaited
 from tests.phase6_integration.fake_engine import served
-from tests.phase6_integration.life import PATIENCE, Life, gone, life, scripted, stream
+from tests.phase6_integration.life import PATIENCE, Life, gone, life, logfmt, scripted, stream
 from tests.phase6_integration.real_engine import FAULTS, admitted, process, read
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, and limits other processes")
@@ -184,7 +184,7 @@ def engine_of(one: Life) -> int:
 def ready(*arguments: str, **environment: str) -> Iterator[tuple[Life, str]]:
     with life(*arguments, factory="faults:light", **environment) as one:
         url = one.listening()
-        one.until(" ready ")
+        one.until("message=ready ")
         yield one, url
 
 
@@ -203,7 +203,7 @@ def test_a_server_whose_engine_fails_for_good_completes_its_responses_and_exits_
         assert done == "[DONE]"
         assert one.ended() == ENGINE_FAILED == 70
     assert gone(child)
-    assert one.lines[-1].startswith("nanoserve serve: the engine is dead: its process has ended")
+    assert logfmt(one.lines[-1])["message"].startswith("the engine is dead: its process has ended")
 
 
 def test_a_restart_is_seen_from_outside() -> None:
@@ -228,7 +228,7 @@ def test_a_restart_is_seen_from_outside() -> None:
 def test_a_model_that_never_loads_ends_the_server_with_1() -> None:
     with life("--load-timeout", "0.5", factory="faults:never") as one:
         assert one.ended() == 1
-    assert one.lines[-1] == "nanoserve serve: the model was not loaded within 0.5 seconds"
+    assert logfmt(one.lines[-1])["message"] == "the model was not loaded within 0.5 seconds"
 
 
 def test_when_descriptors_run_out_clients_and_the_log_hear_of_it_and_the_server_recovers() -> None:

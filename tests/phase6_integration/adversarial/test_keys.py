@@ -55,7 +55,7 @@ def test_keys_come_from_a_file_or_from_elsewhere_not_both(
 def test_a_key_on_the_command_line_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every user of the machine sees it in `ps`."""
     logged: list[Sequence[str]] = []
-    monkeypatch.setattr(phase6_integration.serve, "serve", lambda *given: logged.append(given[-1]) or 0)
+    monkeypatch.setattr(phase6_integration.serve, "serve", lambda *given: logged.append(given[2]) or 0)
     for flags in (["--api-key", "sk-seen"], []):
         assert main(["serve", *flags]) == 0
     (warning,), silent = logged

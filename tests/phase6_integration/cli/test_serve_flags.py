@@ -107,7 +107,7 @@ def test_the_demo_has_a_small_pool_says_so_and_is_of_the_bundled_model(
     served: list[Any] = []
     monkeypatch.setattr("phase6_integration.serve.serve", lambda *given: served.append(given) or 0)
     assert main(["serve", "--demo", "--max-chunk-size", "32"]) == 0
-    ((options, settings, (said,)),) = served
+    ((options, settings, (said,), _),) = served
     assert options == EngineOptions(kv_cache_pages=52, max_num_batched_tokens=96, max_chunk_size=32)
     assert settings.served_model_names == ("tiny_chat",)
     assert "a small pool" in said

@@ -5,8 +5,7 @@ import logging
 
 import pytest
 
-from phase6_integration.cli.terminal import Banner, Wrapping
-from phase6_integration.logs import HumanFormatter
+from phase6_integration.cli.terminal import HumanFormatter, Wrapping
 
 READY = {
     "url": "http://127.0.0.1:8000",
@@ -29,7 +28,6 @@ def record(message: str, fields: dict[str, object]) -> logging.LogRecord:
 
 def test_a_server_says_on_a_terminal_what_to_open_and_what_it_has() -> None:
     ready = record("ready", dict(READY))
-    assert Banner().filter(ready)
     lines = HumanFormatter().format(ready).splitlines()
     assert lines[0].endswith("ready in 3.2 s")
     said = {line.split()[0]: line.split(maxsplit=1)[1] for line in lines[2:] if line}
@@ -44,7 +42,6 @@ def test_a_server_says_on_a_terminal_what_to_open_and_what_it_has() -> None:
 
 def test_other_lines_stay_as_they_are() -> None:
     loading = record("loading", {"model": "x"})
-    assert Banner().filter(loading)
     assert HumanFormatter().format(loading).endswith("loading model=x")
 
 

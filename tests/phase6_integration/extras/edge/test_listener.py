@@ -19,7 +19,7 @@ from phase6_integration import connect
 from phase6_integration.api.settings import ServerSettings
 from phase6_integration.listener import listen, url_of
 from tests.phase6_integration.fake_engine import FakeEngine, client
-from tests.phase6_integration.life import PATIENCE, Life, life, started
+from tests.phase6_integration.life import PATIENCE, Life, life, logfmt, started
 
 BODY = {"prompt": "a", "max_tokens": 4, "stream": True}
 
@@ -169,7 +169,8 @@ def test_files_that_are_no_certificate_end_the_server_with_a_line(pair: Pair, tm
             connect.tls_context(connect.settings(**given))
     with life("--ssl-certfile", str(nothing), scripted=True) as server:
         assert server.ended() == 1
-    assert server.lines == [f"nanoserve serve: cannot use {nothing} for TLS: no such file or directory"]
+    (line,) = server.lines
+    assert logfmt(line)["message"] == f"cannot use {nothing} for TLS: no such file or directory"
 
 
 # A path behind a proxy.

@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import re
+import sys
 from typing import Any
 
 import pytest
@@ -11,9 +12,11 @@ import pytest
 from phase0_request.request import FinishReason
 from phase0_request.tokenizer import Tokenizer
 from phase6_integration.api.errors import bad_value, unavailable
-from phase6_integration.logs import HumanFormatter, JsonFormatter
+from phase6_integration.cli.terminal import HumanFormatter
+from phase6_integration.logs import JsonFormatter, LogfmtFormatter
 from phase6_integration.process.health import Health
 from tests.phase6_integration.fake_engine import FakeEngine
+from tests.phase6_integration.life import logfmt
 from tests.phase6_integration.middleware_app import JSON, KEYS, App, access_lines, call
 from tests.phase6_integration.posting import post
 
@@ -142,18 +145,37 @@ def test_a_client_that_left_is_a_499_in_the_log(caplog: pytest.LogCaptureFixture
 def test_a_path_begins_no_line_and_shows_no_query(caplog: pytest.LogCaptureFixture) -> None:
     call(App(), "/v1/%0AINFO%20forged" + "x" * 500)
     (record,) = (record for record in caplog.records if record.name == "nanoserve.access")
-    line = HumanFormatter().format(record)
+    line = LogfmtFormatter().format(record)
     assert "\n" not in line
     assert "/v1/%0AINFO%20forged" in line
     assert len(line) < 400
 
 
-def test_a_line_is_one_line_for_people_and_one_object_for_machines() -> None:
+def test_a_line_is_one_line_for_people_and_pairs_or_one_object_for_machines() -> None:
     record = logging.LogRecord("nanoserve", logging.INFO, "", 0, "request", None, None)
-    record.fields = {"id": "x\ny", "total": 0.25, "why": "two words"}
-    human, machine = HumanFormatter().format(record), JsonFormatter().format(record)
-    assert re.fullmatch(r"\d\d:\d\d:\d\d info    request id='x\\ny' total=0.250s why='two words'", human)
-    assert "\n" not in machine
+    record.fields = {
+        "id": "x\ny",
+        "total": 0.25,
+        "why": "two words",
+        "name": "",
+        "sum": 'a="b"',
+        "path": "/\u00e9\u2028",
+    }
+    human, pairs, machine = (kind().format(record) for kind in (HumanFormatter, LogfmtFormatter, JsonFormatter))
+    fields = r'id="x\ny" total=0.250s why="two words" name="" sum="a=\"b\"" path="/\u00e9\u2028"'
+    assert re.fullmatch(rf"\d\d:\d\d:\d\d info    request {re.escape(fields)}", human)
     read = json.loads(machine)
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00", read.pop("time"))
-    assert read == {"level": "info", "logger": "nanoserve", "message": "request", **record.fields}
+    head = {"time": read.pop("time"), "level": "info", "logger": "nanoserve", "message": "request"}
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00", head["time"])
+    assert {"time": head["time"], **read} == {**head, **record.fields}
+    assert logfmt(pairs) == {**head, **record.fields, "total": "0.250s"}
+
+
+def test_an_exception_is_in_the_line_of_its_record() -> None:
+    try:
+        raise ValueError("two\nlines")
+    except ValueError:
+        record = logging.LogRecord("nanoserve", logging.ERROR, "", 0, "a request failed", None, sys.exc_info())
+    line = LogfmtFormatter().format(record)
+    assert "\n" not in line
+    assert logfmt(line)["exception"].endswith("ValueError: two\nlines")
