@@ -6,6 +6,7 @@ The engine takes milliseconds for a step, so the animation goes through its reco
 
 import argparse
 import io
+import json
 import re
 import shlex
 import time
@@ -19,12 +20,18 @@ from playwright.sync_api import Browser, Page, expect
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "build/pictures"
 ANIMATIONS = {theme: ROOT / f"chapters/figures/page{'-dark' * (theme == 'dark')}.webp" for theme in ("light", "dark")}
-# The steps of the recorded run in the animation, and the milliseconds of each: requests that begin alike, a long prompt
-# beside their decodes, and the pool that fills.
-SHOWN = dict.fromkeys(range(22, 84), 110) | {22: 900, 25: 900, 39: 500, 40: 500, 41: 500, 42: 500, 57: 1500, 63: 900}
-FIRST = 41  # of these, which is what is seen where nothing moves
-ASIDE = "body > header, #chat, #watching, #recorded, .v-name, .v-transport, .v-tree, .v-who, .v-why"
+RECORD = ROOT / "phase6_integration/extras/page/static/viewer/first.jsonl"
+SECONDS = 10  # of the animation
+# How long a line of the record is seen, where one of decodes alone is seen for 1.
+WORTH = {"preempted": 10, "new": 6, "prefill": 5, "done": 2}
+# What is left out: all but pages, lanes and what happens. Bars and series, which begin at LANES, are cut off.
+ASIDE = (
+    "body > header, #chat, #watching, #recorded, .v-name, .v-transport, .v-tree, .v-who, .v-why, .v-is-gap, "
+    "li:has(> :is(.v-mark-drawn, .v-mark-budget))"
+)
+LANES = 160  # pixels of the batch's canvas
 SIZES = {390: 844, 1440: 900, 2560: 1440}
+DRAWN = "() => new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn)))"
 LOSSLESS = {"lossless": True, "method": 6}
 
 
@@ -89,25 +96,28 @@ def film(browser: Browser, url: str) -> None:
 
 
 def animation(browser: Browser, url: str) -> None:
-    """Pages and lanes of the recorded run, for a light page and for a dark one."""
+    """Pages and lanes of the recorded run as on a phone, for a light page and for a dark one."""
+    lines = [json.loads(line) for line in RECORD.read_text("utf-8").splitlines()[1:]]
+    worth = [max((WORTH[what] for what in line if what in WORTH), default=1) for line in lines]
+    worth[0], worth[-1] = 8, 20  # an empty pool, and the end
     for theme, file in ANIMATIONS.items():
-        context = browser.new_context(viewport={"width": 800, "height": 800}, color_scheme=theme, bypass_csp=True)  # type: ignore[arg-type]
+        size = {"width": 800, "height": 800}
+        context = browser.new_context(viewport=size, device_scale_factor=2, color_scheme=theme, bypass_csp=True)  # type: ignore[arg-type]
         page = context.new_page()
         page.goto(url)
         page.get_by_role("button", name="Engine", exact=True).click()
         page.get_by_role("button", name="To the beginning", exact=True).click()
-        page.add_style_tag(
-            content=f"{ASIDE} {{ display: none !important }} .v-pages, .v-happened {{ grid-column: 1 / -1 }}"
-        )
-        page.set_viewport_size({"width": 820, "height": 716})  # the viewer measures its panels again
+        page.add_style_tag(content=f"{ASIDE} {{ display: none !important }}")
+        page.set_viewport_size({"width": 480, "height": 800})  # the viewer measures its panels again
+        page.evaluate(DRAWN)
+        lanes = page.locator(".v-time canvas").evaluate("canvas => canvas.getBoundingClientRect().top")
+        page.set_viewport_size({"width": 480, "height": round(lanes) + LANES})
         frames, forward = [], page.locator("[aria-label='A step forward']")  # hidden, so without a role
-        for step in range(1, max(SHOWN) + 1):
-            if step in SHOWN:
-                page.evaluate("() => new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn)))")
-                frames.append((page.screenshot(), SHOWN[step]))
+        for each in worth:
+            page.evaluate(DRAWN)
+            frames.append((page.screenshot(), round(1000 * SECONDS * each / sum(worth))))
             forward.evaluate("button => button.click()")
-        first = list(SHOWN).index(FIRST)
-        save([*frames[first:], *frames[:first]], file)
+        save(frames, file)
         context.close()
 
 
