@@ -188,10 +188,11 @@ def test_a_long_one_fits_a_small_pool(watched) -> None:
 
 
 def test_the_tour_asks_and_shows_five_mechanisms(serve, visit, accessible) -> None:
-    """Each stop lights the panels that it speaks of, and plays the steps that answer."""
+    """Each stop is later in the run, lights the panels that it speaks of, and plays the steps that answer."""
     page = visit(serve("--demo"))
     page.get_by_role("button", name="Take the tour").click()
     tour, lit = page.get_by_role("region", name="Tour"), page.locator(".v-panel:not(.v-dim) h3")
+    before = -1
     stops = {
         "Pages": (["Pages"], "Into any free page", "decodes a token"),
         "Sharing": (["Pages", "Prefix tree"], "None", r"[1-9]\d* of its \d+ tokens are cached"),
@@ -202,6 +203,8 @@ def test_the_tour_asks_and_shows_five_mechanisms(serve, visit, accessible) -> No
     for number, (title, (panels, right, said)) in enumerate(stops.items(), 1):
         expect(tour).to_contain_text(f"{number} of 5: {title}")
         expect(lit).to_contain_text(panels)
+        assert step(page) > before
+        before = step(page)
         accessible(page, "#tour")
         tour.get_by_role("button", name=right).click()
         expect(tour.get_by_role("status")).to_contain_text("Yes. ")
@@ -209,6 +212,7 @@ def test_the_tour_asks_and_shows_five_mechanisms(serve, visit, accessible) -> No
         expect(page.locator(".v-said")).to_contain_text(re.compile(said))
         tour.get_by_role("button", name="To the engine" if number == len(stops) else "Next").click()
     expect(tour).to_be_hidden()
+    expect(page.locator(".viewer")).to_be_focused()
 
 
 def test_a_wrong_choice_is_marked_and_so_is_the_right_one(serve, visit) -> None:

@@ -30,7 +30,7 @@ export async function begin(place) {
   const again = button("Replay", () => viewer.player.playFrom(from), { hidden: true, title: "What the engine did for the last questions, again" });
   const form = h("form", { className: "try-form" }, input, h("button", {}, "Send"), stop);
   const offered = h("div", { className: "try-offered" },
-    button("Take the tour: five stops, three minutes", () => tour?.start(), { className: "try-first" }),
+    button("Take the tour: 5 stops, 3 minutes", () => shown.then(() => tour.start()), { className: "try-first" }),
     ...QUESTIONS.map((question) => button(question, () => ask(question))),
     button("All five at once, with one instruction: they share its pages", () => QUESTIONS.forEach((question) => ask(question, [["system", INSTRUCTION], ["user", question]]))),
     button("Fill the pool: ten long answers at once, and one is preempted", () => FILLING.forEach((thing) => ask(`What is ${thing}?`, [["user", `What is ${thing}?`]], true))));

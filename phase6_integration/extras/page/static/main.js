@@ -155,7 +155,7 @@ for (const each of document.querySelectorAll("[data-crowd]")) {
   each.addEventListener("click", async () => {
     now();
     $("crowd-again").hidden = true;
-    if (narrow.matches) panel(null);  // it takes the list's place
+    if (narrow.matches) { panel(null); $("log").focus(); }  // it takes the list's place
     const from = viewer.live ? viewer.history.end : 0;
     if (!await crowd.start(each.dataset.crowd, failed, touch)) return;
     $("crowd-again").onclick = () => viewer.player.playFrom(from);
@@ -164,7 +164,7 @@ for (const each of document.querySelectorAll("[data-crowd]")) {
   });
 }
 $("abort-all").addEventListener("click", () => { crowd.stop(); chat.stop(); });
-$("crowd-close").addEventListener("click", () => { crowd.stop(); $("crowd").hidden = true; });
+$("crowd-close").addEventListener("click", () => { crowd.stop(); $("crowd").hidden = true; $("log").focus(); });
 
 // The last request as code, or the one that the first question would make.
 

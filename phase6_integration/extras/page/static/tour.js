@@ -1,4 +1,4 @@
-// A tour of the recorded run in five stops. Each goes to a step, lights the panels that it speaks of, and
+// A tour of the recorded run in five stops, forward in time. Each goes to a step, lights the panels that it speaks of, and
 // asks what happens next; then the viewer plays it. What is asked and told is read from the record.
 
 import { button } from "./dom.js";
@@ -8,7 +8,7 @@ import { SHARED } from "./viewer/state.js";
 const operation = (line, name) => (line.pages ?? []).find(([each]) => each === name);
 const shared = (state) => state.counts[SHARED];
 
-/** `find` is the line that answers; the viewer plays from `lead` lines before it to
+/** `find` is the line that answers, the first after that of the stop before; the viewer plays from `lead` lines before it to
  *  `after` lines after it. The first choice is right. `ask` is told how many pages are
  *  free or cached before that line. */
 const STOPS = [
@@ -35,7 +35,7 @@ const STOPS = [
   },
   {
     title: "Chunks", mechanism: "chunk", panels: ["time"], lead: 1, after: 3,
-    find: (line, state) => line.prefill?.length === 1 && line.prefill[0][2] === state.header.chunk,
+    find: (line, state) => line.decode && line.prefill?.length === 1 && line.prefill[0][2] === state.header.chunk,
     ask: (line, state) => `r${line.prefill[0][0]} brings a prompt of ${state.requests.get(line.prefill[0][0]).prompt} tokens, and a chunk has at most ${state.header.chunk}. When does it write its first token?`,
     choices: ["After its last chunk", "In this step", "After each chunk, one"],
     tell: (line, state) => `It takes ${Math.ceil(state.requests.get(line.prefill[0][0]).prompt / state.header.chunk)} steps, and the last chunk brings the first token. A long prompt never fills a step by itself, so other requests go on decoding in the same steps.`,
@@ -52,7 +52,7 @@ const STOPS = [
 /** Say of a choice that it was right, or wrong: by more than a colour. */
 function mark(choice, verdict, sign) {
   choice.classList.add(verdict);
-  choice.prepend(h("b", {}, sign), h("span", { className: "unseen" }, `${verdict}: `));
+  choice.prepend(h("b", {}, sign), h("span", { className: "v-unseen" }, `${verdict}: `));
 }
 
 export class Tour {
@@ -70,15 +70,20 @@ export class Tour {
   leave() {
     this.place.hidden = true;
     this.viewer.light();
-    this.viewer.element.scrollIntoView();
     this.first.leave();
+  }
+
+  // What had the focus is gone with the tour.
+  #end() {
+    this.leave();
+    this.viewer.element.focus({ preventScroll: true });
   }
 
   #stop(number) {
     const { viewer } = this, { history, player } = viewer, stop = STOPS[number];
-    let at = history.base;
+    let at = number ? this.at + 1 : history.base;
     while (at < history.end - 1 && !stop.find(history.line(at), history.head)) at++;
-    const line = history.line(at);
+    const line = history.line((this.at = at));
     player.pause();
     player.seek(at - 1, true);
     viewer.light(...stop.panels);
@@ -90,16 +95,18 @@ export class Tour {
       mark(choices[0], "right", "\u2713");
       if (choice) mark(choices[choice], "wrong", "\u2717");
       answer.replaceChildren(h("p", {}, h("b", {}, choice ? "No. " : "Yes. "), told), h("div", { className: "row" },
-        button("Again", play), button(last ? "To the engine" : "Next", () => (last ? this.leave() : this.#stop(number + 1)), { className: "first" })));
+        button("Again", play), button(last ? "To the engine" : "Next", () => (last ? this.#end() : this.#stop(number + 1)), { className: "first" })));
       viewer.light(...stop.panels);  // what is told takes some of their room
+      this.place.scrollIntoView({ block: "nearest", behavior: "instant" });
       answer.querySelector(".first").focus();
       play();
     };
     const choices = stop.choices.map((text, choice) => button(text, () => choose(choice)));
     const order = [...choices.slice(number % 3), ...choices.slice(0, number % 3)];
     this.place.replaceChildren(
-      h("p", { className: "tour-head" }, h("b", {}, `${number + 1} of ${STOPS.length}: ${stop.title}`), viewer.said.where(stop.mechanism), button("Leave the tour", () => this.leave(), { className: "plain" })),
+      h("p", { className: "tour-head" }, h("b", {}, `${number + 1} of ${STOPS.length}: ${stop.title}`), viewer.said.where(stop.mechanism), button("Leave the tour", () => this.#end(), { className: "plain" })),
       h("p", {}, question), h("div", { className: "choices" }, order), answer);
+    this.place.scrollIntoView({ block: "nearest", behavior: "instant" });
     order[0].focus({ preventScroll: true });
   }
 }

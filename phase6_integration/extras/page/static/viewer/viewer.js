@@ -87,11 +87,19 @@ export class Viewer {
     if (tell) this.element.dispatchEvent(new CustomEvent("select", { detail: what, bubbles: true }));
   }
 
-  /** Draw attention to some panels, of pages, tree, time and who, above all to the first; none ends it. */
+  /** Draw attention to some panels, of pages, tree, time and who, above all to the first; none ends it. Only the viewer's
+   *  own scrolling moves: what a page has around it stays in sight. */
   light(...names) {
     const lit = names.map((name) => this.body.querySelector(`.v-${name}`));
     for (const panel of this.body.children) panel.classList.toggle("v-dim", lit.length > 0 && !lit.includes(panel));
-    for (const panel of lit.reverse()) panel.scrollIntoView({ block: "nearest" });
+    let place = this.element;
+    while (place.parentElement && getComputedStyle(place).overflowY === "visible") place = place.parentElement;
+    if (!lit.length) place.scrollTop = 0;
+    const covered = getComputedStyle(this.top).position === "sticky" ? this.top.offsetHeight : 0;
+    for (const panel of lit.reverse()) {
+      const frame = place.getBoundingClientRect(), { top, bottom } = panel.getBoundingClientRect();
+      place.scrollTop += Math.min(top - frame.top - covered, Math.max(0, bottom - frame.bottom));
+    }
   }
 
   hover(what) {
