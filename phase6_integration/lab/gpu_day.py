@@ -1,8 +1,8 @@
 """`python -m phase6_integration.lab gpu_day`: tests and measures this project on a GPU, stage by stage.
 
 Each stage is a process of its own, ended after its seconds if it has a cap. What it finds is in --out as it is found:
-rows.jsonl, a row at a time; day.log, what stages print; after each stage day.json. A call with the folder of an earlier
-one measures the rows that are not there or failed.
+rows.jsonl, a row at a time; day.log, what stages print; after each stage, and at SIGTERM, day.json. A call with the
+folder of an earlier one measures the rows that are not there or failed.
 It needs torch, pytest, rich and the phases, no network and no package of the server.
 """
 
@@ -51,6 +51,7 @@ STAGES: dict[str, str | tuple[str, ...]] = {
 }
 WORKERS = 12  # of pytest: each has a context on the GPU
 LEAST = 10.0  # seconds that a stage is started for
+ENDED = "ended by SIGTERM"  # a state
 LOGGED = 3000  # characters of the log that are printed if a stage fails
 ROOT = Path(__file__).parents[2]
 
@@ -80,11 +81,15 @@ def run_stage(name: str, out: Path, dry: bool, wanted: str, seconds: float) -> s
             (out / "day.log").open("a") as log,
             subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, env=environment, process_group=0) as process,
         ):
+            before_it = signal.signal(signal.SIGTERM, lambda *_: sys.exit())
             try:
                 code = process.wait(None if left == float("inf") else left)
             except subprocess.TimeoutExpired:
                 return f"cut after {seconds:.0f} s"
+            except SystemExit:
+                return ENDED
             finally:  # with what it has started: pytest's workers hold the GPU
+                signal.signal(signal.SIGTERM, before_it)
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
         if code == 0 or len(rows.of(name)) == before or end - time.monotonic() < LEAST:
@@ -155,5 +160,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(*(f"  {json.dumps(row)[:400]}" for row in failed), sep="\n", end="\n" if failed else "", flush=True)
         if state != "ok":
             print(said[-LOGGED:], flush=True)
+        if state == ENDED:
+            return 128 + signal.SIGTERM
     print(f"Everything is in {options.out}")
     return 0 if all(figures[name]["state"] == "ok" for name in chosen) else 1

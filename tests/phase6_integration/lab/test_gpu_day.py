@@ -95,6 +95,30 @@ def test_a_stage_that_hangs_ends_with_what_it_started(tmp_path: Path, monkeypatc
     os.close(inside)
 
 
+def test_a_call_that_is_terminated_leaves_its_rows_and_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a machine does that is lent for so many seconds. The stage terminates it as soon as it has a row."""
+    run, (inside, alive) = subprocess.Popen, os.pipe()
+    add = "from pathlib import Path; from phase6_integration.lab.gpu.rows import Day; "
+    add += f"Day('steps', True, Path({str(tmp_path)!r})).add(dict, n=1); import os; os.kill(os.getppid(), 15); "
+    start = partial(run, [sys.executable, "-c", add + HANGS], stdin=subprocess.PIPE, pass_fds=[alive])
+
+    def first(_: object, **more: Any) -> Any:
+        monkeypatch.undo()  # the record asks git
+        return start(**more)
+
+    monkeypatch.setattr(subprocess, "Popen", first)
+    assert gpu_day.main(["--dry", "--out", str(tmp_path), "--only", "steps", "small"]) == 128 + 15
+    os.close(alive)
+    assert os.read(inside, 1) == b"", "nobody has it"
+    os.close(inside)
+    found = json.loads((tmp_path / "day.json").read_text())["figures"]
+    assert {name: (stage["state"], stage["rows"]) for name, stage in found.items()} == {
+        "steps": ("ended by SIGTERM", {"1": {"n": 1}})
+    }
+
+
 def test_every_test_that_needs_a_gpu_and_the_cases_of_every_triton_kernel_are_run() -> None:
     stages = [STAGES["tests"], STAGES["suites"]]
     collect = [[*gpu_day.pytest_command(some, dry=False)[3:], "-n0", "--collect-only", "-qq"] for some in stages]  # type: ignore[arg-type]
