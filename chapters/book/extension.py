@@ -86,6 +86,8 @@ def without_folder(app: Sphinx, docname: str, link: re.Match[str]) -> str:
 def finish(app: Sphinx, document: nodes.document) -> None:
     docname = app.env.docname
     caption_listings(app, docname, document)
+    if docname.endswith("-notebook"):
+        lead_back(app, document)
     for link in list(document.findall(addnodes.download_reference)):
         path = posixpath.normpath(posixpath.join(posixpath.dirname(docname), link["reftarget"]))
         link.replace_self(to_source(app, docname, path, "", *link.children))
@@ -94,6 +96,19 @@ def finish(app: Sphinx, document: nodes.document) -> None:
     for table in document.findall(nodes.table):
         if table.next_node(nodes.tgroup)["cols"] > 4:
             table["classes"].append("wide")
+
+
+def lead_back(app: Sphinx, document: nodes.document) -> None:
+    """A link from a notebook to the chapter that it measures."""
+    number = Path(app.env.docname).name[:2]
+    title = document.next_node(nodes.title)
+    if title and number.isdigit():
+        chapter = min(
+            Path(app.srcdir, "chapters").glob(f"{number}_*.md"),
+            key=lambda page: not page.with_suffix(".ipynb").exists(),
+        )
+        link = f'<p class="beside"><a href="{chapter.stem}.html">Chapter {int(number)}</a></p>'
+        title.parent.insert(1, nodes.raw("", link, format="html"))
 
 
 def to_source(app: Sphinx, docname: str, path: str, anchor: str, *children: nodes.Node) -> nodes.reference:

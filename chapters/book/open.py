@@ -3,8 +3,8 @@
 Packs it into build/try, serves that folder to this machine, and opens it: `python -m chapters.book.open [PORT]`.
 """
 
+import argparse
 import shutil
-import sys
 import webbrowser
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -35,13 +35,19 @@ def listen(site: Path, port: int) -> ThreadingHTTPServer:
         return ThreadingHTTPServer(("127.0.0.1", 0), handler)
 
 
-def main(port: int) -> None:
-    site = ROOT / "build/try"
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m chapters.book.open", description="The engine in a browser tab.")
+    parser.add_argument(
+        "port", nargs="?", type=int, default=PORT, help=f"{PORT} if left out; a free one if it is in use"
+    )
+    port, site = parser.parse_args().port, ROOT / "build/try"
+    print("Packing the engine for a browser tab. Python for the browser, 14 MB, is downloaded once.", flush=True)
     prepare(site)
     with listen(site, port) as server:
         url = f"http://127.0.0.1:{server.server_port}/"
-        print(f"The engine is at {url} until Ctrl-C.", flush=True)
-        webbrowser.open(url)
+        print(f"The engine is at {url}\nTake the tour there, or ask a question. Ctrl-C here ends it.", flush=True)
+        if not webbrowser.open(url):
+            print("No browser was found: open that address in one.", flush=True)
         try:
             server.serve_forever()
         except KeyboardInterrupt:
@@ -49,4 +55,4 @@ def main(port: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else PORT)
+    main()

@@ -70,6 +70,7 @@ def test_a_scene_changes_when_a_control_moves(opened, accessible) -> None:
     page.keyboard.press("Escape")
     scene.locator("select[name=cache]").select_option("paged")
     expect(scene).not_to_have_attribute("data-steps", "86")
+    expect(scene.locator(".scene-state")).to_contain_text("with the settings before: 86 steps")
     before = scene.get_attribute("data-steps")
     scene.locator("input[name=pages]").fill("16")
     expect(scene).not_to_have_attribute("data-steps", before or "")
@@ -114,6 +115,8 @@ def test_a_chapter_leads_to_its_notebook_and_its_exercises(opened) -> None:
     links.first.click()
     expect(page.get_by_role("heading", level=1)).to_be_visible()
     assert page.url.endswith("04_radix-notebook.html")
+    page.locator(".beside").get_by_role("link", name="Chapter 4").click()
+    assert page.url.endswith("04_radix.html")
 
 
 def test_a_guess_unfolds_its_figure_and_is_scored_and_kept(opened, accessible) -> None:
@@ -160,8 +163,10 @@ def test_questions_are_followed_slowly_replayed_and_fill_the_pool(opened) -> Non
     page = opened(f"{PLACE}/try.html")
     place, again = page.locator("#try-here"), page.get_by_role("button", name="Replay")
     expect(again).to_be_hidden()
+    expect(place.locator(".try-stage[data-recorded]")).to_be_visible()
     page.get_by_role("button", name="Fill the pool").click()
     expect(place.locator(".v-about")).to_contain_text("64 tokens a step", timeout=120_000)  # no longer the recorded run
+    expect(place.locator(".try-stage[data-recorded]")).to_have_count(0)
     expect(page.get_by_role("button", name="Live")).to_have_attribute("aria-pressed", "false")
     page.evaluate(WATCH)
     expect(place).to_have_attribute("data-answered", "10")

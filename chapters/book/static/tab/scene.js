@@ -35,7 +35,7 @@ export async function begin(place) {
   controls.append(...Object.entries(set).map(([name, value]) => control(name, value)));
   controls.onsubmit = (event) => event.preventDefault();
 
-  let viewer, runs = 0, timer, python = false;
+  let viewer, runs = 0, timer, python = false, before = "";
   const run = async (find, wait) => {
     const number = ++runs;
     state.textContent = wait;
@@ -45,7 +45,9 @@ export async function begin(place) {
       viewer ??= await view(stage, "");
       const steps = lines.filter((line) => "step" in line).length;
       const computed = rest ? " of virtual time: a step takes 8 ms and 0.1 ms a token. It is the engine's own scheduler and cache, with a model that computes nothing" : "";
-      state.textContent = `${steps} steps, ${lines.at(-1).t.toFixed(2)} seconds${computed}.`;
+      const took = `${steps} steps, ${lines.at(-1).t.toFixed(2)} seconds`;
+      state.textContent = `${took}${before && ` (with the settings before: ${before})`}${computed}.`;
+      before = took;
       place.dataset.steps = steps;
       viewer.push(lines);
       if (still.matches) viewer.player.seek(Math.floor(viewer.player.last / 2));

@@ -40,9 +40,9 @@ export async function begin(place) {
 
   let viewer, first, tour, ready, opened, from = 0, number = 0;
   const say = (text) => (state.textContent = text);
-  const shown = view(stage, "Its engine").then((made) => {
+  const shown = view(stage, "The engine").then((made) => {
     viewer = made;
-    first = new First(viewer, () => {});
+    first = new First(viewer, (recorded) => stage.toggleAttribute("data-recorded", recorded));
     tour = new Tour(guide, viewer, first);
     first.show();
   });
@@ -51,7 +51,7 @@ export async function begin(place) {
   function load() {
     if (ready) return ready;
     opened = performance.now();
-    say("Loading Python and the model: 24 MB, once…");
+    say("Loading Python and the model: 24 MB, once… Until then the recorded run plays.");
     ready = Promise.all([engine.call("load"), shown]).then(() => {
       say(`Ready after ${seconds(opened)} s. The model has 4 million parameters and knows this book's subject, a little. Ask, and watch its pages.`);
     });
