@@ -316,7 +316,7 @@ def test_watch_checks_again_after_a_change_and_ends_cleanly(standalone: Course, 
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     process = subprocess.Popen(command("watch", "0"), cwd=standalone.root, env=environment, **pipes)
-    guard = threading.Timer(50, process.kill)
+    guard = threading.Timer(10 * PATIENCE, process.kill)  # ends a hang: it runs pytest twice, slowly on a busy machine
     guard.start()
 
     def shown() -> str:
