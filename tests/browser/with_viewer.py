@@ -1,6 +1,8 @@
 """The viewer of the record, in replays that open from disk. The reader in Python says what the states must be."""
 
 import json
+import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -237,3 +239,173 @@ def test_a_live_viewer_keeps_the_last_thousand_lines_and_follows(shown: Page) ->
     shown.evaluate("live.player.step(-10)")
     shown.evaluate("live.player.end()")
     assert shown.evaluate("[live.index, live.state.requests.get(0).out]") == [1402, 1403]
+
+
+# What is seen at a glance.
+
+PAUSED = """index => new Promise((done) => {
+  shown.player.seek(index);
+  requestAnimationFrame(() => requestAnimationFrame(done));
+})"""
+# The text that a canvas draws while a line is shown: what, where, in which colour, and the colours that are below it.
+TEXTS = """([panel, index]) => new Promise((done) => {
+  const context = shown[panel].canvas.getContext("2d"), draw = context.fillText.bind(context), texts = [];
+  context.fillText = (text, x, y, ...more) => {
+    const { width } = context.measureText(text), before = { center: width / 2, right: width };
+    const left = x - (before[context.textAlign] ?? 0);
+    const { data } = context.getImageData(left, y - 4, Math.max(1, width), 8), below = new Set();
+    for (let at = 0; at < data.length; at += 4) if (data[at + 3] === 255) below.add(data.slice(at, at + 3).join());
+    texts.push({ text, left, right: left + width, y, colour: context.fillStyle, below: [...below] });
+    draw(text, x, y, ...more);
+  };
+  if (panel === "pages") shown.pages.drawn = null;
+  shown.player.seek(index);
+  requestAnimationFrame(() => requestAnimationFrame(() => { delete context.fillText; done(texts); }));
+})"""
+
+
+def held(page: Page) -> str:
+    return page.locator(".v-moment").inner_text()
+
+
+def test_slow_playing_holds_at_the_first_preemption_and_says_it_large(shown: Page) -> None:
+    """For a second and a half, with the pages that the victim had, its lane, and nothing else lit; the next go by."""
+    shown.clock.install()
+    all_lost = ((at, line.get("preempted", ())) for at, line in enumerate(LINES))
+    lost = [(at, pairs) for at, pairs in all_lost if any(by is not None for _, by in pairs)]
+    (at, [(r, _), *_]), (later, _) = lost[0], lost[1]
+    table = shown.evaluate(f"shown.history.at({at - 1}).tables.get({r})")
+    shown.evaluate(f"shown.player.seek({at - 3}); shown.player.told = ['prefix']; shown.player.play()")
+    while not (said := held(shown)):
+        shown.clock.run_for(50)
+        assert shown.evaluate("shown.index") <= at
+    assert said == f"r{r} is preempted: the pool is full, its {len(table)} pages go back"
+    lit = shown.evaluate("(({ requests, pages }) => [[...requests], [...pages]])(shown.lit(shown.state))")
+    assert lit == [[r], table]
+    shown.clock.run_for(1200)
+    assert shown.evaluate("shown.index") == at
+    shown.clock.run_for(600)
+    assert held(shown) == ""
+    while shown.evaluate("shown.index") <= later:
+        shown.clock.run_for(250)
+        assert held(shown) == "", "one of a burst is held, and the others go by"
+
+
+@pytest.mark.parametrize("ended", ["shown.player.pause()", "shown.player.step(1)", "shown.player.playFrom(0, 9)"])
+def test_what_is_held_is_let_go_by_any_control(shown: Page, ended: str) -> None:
+    shown.clock.install()
+    shown.evaluate("shown.player.play()")
+    while not held(shown):
+        shown.clock.run_for(100)
+    assert "share" in held(shown)
+    shown.evaluate(ended)
+    shown.clock.run_for(100)
+    assert held(shown) == ""
+
+
+def test_fast_playing_never_holds(shown: Page) -> None:
+    shown.clock.install()
+    shown.evaluate("shown.player.speed = 16; shown.player.play()")
+    while shown.evaluate("shown.player.playing"):
+        shown.clock.run_for(100)
+        assert held(shown) == ""
+
+
+def test_the_slider_moves_the_record_while_it_plays(shown: Page) -> None:
+    """Fault: pausing moved the slider back before it was read."""
+    shown.evaluate("shown.player.play()")
+    shown.get_by_role("slider").evaluate("slider => { slider.value = 50; slider.dispatchEvent(new Event('input')); }")
+    assert shown.evaluate("[shown.player.playing, shown.index]") == [False, 50]
+
+
+def test_each_bar_begins_with_the_name_of_its_request(shown: Page) -> None:
+    """Rows and colours are used again."""
+    named = set()
+    for at in (*range(30, len(LINES), 40), len(LINES) - 1):
+        bars = shown.evaluate(TEXTS, ["timeline", at])
+        left, top, pitch = shown.evaluate("[shown.timeline.axis.labels, shown.timeline.top, shown.timeline.pitch]")
+        rows = shown.evaluate("shown.timeline.rows.map(({ lane, row }) => [lane.r, row])")
+        for each in bars:
+            if each["text"].startswith("r") and each["left"] > left:
+                r, row = int(each["text"][1:]), (each["y"] - top) // pitch
+                assert [r, row] in rows
+                named.add(r)
+    steps = Counter(r for line in LINES for r in line.get("decode", ()))
+    assert named >= {r for r, count in steps.items() if count > 8}, "all but the shortest"
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+def test_no_number_of_the_time_axis_is_cut(visit: Any, tmp_path: Path, width: int) -> None:
+    page = opened(visit, tmp_path, width=width)
+    for at in range(0, len(LINES), 7):
+        for each in page.evaluate(TEXTS, ["timeline", at]):
+            assert each["right"] <= page.evaluate("shown.timeline.canvas.clientWidth") + 0.5, each
+
+
+def contrast(one: str, other: str) -> float:
+    def light(colour: str) -> float:
+        parts = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
+        red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    low, high = sorted((light(one), light(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_numbers_on_pages_can_be_read(visit: Any, tmp_path: Path, theme: str) -> None:
+    """Also where a page is half filled, or has the colours of two requests: 4.5 to 1 against all that is below them."""
+    page = opened(visit, tmp_path, theme=theme)
+    for at in range(10, len(LINES), 20):
+        for each in page.evaluate(TEXTS, ["pages", at]):
+            colour = ",".join(str(int(each["colour"][at : at + 2], 16)) for at in (1, 3, 5))
+            assert all(contrast(colour, below) >= 4.5 for below in each["below"]), each
+
+
+def test_blocks_of_the_tree_never_overlap_while_it_changes(visit: Any, tmp_path: Path) -> None:
+    page = opened(visit, tmp_path, reduced_motion="no-preference")
+    overlaps = page.evaluate(
+        """async (count) => {
+      const { tree } = shown, found = [];
+      for (let at = 0; at < count; at++) {
+        shown.player.seek(at);
+        await new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn)));
+        const { cells, step, high } = tree, left = tree.from ? tree.left ?? [] : [];
+        const places = Array.from({ length: cells.length / 2 }, (_, page) => [cells[2 * page], cells[2 * page + 1]]);
+        const all = [...places.filter(([x]) => x >= 0), ...left];
+        const near = ([x, y], [a, b]) => Math.abs(x - a) < step - 0.01 && Math.abs(y - b) < high;
+        if (all.some((one, index) => all.slice(index + 1).some((other) => near(one, other)))) found.push(at);
+      }
+      return found;
+    }""",
+        len(LINES),
+    )
+    assert overlaps == []
+
+
+@pytest.mark.parametrize("width", [390, 800, 1440])
+def test_sentences_are_whole_and_the_panels_keep_their_place(visit: Any, tmp_path: Path, width: int) -> None:
+    page, tops = opened(visit, tmp_path, width=width), set()
+    for at in range(0, len(LINES), 5):
+        page.evaluate(PAUSED, at)
+        top, *cut = page.evaluate("""() => {
+          const list = document.querySelector(".v-said"), low = list.getBoundingClientRect().bottom + 1;
+          const cut = (item) => item.scrollWidth > item.clientWidth + 1 || item.getBoundingClientRect().bottom > low;
+          const top = document.querySelector(".v-pages").getBoundingClientRect().top;
+          const items = Array.from(list.querySelectorAll("li, .v-sentence"));
+          return [top, ...items.filter(cut).map((item) => item.textContent)];
+        }""")
+        tops.add(top)
+        assert cut == [], at
+    assert len(tops) == 1
+
+
+def test_the_pointer_says_what_can_be_clicked_and_so_do_the_words(shown: Page) -> None:
+    shown.evaluate(PAUSED, 80)
+    canvas = shown.locator(".v-pages canvas")
+    canvas.hover(position={"x": 50, "y": 5})
+    expect(canvas).to_have_css("cursor", "pointer")
+    canvas.hover(position={"x": 2, "y": 5})
+    expect(canvas).not_to_have_css("cursor", "pointer")
+    shown.mouse.move(0, 0)
+    expect(shown.locator(".v-details")).to_contain_text("a branch, a lane or a word")

@@ -57,7 +57,7 @@ export class Details {
     };
     const groups = [group("Running", ["running"]), group("Preempted", ["preempted"]), group("Waiting", ["waiting"])].filter(Boolean);
     if (!groups.length) groups.push(h("p", { className: "v-quiet" }, "No request is here at this step."));
-    return [...groups, h("p", { className: "v-quiet" }, "Point at a page, a branch or a lane to see whose it is. Click to keep it.")];
+    return [...groups, h("p", { className: "v-quiet" }, "Point at a page, a branch, a lane or a word of an answer: its request lights up everywhere. Click to keep it.")];
   }
 
   #request(state, colours, request, selected) {
@@ -80,6 +80,7 @@ export class Details {
         h("button", { type: "button", className: "v-close", "aria-label": "Clear the selection", onclick: () => this.choose(null) }, "×")),
       h("dl", { className: "v-facts" }, facts.map(([name, value]) => h("div", {}, h("dt", {}, name, TERMS[name] ? this.where(TERMS[name]) : null), h("dd", {}, `${value}`)))),
       this.#tokens(state, colours, request, pages, selected),
+      h("p", { className: "v-quiet" }, "Click a word: its page and the step that computed it light up."),
     ];
   }
 

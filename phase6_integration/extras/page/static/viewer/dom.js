@@ -62,8 +62,7 @@ export function palette(element) {
   const colours = Object.fromEntries(COLOURS.map((name) => [name, resolve(name)]));
   colours.hues = Array.from({ length: HUES }, (_, index) => resolve(`hue-${index}`));
   const ground = parts(colours.raised);
-  colours.onHues = colours.hues.map((hue) => (lightness(parts(hue)) > 0.3 ? "#0d0f11" : "#ffffff"));
-  colours.light = colours.hues.map((hue) => lightness(parts(hue)));
+  colours.onHues = colours.hues.map((hue) => (lightness(parts(hue)) > 0.18 ? "#000000" : "#ffffff")); // one of them has a contrast of 4.5
   colours.tints = colours.hues.map((hue) => mix(parts(hue), ground, 0.3));
   colours.font = getComputedStyle(element).fontFamily;
   colours.unit = parseFloat(getComputedStyle(element.querySelector(".v-body")).fontSize) / 13;
@@ -90,12 +89,6 @@ export function stripe(context, colours, request, x, y, width, high) {
 }
 
 export const onHueOf = (colours, request) => (request && request.slot >= 0 ? colours.onHues[request.slot % HUES] : colours.ink);
-/** What is legible on the colours of two requests at once. */
-export function onBoth(colours, first, second) {
-  const light = [first, second].map((request) => (request && request.slot >= 0 ? colours.light[request.slot % HUES] : 0.3));
-  return light[0] + light[1] > 0.6 ? "#0d0f11" : "#ffffff";
-}
-
 export const tintOf = (colours, request) => (request && request.slot >= 0 ? colours.tints[request.slot % HUES] : colours.line);
 
 /** The font of a canvas, larger on large screens. */

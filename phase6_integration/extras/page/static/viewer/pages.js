@@ -2,7 +2,7 @@
 //
 // A cell's picture depends on nothing outside it, so only cells that changed are drawn again.
 
-import { fit, hueOf, onBoth, onHueOf, stripe, tintOf, type } from "./dom.js";
+import { fit, hueOf, onHueOf, stripe, tintOf, type } from "./dom.js";
 import { CACHED, FREE, PRIVATE, SHARED } from "./state.js";
 
 const MOST = 60, LEAST = 4; // pixels of a cell
@@ -52,7 +52,7 @@ export class Pages {
     }
     for (let page = 0; page < this.count; page++) {
       const kind = state.kind(page), dim = lit !== null && !lit.pages.has(page), users = state.users[page];
-      const mark = page === this.cursor ? 3 : lit?.page === page ? 2 : touched[page];
+      const mark = page === this.cursor ? 3 : lit?.page === page || lit?.held?.has(page) ? 2 : touched[page];
       const look = ((((users * 257 + filled[page]) * 4 + kind) * 5 + mark + 1) * 2 + dim), held = (owner[page] + 1) * 2 ** 24 + other[page] + 1;
       if (this.drawn[2 * page] === look && this.drawn[2 * page + 1] === held) continue;
       this.drawn[2 * page] = look;
@@ -87,7 +87,8 @@ export class Pages {
       if (size >= 8) stripe(context, colours, first, x, y + size * 0.7, size, size * 0.3);
     }
     if (kind === SHARED) this.#shared(context, colours, x, y, size, first, second);
-    if (kind >= PRIVATE && size >= 18) this.#label(context, colours, kind === SHARED ? `${users}×` : `${first?.r ?? ""}`, x, y, size, kind === SHARED ? onBoth(colours, first, second) : full > 0.55 ? onHueOf(colours, first) : colours.ink);
+    if (size >= 18 && kind === SHARED) this.#label(context, colours, `${users}×`, x, y, size, colours.ground, colours.ink);
+    if (size >= 18 && kind === PRIVATE) this.#label(context, colours, `${first?.r ?? ""}`, x, y, size, ...(full > 0.75 ? [onHueOf(colours, first)] : [colours.ink, tintOf(colours, first)]));
     context.globalAlpha = 1;
     if (mark) {
       context.lineWidth = mark > 1 ? 2 : 1.5;
@@ -111,10 +112,17 @@ export class Pages {
     context.fill();
   }
 
-  #label(context, colours, text, x, y, size, colour) {
-    context.font = type(colours, size >= 24 ? 11 : 9.5, 600);
+  // On a plate, where what is below it has more than one colour.
+  #label(context, colours, text, x, y, size, colour, plate) {
+    const high = size >= 24 ? 11 : 9.5;
+    context.font = type(colours, high, 600);
     context.textAlign = "center";
     context.textBaseline = "middle";
+    if (plate) {
+      const width = Math.min(size, context.measureText(text).width + 4), tall = Math.min(size, (high + 2) * colours.unit);
+      context.fillStyle = plate;
+      context.fillRect(x + (size - width) / 2, y + (size - tall) / 2, width, tall);
+    }
     context.fillStyle = colour;
     context.fillText(text, x + size / 2, y + size / 2 + 0.5, size - 2);
   }

@@ -1,10 +1,12 @@
 // The transport: which line is shown, and how it moves on. One clock drives one viewer, or two side by side.
 
 import { h, icon, seconds } from "./dom.js";
+import { momentOf } from "./words.js";
 
 const SPEEDS = [0.25, 0.5, 1, 2, 4, 8, 16, 64];
 const STEPS_A_SECOND = 8; // at speed 1
 const FOLLOWED = 16; // steps a second, at most, at which a live view follows: an engine takes thousands
+const HELD = 1.5; // seconds for which a moment is held
 
 export class Player {
   /** `views` have { history, show(index) }. By time, all show the same moment; by step, the same number of lines. */
@@ -19,6 +21,9 @@ export class Player {
     this.moving = false; // whether a frame is asked for
     this.until = Infinity; // the line at which playing stops
     this.burst = 0; // the line from which on a live view lags behind the engine
+    this.moment = null; // what is held, so that it is seen: { at, mechanism, text, requests, pages }
+    this.told = []; // the mechanisms whose first moment has been held
+    this.left = 0; // seconds for which it is still held
     this.byTime = false;
     this.speed = 1;
     this.position = 0; // lines since the beginning, or seconds of the record by time
@@ -54,7 +59,7 @@ export class Player {
   play() {
     if (this.position >= this.last) {
       if (this.live) { this.follow(); return; }
-      this.seek(this.first);
+      this.#again();
     }
     this.playing = true;
     this.#run();
@@ -65,6 +70,7 @@ export class Player {
   /** Play from a line on, up to another. */
   playFrom(line, until = Infinity) {
     this.pause();
+    this.told = [];
     this.seek(line, true);
     this.until = until;
     this.play();
@@ -73,8 +79,9 @@ export class Player {
   /** Show the newest line, or from a line on, and each that comes: in slow motion, unless it is to be fast. */
   follow(from = this.last) {
     this.playing = this.following = true;
+    this.moment = null;
     this.seek(this.fast ? this.last : from);
-    this.burst = Math.floor(this.position) + 1;
+    this.#burst();
     this.#run();
     this.changed();
   }
@@ -89,6 +96,7 @@ export class Player {
   pause() {
     this.playing = this.following = false;
     this.until = Infinity;
+    this.moment = null;
     this.refresh();
     this.changed();
   }
@@ -104,7 +112,7 @@ export class Player {
   grown() {
     const slow = this.following && !this.fast && !this.byTime;
     if (slow && this.position >= this.first) {
-      if (!this.moving) this.burst = Math.floor(this.position) + 1;
+      if (!this.moving) this.#burst();
       this.#run();
       this.refresh();
     } else if (this.following) this.seek(this.last); // also where so much has come that the shown line is forgotten
@@ -112,12 +120,40 @@ export class Player {
     else this.refresh();
   }
 
+  /** A new burst of work: its moments are held again. */
+  #burst() {
+    this.burst = Math.floor(this.position) + 1;
+    this.told = [];
+  }
+
+  #again() {
+    this.told = [];
+    this.seek(this.first);
+  }
+
+  // The first sharing and the first preemption between two lines, where someone follows slowly what happens.
+  #momentBetween(was, now) {
+    const slow = this.following ? !this.fast : this.until === Infinity && this.speed <= 1;
+    for (let at = was + 1; slow && !this.byTime && this.views.length === 1 && at <= now; at++) {
+      const moment = momentOf(this.lead.history, at);
+      if (moment && !this.told.includes(moment.mechanism)) return moment;
+    }
+    return null;
+  }
+
+  #hold(moment) {
+    this.moment = moment;
+    this.told.push(moment.mechanism);
+    this.left = HELD;
+    this.changed();
+  }
+
   #run() {
     if (this.moving) return;
     this.moving = true;
     let before = null;
     const tick = (now) => {
-      this.moving = this.playing && !(this.following && (this.fast || this.position >= this.last));
+      this.moving = this.playing && (this.moment !== null || !(this.following && (this.fast || this.position >= this.last)));
       if (!this.moving) { this.refresh(); return; }
       this.#move(before === null ? 0 : Math.min(0.25, (now - before) / 1000));
       before = now;
@@ -127,14 +163,22 @@ export class Player {
   }
 
   #move(passed) {
+    if (this.moment) {
+      this.left -= passed;
+      if (this.left > 0) return;
+      this.moment = null;
+      this.changed();
+    }
     const was = Math.floor(this.position), rate = this.following ? FOLLOWED : this.speed * (this.byTime ? 1 : STEPS_A_SECOND);
     const end = Math.min(this.last, this.following ? Infinity : this.until);
-    this.position = Math.min(end, this.position + passed * rate);
+    const next = Math.min(end, this.position + passed * rate), moment = this.#momentBetween(was, Math.floor(next));
+    this.position = moment ? moment.at : next;
+    if (moment) this.#hold(moment);
     if (this.byTime || Math.floor(this.position) !== was) this.seek(this.position);
-    if (this.position < end || this.following) return;
+    if (this.moment || this.position < end || this.following) return;
     if (end === this.until) { this.pause(); return; }
     if (this.live) this.follow();
-    else if (this.loops) this.seek(this.first);
+    else if (this.loops) this.#again();
     else this.pause();
   }
 
@@ -143,7 +187,7 @@ export class Player {
     const { history } = this.lead;
     if (!this.following || this.fast || this.byTime || !history) return "";
     const from = Math.max(history.base, this.burst), [first, last] = [history.fact(from), history.facts.at(-1)];
-    const time = first && last ? last.t + last.ms / 1000 - first.t : 0, times = (history.end - from) / FOLLOWED / time;
+    const time = first && last ? last.t + last.ms / 1000 - first.t : 0, times = ((history.end - from) / FOLLOWED + this.told.length * HELD) / time;
     return time > 0 && times >= 1.5 ? `${seconds(time)}, slowed ${Math.round(times)} times` : "";
   }
 
@@ -152,7 +196,7 @@ export class Player {
     this.toggleButton = button("play", "Play", () => this.toggle());
     this.range = h("input", {
       type: "range", className: "v-scrub", min: 0, max: 0, step: 1, value: 0, "aria-label": "Step of the record",
-      oninput: () => { this.pause(); this.seek(+this.range.value, true); },
+      oninput: () => { const to = +this.range.value; this.pause(); this.seek(to, true); }, // pausing moves it back
     });
     this.speeds = h("select", { className: "v-select", "aria-label": "Speed", onchange: () => (this.speed = +this.speeds.value) },
       SPEEDS.map((speed) => h("option", { value: `${speed}`, selected: speed === 1 }, `${speed === 0.25 ? "¼" : speed === 0.5 ? "½" : speed}×`)));
@@ -167,7 +211,7 @@ export class Player {
         button("back", "A step back", () => this.step(-1)), this.toggleButton,
         button("forward", "A step forward", () => this.step(1)),
         button("last", "To the end", () => this.end())),
-      this.range, this.where, this.badge, h("span", { className: "v-rate" }, this.liveButton, this.speeds, this.mode));
+      this.range, h("span", { className: "v-place" }, this.where, this.badge), h("span", { className: "v-rate" }, this.liveButton, this.speeds, this.mode));
   }
 
   /** Whether a live view follows at the engine's own speed. */

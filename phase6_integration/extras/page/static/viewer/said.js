@@ -3,7 +3,7 @@
 import { h, hueOf, secondOf } from "./dom.js";
 import { words } from "./words.js";
 
-const SHOWN = 4; // lines, so that the panels below keep their place
+const MOST = 4; // sentences: where some take two lines, fewer, so that the panels below keep their place
 const LOUD = new Set(["broken", "gap", "preemption", "eviction", "error", "held", "prefix", "admission", "finish"]);
 
 export class Words {
@@ -16,6 +16,7 @@ export class Words {
     this.list = h("ol", { className: "v-said" });
     this.spoken = h("p", { className: "v-unseen", "aria-live": "polite" });
     this.element = h("div", { className: "v-happened" }, this.list, this.spoken);
+    this.moment = h("p", { className: "v-moment", role: "status" });
     this.popover = h("div", { className: "v-popover", popover: "auto", role: "dialog", "aria-label": "Where the source does this" });
   }
 
@@ -41,16 +42,28 @@ export class Words {
     this.popover.style.top = `${bottom + 6 + height > innerHeight ? Math.max(8, bottom - height - 30) : bottom + 6}px`;
   }
 
+  /** Say large what is held, or nothing. */
+  tell(moment) {
+    const text = moment?.text ?? "";
+    if (this.moment.textContent === text) return;
+    this.moment.textContent = text;
+    this.moment.classList.toggle("v-alarming", moment?.mechanism === "preemption");
+  }
+
   draw({ line, state, colours, playing, announce }) {
     if (line === this.line && colours === this.colours) return;
     this.line = line;
     this.colours = colours;
     const said = words(line, state);
-    const shown = said.slice(0, said.length > SHOWN ? SHOWN - 1 : SHOWN);
-    const rest = said.length - shown.length;
-    this.list.replaceChildren(...shown.map((each) => this.#sentence(each, state, colours)), ...(rest > 0 ? [h("li", { className: "v-quiet" }, `and ${rest} more`)] : []));
+    const shown = said.slice(0, MOST).map((each) => this.#sentence(each, state, colours)), more = h("li", { className: "v-quiet" });
+    this.list.replaceChildren(...shown);
+    for (let cut = said.length > MOST; shown.length > 1 && (cut || this.list.scrollHeight > this.list.clientHeight); cut = false) {
+      shown.pop().remove();
+      more.textContent = `and ${said.length - shown.length} more`;
+      this.list.append(more);
+    }
     if (!said.length) this.list.replaceChildren(h("li", { className: "v-quiet" }, state.requests.size ? "Nothing changed." : "No request has come yet."));
-    if (announce && !playing) this.spoken.textContent = `Step ${line.step ?? ""}. ${shown.map(({ text }) => text).join(". ")}`;
+    if (announce && !playing) this.spoken.textContent = `Step ${line.step ?? ""}. ${said.slice(0, shown.length).map(({ text }) => text).join(". ")}`;
   }
 
   #sentence({ mechanism, text, r }, state, colours) {

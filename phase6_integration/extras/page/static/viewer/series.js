@@ -27,12 +27,13 @@ function rate(history, line) {
   return time > 0 ? (now.out - before.out) / time : null;
 }
 
-/** Draws them; returns the mechanism of each, and where its name is. */
+/** Draws them; returns the mechanism of each and where its name is, and the highest values, with their heights. */
 export function drawSeries(context, { axis, history, colours, top, pages }) {
   const high = Math.round(HIGH * colours.unit), pitch = Math.round((HIGH + GAP) * colours.unit);
+  const all = seriesOf(history), place = (index) => top + (index + 1) * pitch;
   stack(context, { axis, history, colours, top, pages, high });
-  seriesOf(history).forEach((series, index) => one(context, series, { axis, history, colours, top: top + (index + 1) * pitch, high }));
-  return [["page", top], ...seriesOf(history).map(({ mechanism }, index) => [mechanism, top + (index + 1) * pitch])];
+  const scales = all.map((series, index) => one(context, series, { axis, history, colours, top: place(index), high })).filter(Boolean);
+  return { marks: [["page", top], ...all.map(({ mechanism }, index) => [mechanism, place(index)])], scales: [[`${pages}`, top], ...scales] };
 }
 
 function one(context, { name, value, show, dots, area, most }, { axis, history, colours, top, high }) {
@@ -61,9 +62,12 @@ function one(context, { name, value, show, dots, area, most }, { axis, history, 
       context.globalAlpha = 1;
     }
   }
-  if (points.length) scale(context, colours, axis, show(peak / (most ? 1 : 1.08)), most ? top : top + high * (1 - 1 / 1.08));
   const now = points.findLast(([line]) => line <= axis.cursor);
   label(context, colours, axis, name, now ? show(now[1]) : "–", top);
+  if (!points.length) return null;
+  const highest = most ? top : top + high * (1 - 1 / 1.08);
+  rule(context, colours, axis, highest);
+  return [show(peak / (most ? 1 : 1.08)), highest];
 }
 
 /** The pool: pages of one request, shared, cached, and above them the free ones. */
@@ -81,23 +85,25 @@ function stack(context, { axis, history, colours, top, pages, high }) {
       y -= part;
     }
   }
-  scale(context, colours, axis, `${pages}`, top);
+  rule(context, colours, axis, top);
   const counts = history.fact(axis.cursor)?.counts;
   label(context, colours, axis, STACK, counts ? `${counts[2] + counts[3]} used` : "", top);
 }
 
-/** The highest value, at its height. */
+/** A line at the height of the highest value, */
+export function rule(context, colours, axis, y) {
+  context.fillStyle = colours.line;
+  context.fillRect(axis.labels, Math.round(y), axis.right - axis.labels, 1);
+}
+
+/** and that value, over everything else. */
 export function scale(context, colours, axis, text, y) {
-  context.font = type(colours, 9);
+  context.font = type(colours, 10);
   context.textAlign = "right";
   context.textBaseline = "top";
   const width = context.measureText(text).width + 6;
-  context.globalAlpha = 0.8;
   context.fillStyle = colours.ground;
-  context.fillRect(axis.right - width, y + 1, width, 11 * colours.unit);
-  context.globalAlpha = 1;
-  context.fillStyle = colours.line;
-  context.fillRect(axis.labels, Math.round(y), axis.right - axis.labels, 1);
+  context.fillRect(axis.right - width, y + 1, width, 12 * colours.unit);
   context.fillStyle = colours.quiet;
   context.fillText(text, axis.right - 3, y + 2);
 }

@@ -3,7 +3,7 @@
 import { fit, hueOf, onHueOf, short, stripe, tintOf, type } from "./dom.js";
 import { Axis } from "./axis.js";
 import { DECODE, PREEMPTED, PREFILL } from "./lanes.js";
-import { drawSeries, scale, seriesHeight } from "./series.js";
+import { drawSeries, rule, scale, seriesHeight } from "./series.js";
 
 const BUDGET = 60, GAP = 22; // heights
 const SHOWN_WAITING = 12; // rows for requests that have not been admitted yet
@@ -27,6 +27,7 @@ export class Timeline {
     const lanes = Math.max(rows.count, 4) * pitch;
     this.high = Math.round(BUDGET * unit);
     this.height = this.top + lanes + GAP + this.high + GAP + Math.round(seriesHeight(history) * unit);
+    this.width = width;
     const context = fit(this.canvas, width, this.height);
     context.clearRect(0, 0, width, this.height);
     this.context = context;
@@ -35,9 +36,10 @@ export class Timeline {
     this.rows = rows.list;
     for (const row of rows.list) this.#lane(row, state, at, lit);
     this.budgetTop = this.top + lanes + GAP;
-    this.#composition(history, state, lit);
-    this.marks = [["budget", this.budgetTop], ...drawSeries(context, { axis, history, colours, top: this.budgetTop + this.high + GAP, pages })];
+    const scales = [this.#composition(history, state, lit)], series = drawSeries(context, { axis, history, colours, top: this.budgetTop + this.high + GAP, pages });
+    this.marks = [["budget", this.budgetTop], ...series.marks];
     this.#future(history, at);
+    for (const [text, y] of [...scales, ...series.scales]) scale(context, colours, axis, text, y);
     this.#cursor(at);
     if (lit?.line >= axis.first && lit.line <= axis.last) this.#drawn(lit);
   }
@@ -71,7 +73,7 @@ export class Timeline {
   #steps(history) {
     const { context, axis, colours } = this;
     const every = [1, 2, 5, 10, 20, 50, 100, 200, 500].find((step) => step * axis.column >= 56) ?? 1000;
-    context.font = type(colours, 10);
+    context.font = type(colours, 11);
     context.textAlign = "left";
     context.textBaseline = "middle";
     context.fillStyle = colours.quiet;
@@ -84,7 +86,8 @@ export class Timeline {
       context.fillStyle = colours.line;
       context.fillRect(x, 14, 1, this.height - 14);
       context.fillStyle = colours.quiet;
-      context.fillText(`${step}`, x + 3, 8);
+      const width = context.measureText(`${step}`).width;
+      context.fillText(`${step}`, Math.min(x + 3, this.width - width), 8); // the last has no room to its right
     }
   }
 
@@ -109,10 +112,26 @@ export class Timeline {
       else if (kind === PREEMPTED) this.#preempted(x, end, y, high);
       else { context.fillStyle = tint; context.fillRect(x, middle - 0.5, end - x, 1); }
     }
+    if (pitch >= 9 * colours.unit) this.#onBar(lane, y, high);
     if (lane.until <= axis.last && lane.row >= 0 && lane.until >= axis.first) this.#end(lane, axis.x(lane.until + 1), y, high, hue);
     const present = queued || (admitted <= at && lane.until >= at);
     if (present && pitch >= 9 * colours.unit) this.#name(lane, request, middle, hue, queued);
     context.globalAlpha = 1;
+  }
+
+  // Rows and colours are used again: each bar begins with its request's name, behind the chunks of its prompt.
+  #onBar(lane, y, high) {
+    const { context, axis, colours } = this, span = lane.spans.find(([kind, , last]) => kind !== PREFILL && last > axis.first);
+    if (!span) return;
+    context.font = type(colours, Math.min(10, high / colours.unit), 600);
+    const text = `r${lane.r}`, width = context.measureText(text).width + 5, x = axis.x(Math.max(axis.first, span[1])) + 1;
+    if (x + width > axis.x(Math.min(span[2], axis.last + 1))) return;
+    context.fillStyle = colours.ground;
+    context.fillRect(x, y, width, high);
+    context.fillStyle = colours.ink;
+    context.textAlign = "left";
+    context.textBaseline = "middle";
+    context.fillText(text, x + 2, y + high / 2 + 0.5);
   }
 
   #block(x, y, width, high, lane, tokens) {
@@ -203,7 +222,7 @@ export class Timeline {
       }
     }
     context.globalAlpha = 1;
-    scale(context, colours, axis, short(most), toY(most));
+    rule(context, colours, axis, toY(most));
     if (budget && most >= budget) {
       context.strokeStyle = colours.alarm;
       context.setLineDash([4, 3]);
@@ -215,6 +234,7 @@ export class Timeline {
     }
     const fact = history.fact(axis.cursor);
     this.#label("tokens", fact ? `${fact.prefill + fact.decode + fact.drafted}` : "", budget ? `of ${budget} a step` : "", top);
+    return [short(most), toY(most)];
   }
 
   #label(name, value, note, top) {

@@ -111,21 +111,23 @@ export class Tree {
   #y(row) { return 6 + row * this.pitch; }
   #x(depth) { return LEFT + depth * this.step; }
 
-  // Cells glide from where they were to where they are now. What is drawn at the end depends on the state alone.
+  // Cells that come fade in, and those that have left fade out unless another is in their place: nothing ever overlaps.
+  // What is drawn at the end depends on the state alone.
   #move(moving) {
-    const count = this.state.header.num_pages, at = new Float32Array(2 * count).fill(-1);
+    const count = this.state.header.num_pages, at = new Float32Array(2 * count).fill(-1), before = this.cells;
     for (const node of this.nodes) {
       for (let index = 0; index < node.pages.length; index++) {
         at[2 * node.pages[index]] = this.#x(node.depth + index);
         at[2 * node.pages[index] + 1] = this.#y(node.row);
       }
     }
+    this.cells = at;
     if (!moving) this.from = null;
-    else if (this.target?.length === at.length && at.some((value, index) => value !== this.target[index])) {
-      this.from = this.cells;
+    else if (before?.length === at.length && at.some((value, index) => value !== before[index])) {
+      this.from = before;
+      this.left = this.#vacated(before, at);
       this.began = performance.now();
     }
-    this.target = at;
     const share = this.from ? Math.min(1, (performance.now() - this.began) / MOTION) : 1;
     if (share === 1) this.from = null;
     else {
@@ -133,7 +135,17 @@ export class Tree {
       requestAnimationFrame(() => options === this.options && this.draw({ ...options }));
     }
     this.ease = 1 - (1 - share) ** 3;
-    this.cells = this.from ? at.map((to, index) => (to >= 0 && this.from[index] >= 0 ? this.from[index] + (to - this.from[index]) * this.ease : to)) : at;
+  }
+
+  // The places of pages that have left, as x and y, where none is drawn now.
+  #vacated(before, at) {
+    const taken = (x, y) => at.some((other, index) => index % 2 === 0 && other >= 0 && Math.abs(other - x) < this.step && Math.abs(at[index + 1] - y) < this.high);
+    const left = [];
+    for (let page = 0; 2 * page < at.length; page++) {
+      const [x, y] = [before[2 * page], before[2 * page + 1]];
+      if (x >= 0 && at[2 * page] < 0 && !taken(x, y)) left.push([x, y]);
+    }
+    return left;
   }
 
   #alpha(page) { return this.from && this.from[2 * page] < 0 ? this.ease : 1; }
@@ -228,15 +240,12 @@ export class Tree {
     context.globalAlpha = 1;
   }
 
-  // Pages that have left fade where they were.
   #leaving() {
     if (!this.from) return;
-    const { context, colours, step, high, from, target } = this;
+    const { context, colours, step, high } = this;
     context.fillStyle = colours.cached;
     context.globalAlpha = 1 - this.ease;
-    for (let page = 0; 2 * page < from.length; page++) {
-      if (from[2 * page] >= 0 && target[2 * page] < 0) context.fillRect(from[2 * page], from[2 * page + 1], Math.max(1, step - 1.5), high);
-    }
+    for (const [x, y] of this.left) context.fillRect(x, y, Math.max(1, step - 1.5), high);
     context.globalAlpha = 1;
   }
 

@@ -152,7 +152,7 @@ export class Viewer {
     const keys = (this.keys = new Keys(this));
     this.top = h("header", { className: "v-top" },
       h("div", { className: "v-name" }, this.title ? h("h2", {}, this.title) : null, this.about, player ? null : keys.button),
-      player ? null : this.player.element, this.said.element);
+      player ? null : this.player.element, this.said.element, player ? null : this.said.moment);
     this.element.classList.add("viewer");
     this.element.tabIndex = -1; // a click anywhere in it gives it the keys
     this.element.append(this.top, this.body, keys.dialog, this.said.popover);
@@ -162,7 +162,11 @@ export class Viewer {
   #listen() {
     const pointer = ({ canvas }, find) => {
       const place = (event) => [event.offsetX, event.offsetY];
-      canvas.addEventListener("pointermove", (event) => this.history?.lines.length && this.hover(find(...place(event), event)));
+      canvas.addEventListener("pointermove", (event) => {
+        const found = this.history?.lines.length ? find(...place(event), event) : null;
+        canvas.style.cursor = found ? "pointer" : "";
+        this.hover(found);
+      });
       canvas.addEventListener("pointerleave", () => this.hover(null));
       canvas.addEventListener("click", (event) => { if (this.history?.lines.length) this.select(find(...place(event), event)); });
     };
@@ -181,8 +185,8 @@ export class Viewer {
 
   /** The requests and pages to light up for what is hovered, or else selected. */
   lit(state) {
-    const what = this.hovered ?? this.selected;
-    if (!what) return null;
+    const what = this.hovered ?? this.selected, { moment } = this.player;
+    if (!what) return moment && { requests: moment.requests, pages: moment.pages, held: moment.pages };
     const requests = new Set(), pages = new Set();
     const node = what.node === undefined ? [] : this.tree.pagesWith(what.node);
     const request = state.requests.get(what.request), pagesOf = (r) => (state.requests.has(r) ? state.pagesOf(state.requests.get(r)) : []);
@@ -247,6 +251,7 @@ export class Viewer {
     this.#terms();
     if (!fast || this.frames % 6 === 0) this.details.draw({ state, colours, selected: this.hovered ?? this.selected });
     if (!fast || this.frames % 6 === 3) this.said.draw({ line, state, colours, playing, announce: this.announce && !playing });
+    this.said.tell(this.player.moment);
     this.announce = false;
     this.frames += 1;
   }

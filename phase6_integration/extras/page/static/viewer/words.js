@@ -1,6 +1,7 @@
 // What a line of the record says, in words: a list of { mechanism, text, r }, the most telling first.
 
 import { count } from "./dom.js";
+import { SHARED } from "./state.js";
 
 const ORDER = ["broken", "gap", "preemption", "eviction", "error", "held", "prefix", "admission", "finish", "arrival", "duplicate", "draft", "chunk", "publish", "decode", "experts"];
 
@@ -28,6 +29,28 @@ export function words(line, state) {
   return said.sort((a, b) => ORDER.indexOf(a.mechanism) - ORDER.indexOf(b.mechanism));
 }
 
+/** What is worth a pause at a line: { at, mechanism, text, requests, pages }; null for most lines. */
+export function momentOf(history, at) {
+  const { preempted = [], admitted = [], snapshot } = history.line(at) ?? {};
+  const lost = preempted.filter(([, by]) => by !== null).map(([r]) => r), found = admitted.filter(([, cached]) => cached).map(([r]) => r);
+  if (snapshot || !(lost.length || found.length)) return null;
+  const state = history.at(lost.length ? at - 1 : at); // preempted, they have no pages any more
+  const tables = (lost.length ? lost : found).map((r) => state.tables.get(r) ?? []);
+  const moment = (mechanism, requests, pages, text) => ({ at, mechanism, requests: new Set(requests), pages: new Set(pages), text });
+  if (lost.length) {
+    const pages = tables.flat(), one = lost.length === 1;
+    return moment("preemption", lost, pages, `${names(lost)} ${one ? "is" : "are"} preempted: the pool is full, ${one ? "its" : "their"} ${count(pages.length, "page")} ${pages.length === 1 ? "goes" : "go"} back`);
+  }
+  const pages = [...new Set(tables.flat().filter((page) => state.kind(page) === SHARED))];
+  const holders = pages.length ? state.holders(pages[0]) : [];
+  return pages.length ? moment("prefix", holders, pages, `${names(holders)} share ${count(pages.length, "page")}: they begin alike`) : null;
+}
+
+function names(requests) {
+  const [first, ...rest] = requests.map((r) => `r${r}`);
+  return rest.length > 2 ? `${first} and ${rest.length} more` : rest.length ? `${[first, ...rest.slice(0, -1)].join(", ")} and ${rest.at(-1)}` : first;
+}
+
 function experts([read, most, rows], number) {
   return `a layer reads ${read} of ${number} experts on average: the one with the most tokens has ${most}, an even spread would be ${+(rows / number).toPrecision(2)}`;
 }
@@ -36,7 +59,7 @@ function admitted(request, cached, out = []) {
   const verb = request.preemptions ? "resumes" : "admitted";
   const total = request.total - out.filter((r) => r === request.r).length; // before this step drew its token
   if (!cached) return `r${request.r} ${verb}: none of its ${count(total, "token")} is cached`;
-  return `r${request.r} ${verb}: ${cached} of its ${count(total, "token")} are cached, and need no computing`;
+  return `r${request.r} ${verb}: ${cached} of its ${count(total, "token")} are cached`;
 }
 
 function prefill(request, start, length) {
@@ -78,7 +101,7 @@ function held(r, why, first, second) {
     tokens: () => "the step's tokens are used up",
     places: () => "as many requests run as may",
     pages: () => `it needs ${count(first, "page")}, ${second} can be had`,
-    watermark: () => `it needs ${count(first, "page")} and ${second} can be had, but some stay free for those that run`,
+    watermark: () => `it needs ${count(first, "page")} of ${second}, and some stay free for those that run`,
     prefix: () => `r${first} is computing the prefix that both have`,
     fairness: () => `tenant ${first || "without a name"} is next in turn`,
     long: () => "the step has no tokens left for long prompts",
