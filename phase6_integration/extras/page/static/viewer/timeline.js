@@ -121,11 +121,13 @@ export class Timeline {
 
   // Rows and colours are used again: each bar begins with its request's name, behind the chunks of its prompt.
   #onBar(lane, y, high) {
-    const { context, axis, colours } = this, span = lane.spans.find(([kind, , last]) => kind !== PREFILL && last > axis.first);
-    if (!span) return;
+    const { context, axis, colours } = this;
     context.font = type(colours, Math.min(10, high / colours.unit), 600);
-    const text = `r${lane.r}`, width = context.measureText(text).width + 5, x = axis.x(Math.max(axis.first, span[1])) + 1;
-    if (x + width > axis.x(Math.min(span[2], axis.last + 1))) return;
+    const text = `r${lane.r}`, width = context.measureText(text).width + 5, begin = ([, first]) => axis.x(Math.max(axis.first, first)) + 1;
+    const fits = (span) => begin(span) + width <= axis.x(Math.min(span[2], axis.last + 1));
+    const span = lane.spans.find((each) => each[0] !== PREFILL && fits(each));
+    if (!span) return;
+    const x = begin(span);
     context.fillStyle = colours.ground;
     context.fillRect(x, y, width, high);
     context.fillStyle = colours.ink;
