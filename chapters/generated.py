@@ -69,13 +69,14 @@ def in_words(load: str) -> str:
 
 
 def processors() -> list[str]:
-    """The larger model on every processor where it was measured beside others, as multiples of their rates."""
+    """The larger model on every processor where it was measured beside others: our rate, and multiples of theirs."""
     loads = "1x16+64", "8x128+32", "4x512+1"
     lines = [f"| 596M model | {' | '.join(map(in_words, loads))} |", "|---" * 4 + "|"]
     for file in PROCESSORS:
         result = json.loads((RESULTS / file).read_text("utf-8"))
         rows = [result["figures"]["native"]["596m"][load] for load in loads]
         lines.append(f"| **{result['device']}**, {result['machine']['vectors']} | | | |".replace("(R)", ""))
+        lines.append(f"| ours, bfloat16, tokens/s | {' | '.join(_rate(row, 'ours') for row in rows)} |")
         for title, pair in AGAINST.items():
             lines.append(f"| over {title} | {' | '.join(_over(row, *pair) for row in rows)} |")
     return lines
