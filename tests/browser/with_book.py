@@ -70,7 +70,7 @@ def test_a_scene_changes_when_a_control_moves(opened, accessible) -> None:
     page.keyboard.press("Escape")
     scene.locator("select[name=cache]").select_option("paged")
     expect(scene).not_to_have_attribute("data-steps", "86")
-    expect(scene.locator(".scene-state")).to_contain_text("with the settings before: 86 steps")
+    expect(scene.locator(".scene-state")).to_contain_text("with the previous settings: 86 steps")
     before = scene.get_attribute("data-steps")
     scene.locator("input[name=pages]").fill("16")
     expect(scene).not_to_have_attribute("data-steps", before or "")

@@ -1,5 +1,6 @@
 """The page of a server, as a visitor uses it."""
 
+import json
 import re
 
 import pytest
@@ -52,6 +53,20 @@ def test_the_first_answer_says_once_that_its_words_can_be_touched(serve, visit) 
     page.reload()
     expect(page.get_by_role("article")).to_have_count(4)
     expect(hint).to_have_count(0)
+
+
+def test_the_hint_waits_for_an_answer_whose_words_can_be_touched(serve, visit) -> None:
+    """One without a name in the engine lights nothing up."""
+    page = visit(serve())
+    chunk = json.dumps({"choices": [{"index": 0, "delta": {"content": "A stream."}, "finish_reason": "stop"}]})
+    body = f"data: {chunk}\n\ndata: [DONE]\n\n"
+    answer = {"content_type": "text/event-stream", "body": body}
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(**answer), times=1)
+    expect(ask(page, "What is a river?")).to_contain_text("A stream.")
+    hint = page.get_by_text("Point at a word of this answer")
+    expect(hint).to_have_count(0)
+    ask(page, "What is a KV cache?")
+    expect(hint).to_have_count(1)
 
 
 def test_the_rate_of_an_answer_in_one_burst_counts_from_the_question(serve, visit) -> None:

@@ -268,36 +268,112 @@ def held(page: Page) -> str:
     return page.locator(".v-moment").inner_text()
 
 
+def played(page: Page, milliseconds: int) -> str:
+    """What is held next."""
+    for _ in range(200):
+        if said := held(page):
+            return said
+        page.clock.run_for(milliseconds)
+    raise AssertionError("nothing was held")
+
+
+def test_what_is_shared_is_said_of_the_pages_that_the_same_requests_hold(shown: Page) -> None:
+    """Requests that were found in the cache may share other pages with others. A replay from that line on holds it."""
+    reader, groups = Replay(), Counter[bool]()
+    reader.apply(next(iter(read(RECORD))))
+    for at, line in enumerate(LINES):
+        reader.apply(line)
+        found = [r for r, cached in line.get("admitted", ()) if cached]
+        if not found or line.get("preempted"):
+            continue
+        holders: dict[int, list[int]] = {}
+        for r, table in reader.tables.items():
+            for page in table:
+                holders.setdefault(page, []).append(r)
+        shared = {page: holders[page] for r in found for page in reader.tables[r] if len(holders[page]) > 1}
+        moment = shown.evaluate(
+            """at => {
+          shown.player.playFrom(at);
+          const { moment } = shown.player;
+          return moment && [moment.text, [...moment.requests], [...moment.pages]];
+        }""",
+            at,
+        )
+        if not shared:
+            assert moment is None
+            continue
+        text, requests, pages = moment
+        alike = [page for page, its in shared.items() if sorted(its) == sorted(requests)]
+        assert sorted(pages) == sorted(alike) != []
+        assert f" share {len(pages)} page" in text
+        groups[len(pages) < len(shared)] += 1
+    assert groups[True], "some share other pages with others"
+    assert groups[False]
+
+
+def test_a_burst_of_a_slow_engine_is_held_once(shown: Page) -> None:
+    """The view has shown each line before the next comes. After an idle engine, it is held again."""
+    shown.clock.install()
+    shown.evaluate("""() => {
+      const element = document.body.appendChild(document.createElement('div'));
+      globalThis.live = new globalThis.shown.constructor(element, { title: 'live' });
+      globalThis.live.live = true;
+      globalThis.live.push([{ record: 1, page_size: 16, num_pages: 64, shares: true, text: false },
+        { step: 0, t: 0, new: [{ r: 0, id: 'a', prompt: 16, max: 99 }], admitted: [[0, 0]],
+          pages: [['attach', 0, []], ['grow', 0, [0]], ['store', null, [0]]], prefill: [[0, 0, 16]], out: [0] }]);
+    }""")
+
+    def holds(line: dict[str, Any]) -> bool:
+        shown.evaluate("line => live.push([line])", line)
+        shown.clock.run_for(500)
+        held = bool(shown.evaluate("live.player.moment !== null"))
+        shown.clock.run_for(2500)
+        assert shown.evaluate("[live.player.moment, live.index]") == [None, line["step"]]
+        return held
+
+    def joins(step: int) -> dict[str, Any]:
+        new = {"r": step, "id": f"{step}", "prompt": 20, "max": 99}
+        pages = [["attach", step, [0]], ["grow", step, [step]]]
+        return {"step": step, "t": step, "new": [new], "admitted": [[step, 16]], "pages": pages, "out": [step]}
+
+    assert [holds(joins(step)) for step in (1, 2, 3)] == [True, False, False]
+    done = {"done": [[r, "stop"] for r in range(4)], "pages": [["free", r] for r in range(4)]}
+    assert not holds({"step": 4, "t": 4, **done})
+    assert [holds(joins(step)) for step in (5, 6)] == [False, True], "one alone shares with no request"
+
+
 def test_slow_playing_holds_at_the_first_preemption_and_says_it_large(shown: Page) -> None:
-    """For a second and a half, with the pages that the victim had, its lane, and nothing else lit; the next go by."""
+    """For a second and a half, with the pages that the victim alone had and its lane lit; the next go by."""
     shown.clock.install()
     all_lost = ((at, line.get("preempted", ())) for at, line in enumerate(LINES))
     lost = [(at, pairs) for at, pairs in all_lost if any(by is not None for _, by in pairs)]
     (at, [(r, _), *_]), (later, _) = lost[0], lost[1]
-    table = shown.evaluate(f"shown.history.at({at - 1}).tables.get({r})")
-    shown.evaluate(f"shown.player.seek({at - 3}); shown.player.told = ['prefix']; shown.player.play()")
-    while not (said := held(shown)):
-        shown.clock.run_for(50)
-        assert shown.evaluate("shown.index") <= at
-    assert said == f"r{r} is preempted: the pool is full, its {len(table)} pages go back"
+    tables = dict(shown.evaluate(f"[...shown.history.at({at - 1}).tables]"))
+    uses = Counter(page for table in tables.values() for page in table)
+    own = [page for page in tables[r] if uses[page] == 1]
+    assert 0 < len(own) < len(tables[r]), "it shares some"
+    shown.evaluate(f"shown.player.seek({at - 3}); shown.player.told = [{{ mechanism: 'prefix' }}]; shown.player.play()")
+    said = played(shown, 50)
+    assert shown.evaluate("shown.index") == at
+    back = f"{len(own)} pages go" if len(own) > 1 else "1 page goes"
+    assert said == f"r{r} is preempted: the pool is full, and {back} back"
     lit = shown.evaluate("(({ requests, pages }) => [[...requests], [...pages]])(shown.lit(shown.state))")
-    assert lit == [[r], table]
+    assert lit == [[r], own]
     shown.clock.run_for(1200)
     assert shown.evaluate("shown.index") == at
     shown.clock.run_for(600)
     assert held(shown) == ""
-    while shown.evaluate("shown.index") <= later:
+    for _ in range(later - at):
         shown.clock.run_for(250)
         assert held(shown) == "", "one of a burst is held, and the others go by"
+    assert shown.evaluate("shown.index") > later
 
 
 @pytest.mark.parametrize("ended", ["shown.player.pause()", "shown.player.step(1)", "shown.player.playFrom(0, 9)"])
 def test_what_is_held_is_let_go_by_any_control(shown: Page, ended: str) -> None:
     shown.clock.install()
     shown.evaluate("shown.player.play()")
-    while not held(shown):
-        shown.clock.run_for(100)
-    assert "share" in held(shown)
+    assert "share" in played(shown, 100)
     shown.evaluate(ended)
     shown.clock.run_for(100)
     assert held(shown) == ""
@@ -306,9 +382,10 @@ def test_what_is_held_is_let_go_by_any_control(shown: Page, ended: str) -> None:
 def test_fast_playing_never_holds(shown: Page) -> None:
     shown.clock.install()
     shown.evaluate("shown.player.speed = 16; shown.player.play()")
-    while shown.evaluate("shown.player.playing"):
+    for _ in range(len(LINES)):
         shown.clock.run_for(100)
         assert held(shown) == ""
+    assert not shown.evaluate("shown.player.playing")
 
 
 def test_the_slider_moves_the_record_while_it_plays(shown: Page) -> None:
@@ -383,21 +460,48 @@ def test_blocks_of_the_tree_never_overlap_while_it_changes(visit: Any, tmp_path:
     assert overlaps == []
 
 
+CUT = """() => {
+  const list = document.querySelector(".v-said"), low = list.getBoundingClientRect().bottom + 1;
+  const cut = (item) => item.scrollWidth > item.clientWidth + 1 || item.getBoundingClientRect().bottom > low;
+  return Array.from(list.querySelectorAll("li, .v-sentence")).filter(cut).map((item) => item.textContent);
+}"""
+
+
 @pytest.mark.parametrize("width", [390, 800, 1440])
 def test_sentences_are_whole_and_the_panels_keep_their_place(visit: Any, tmp_path: Path, width: int) -> None:
     page, tops = opened(visit, tmp_path, width=width), set()
     for at in range(0, len(LINES), 5):
         page.evaluate(PAUSED, at)
-        top, *cut = page.evaluate("""() => {
-          const list = document.querySelector(".v-said"), low = list.getBoundingClientRect().bottom + 1;
-          const cut = (item) => item.scrollWidth > item.clientWidth + 1 || item.getBoundingClientRect().bottom > low;
-          const top = document.querySelector(".v-pages").getBoundingClientRect().top;
-          const items = Array.from(list.querySelectorAll("li, .v-sentence"));
-          return [top, ...items.filter(cut).map((item) => item.textContent)];
-        }""")
-        tops.add(top)
-        assert cut == [], at
+        tops.add(page.evaluate("document.querySelector('.v-pages').getBoundingClientRect().top"))
+        assert page.evaluate(CUT) == [], at
     assert len(tops) == 1
+
+
+def test_sentences_are_whole_in_a_paused_view_that_gets_narrower(shown: Page) -> None:
+    most = max(range(len(LINES)), key=lambda at: len(LINES[at].get("new", ())))
+    for height in (6.6, 3.3):
+        shown.evaluate("height => document.querySelector('.v-said').style.height = `${height}em`", height)
+        shown.set_viewport_size({"width": 1440, "height": 900})
+        shown.evaluate(PAUSED, most)
+        shown.set_viewport_size({"width": 390, "height": 844})
+        shown.evaluate(PICTURES)
+        shown.evaluate(PICTURES)
+        low = "list => [list.getBoundingClientRect().bottom, list.lastChild.getBoundingClientRect().bottom]"
+        end, last = shown.locator(".v-said").evaluate(low)
+        assert last <= end + 1
+        expect(shown.locator(".v-said li").last).to_contain_text("more")
+
+
+def test_a_request_that_waits_says_what_it_needs_and_what_there_is(shown: Page) -> None:
+    r = next(new["r"] for line in LINES for new in line.get("new", ()))
+    for why, said in (
+        (("pages", 5, 3), "it needs 5 pages"),
+        (("watermark", 3, 5), "it needs 3 pages; 5 are available, some reserved for running requests"),
+        (("watermark", 1, 1), "it needs 1 page; 1 is available, some reserved for running requests"),
+    ):
+        line = {"t": LINES[-1]["t"] + 1, "held": [[r, *why]]}
+        shown.evaluate("line => { shown.history.push(line); shown.player.seek(shown.history.end - 1); }", line)
+        expect(shown.locator(".v-said")).to_contain_text(f"r{r} waits: {said}")
 
 
 def test_the_pointer_says_what_can_be_clicked_and_so_do_the_words(shown: Page) -> None:
@@ -407,5 +511,10 @@ def test_the_pointer_says_what_can_be_clicked_and_so_do_the_words(shown: Page) -
     expect(canvas).to_have_css("cursor", "pointer")
     canvas.hover(position={"x": 2, "y": 5})
     expect(canvas).not_to_have_css("cursor", "pointer")
+    axis = shown.locator(".v-time canvas")
+    axis.hover(position={"x": 200, "y": 5})  # a click goes to that step
+    expect(axis).to_have_css("cursor", "pointer")
+    axis.hover(position={"x": 2, "y": 5})
+    expect(axis).not_to_have_css("cursor", "pointer")
     shown.mouse.move(0, 0)
     expect(shown.locator(".v-details")).to_contain_text("a branch, a lane or a word")

@@ -23,7 +23,7 @@ export class Editor {
     return this.view.state.doc.toString();
   }
 
-  // Show a text, from the first line of code behind `mark`.
+  // Show a text, from the first line of code after `mark`.
   show(text, mark) {
     this.view.setState(EditorState.create({ doc: text, extensions: this.extensions }));
     const marked = text.indexOf(mark), at = marked + text.slice(marked).search(/^ *[^# \n]/m);

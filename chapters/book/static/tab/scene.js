@@ -46,7 +46,7 @@ export async function begin(place) {
       const steps = lines.filter((line) => "step" in line).length;
       const computed = rest ? " of virtual time: a step takes 8 ms and 0.1 ms a token. It is the engine's own scheduler and cache, with a model that computes nothing" : "";
       const took = `${steps} steps, ${lines.at(-1).t.toFixed(2)} seconds`;
-      state.textContent = `${took}${before && ` (with the settings before: ${before})`}${computed}.`;
+      state.textContent = `${took}${before && ` (with the previous settings: ${before})`}${computed}.`;
       before = took;
       place.dataset.steps = steps;
       viewer.push(lines);

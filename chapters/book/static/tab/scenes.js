@@ -4,7 +4,7 @@
 export const SCENES = {
   "0": {
     "title": "A batch that changes",
-    "look": "A static batch keeps its places to the end of its longest answer. Choose continuous: who takes a place that becomes free, and how many steps does that save?",
+    "look": "A static batch keeps its places to the end of its longest answer. Choose continuous: which request takes a place that becomes free, and how many steps does that save?",
     "set": {"batching": "static", "requests": 12, "answer": 24, "running": 4},
     "rest": {"every": 0, "prompt": 12, "pages": 96, "cache": "paged"}
   },

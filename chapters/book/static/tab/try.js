@@ -84,9 +84,14 @@ export async function begin(place) {
       await engine.call("ask", id, messages, MOST, Number(warmth.value), toTheEnd);
     } catch (error) {
       facts.textContent = error.message;
-      answers.delete(id);
-      stop.disabled = !answers.size;
+      ended(id);
     }
+  }
+
+  function ended(id) {
+    answers.delete(id);
+    stop.disabled = !answers.size;
+    again.hidden = answers.size > 0 || !first?.began; // an engine that could not start has nothing to replay
   }
 
   engine.addEventListener("lines", ({ detail }) => first.push(detail));
@@ -102,12 +107,10 @@ export async function begin(place) {
     answer.facts.textContent = `first after ${ttft} ms, ${answer.tokens} tokens${rate ? `, ${rate} a second` : ""}${reason ? `, ${reason}` : ""}${answer.past}`;
     log.scrollTop = log.scrollHeight;
     if (!reason) return;
-    answers.delete(id);
-    stop.disabled = !answers.size;
+    ended(id);
     if (answer.messages) history.splice(0, Infinity, ...[...answer.messages, ["assistant", answer.said.textContent]].slice(-REMEMBERED));
     place.dataset.answered = Number(place.dataset.answered ?? 0) + 1;
     if (answers.size) return;
-    again.hidden = false;
     say("The engine is followed in slow motion. Pages that stay grey are cached, for the next prompt that begins alike.");
   });
 

@@ -69,7 +69,7 @@ export class Chat {
       if (!controller.signal.aborted) Object.assign(turn, { fault: error.message, full: error.code === "context_length_exceeded" }), this.failed(error);
     }
     turn.facts = facts(answer, controller.signal.aborted);
-    if (turn.texts[0] && !load("hinted", false)) { this.hinted = turn; store("hinted", true); }
+    if (turn.texts[0] && this.names.get(turn) && !load("hinted", false)) { this.hinted = turn; store("hinted", true); }
     if (this.current === controller) this.busy(null);
     if (this.turns !== turns) return;  // deleted meanwhile
     this.draw();

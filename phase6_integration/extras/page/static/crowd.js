@@ -16,7 +16,7 @@ const QUESTIONS = [
   "What is a page?", "What is a token?", "What is a prefill?", "What is a decode?", "What is a page table?", "What is preemption?",
   "What is a step?", "What is a KV cache?",
 ];
-// The bundled model knows these as they stand: with anything behind them it answers nonsense.
+// The bundled model knows these as they stand: with anything after them it answers nonsense.
 const SHORT = [
   "the Sun", "the Moon", "a planet", "a star", "a galaxy", "a comet", "gravity", "the water cycle", "a volcano", "an earthquake", "a rainbow",
   "a glacier", "a desert", "an island", "a river", "the atmosphere", "the tide", "a fossil", "an atom", "a molecule", "electricity", "a magnet",

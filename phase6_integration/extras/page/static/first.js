@@ -39,7 +39,7 @@ export class First {
     }
   }
 
-  /** Show the recorded run, from where many requests are at work; `touring`: whatever the engine does. */
+  /** Show the recorded run, from the first sharing on; `touring`: whatever the engine does. */
   async show(touring = false) {
     const { viewer } = this, lines = await this.recorded;
     this.touring = touring;
@@ -49,9 +49,9 @@ export class First {
     viewer.push(lines);
     viewer.player.loops = !touring;
     this.tell(true);
-    const busy = lines.findIndex(({ decode }) => decode?.length > 3) - 1;  // the header is no line of the history
-    if (touring || matchMedia("(prefers-reduced-motion: reduce)").matches) viewer.player.seek(busy);
-    else viewer.player.playFrom(busy);
+    const sharing = lines.findIndex(({ admitted }) => admitted?.some(([, cached]) => cached)) - 1;  // the header is no line of the history
+    if (touring || matchMedia("(prefers-reduced-motion: reduce)").matches) viewer.player.seek(sharing);
+    else viewer.player.playFrom(sharing);
   }
 
   /** Back to this server's engine, or to the recorded run if that has done nothing. */

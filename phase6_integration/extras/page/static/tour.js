@@ -8,9 +8,9 @@ import { SHARED } from "./viewer/state.js";
 const operation = (line, name) => (line.pages ?? []).find(([each]) => each === name);
 const shared = (state) => state.counts[SHARED];
 
-/** `find` is the line that answers, the first after that of the stop before; the viewer plays from `lead` lines before it to
- *  `after` lines after it. The first choice is right. `ask` is told how many pages are
- *  free or cached before that line. */
+/** `find` is the line that answers, the first after that of the stop before. The viewer asks `lead` lines before it, and plays
+ *  from there to `after` lines after it. `ask` is told how many pages are free or cached where it asks. The first choice is
+ *  right. */
 const STOPS = [
   {
     title: "Pages", mechanism: "page", panels: ["pages"], lead: 1, after: 8,
@@ -20,7 +20,7 @@ const STOPS = [
     tell: (line) => `Page ${operation(line, "grow")[2][0]} was free, and r${line.decode[0]} has it now. A page table lists the pages of a request in their order, wherever they are: nothing moves, and less than a page is wasted.`,
   },
   {
-    title: "Sharing", mechanism: "prefix", panels: ["tree", "pages"], lead: 3, after: 0,
+    title: "Sharing", mechanism: "prefix", panels: ["tree", "pages"], lead: 1, after: 0,
     find: (line) => (line.admitted ?? []).filter(([, cached]) => cached).length > 3,
     ask: (line) => `${line.admitted.length} more requests wait. They begin with the same ${line.admitted[0][1]} tokens as r${line.admitted[0][0] - 1}, which has just computed those. How many of these does each compute again?`,
     choices: ["None", "All, as it has a cache of its own", "Half, as two share one copy"],
@@ -43,7 +43,7 @@ const STOPS = [
   {
     title: "Preemption", mechanism: "preemption", panels: ["pages", "tree", "time"], lead: 12, after: 0,
     find: (line) => line.preempted?.length,
-    ask: (line, state, left) => `The pool has ${left ? `only ${count(left, "page")}` : "no page"} left, free or cached, and other requests take what there is. r${line.preempted[0][1]} needs one to write on, too. What does the engine do?`,
+    ask: (line, state, left) => `The pool has only ${count(left, "page")} left, free or cached, and other requests take them all. Then r${line.preempted[0][1]} needs one to write on. What does the engine do?`,
     choices: ["It takes the pages of the last request", "It lets all requests wait until one ends", "It ends the longest answer"],
     tell: (line) => `r${line.preempted[0][0]}, which came last, loses its pages, and r${line.preempted[0][1]} gets one. Its tokens are kept: when there is room again, it computes those that are no longer cached, many in a step, like a prompt. The client sees a pause, and no token twice.`,
   },
@@ -85,9 +85,9 @@ export class Tour {
     while (at < history.end - 1 && !stop.find(history.line(at), history.head)) at++;
     const line = history.line((this.at = at));
     player.pause();
-    player.seek(at - 1, true);
+    player.seek(at - stop.lead, true);
     viewer.light(...stop.panels);
-    const answer = h("div", { role: "status" }), [free, cached] = history.at(at - 1).counts, state = history.at(at);
+    const answer = h("div", { role: "status" }), [free, cached] = history.at(at - stop.lead).counts, state = history.at(at);
     const question = stop.ask(line, state, free + cached), told = stop.tell(line, state), last = number === STOPS.length - 1;
     const play = () => player.playFrom(at - stop.lead, at + stop.after);
     const choose = (choice) => {

@@ -22,7 +22,7 @@ export class Player {
     this.until = Infinity; // the line at which playing stops
     this.burst = 0; // the line from which on a live view lags behind the engine
     this.moment = null; // what is held, so that it is seen: { at, mechanism, text, requests, pages }
-    this.told = []; // the mechanisms whose first moment has been held
+    this.told = []; // the first moments of each mechanism, which have been held
     this.left = 0; // seconds for which it is still held
     this.byTime = false;
     this.speed = 1;
@@ -74,14 +74,17 @@ export class Player {
     this.seek(line, true);
     this.until = until;
     this.play();
+    const at = Math.floor(this.position), moment = this.#momentBetween(at - 1, at);
+    if (moment) this.#hold(moment);
   }
 
   /** Show the newest line, or from a line on, and each that comes: in slow motion, unless it is to be fast. */
   follow(from = this.last) {
     this.playing = this.following = true;
     this.moment = null;
+    this.told = [];
     this.seek(this.fast ? this.last : from);
-    this.#burst();
+    this.burst = Math.floor(this.position) + 1;
     this.#run();
     this.changed();
   }
@@ -112,7 +115,7 @@ export class Player {
   grown() {
     const slow = this.following && !this.fast && !this.byTime;
     if (slow && this.position >= this.first) {
-      if (!this.moving) this.#burst();
+      if (!this.moving) this.#more();
       this.#run();
       this.refresh();
     } else if (this.following) this.seek(this.last); // also where so much has come that the shown line is forgotten
@@ -120,10 +123,11 @@ export class Player {
     else this.refresh();
   }
 
-  /** A new burst of work: its moments are held again. */
-  #burst() {
+  // More work than has been shown. After an engine that was idle, its moments are held again.
+  #more() {
+    const { waiting, running, preempted } = this.lead.state.in;
+    if (!(waiting + running + preempted)) this.told = [];
     this.burst = Math.floor(this.position) + 1;
-    this.told = [];
   }
 
   #again() {
@@ -136,14 +140,14 @@ export class Player {
     const slow = this.following ? !this.fast : this.until === Infinity && this.speed <= 1;
     for (let at = was + 1; slow && !this.byTime && this.views.length === 1 && at <= now; at++) {
       const moment = momentOf(this.lead.history, at);
-      if (moment && !this.told.includes(moment.mechanism)) return moment;
+      if (moment && !this.told.some(({ mechanism }) => mechanism === moment.mechanism)) return moment;
     }
     return null;
   }
 
   #hold(moment) {
     this.moment = moment;
-    this.told.push(moment.mechanism);
+    this.told.push(moment);
     this.left = HELD;
     this.changed();
   }
@@ -187,7 +191,7 @@ export class Player {
     const { history } = this.lead;
     if (!this.following || this.fast || this.byTime || !history) return "";
     const from = Math.max(history.base, this.burst), [first, last] = [history.fact(from), history.facts.at(-1)];
-    const time = first && last ? last.t + last.ms / 1000 - first.t : 0, times = ((history.end - from) / FOLLOWED + this.told.length * HELD) / time;
+    const time = first && last ? last.t + last.ms / 1000 - first.t : 0, holds = this.told.filter(({ at }) => at >= from).length, times = ((history.end - from) / FOLLOWED + holds * HELD) / time;
     return time > 0 && times >= 1.5 ? `${seconds(time)}, slowed ${Math.round(times)} times` : "";
   }
 

@@ -56,12 +56,14 @@ export class Words {
     this.colours = colours;
     const said = words(line, state);
     const shown = said.slice(0, MOST).map((each) => this.#sentence(each, state, colours)), more = h("li", { className: "v-quiet" });
+    this.list.classList.remove("v-tight");
     this.list.replaceChildren(...shown);
     for (let cut = said.length > MOST; shown.length > 1 && (cut || this.list.scrollHeight > this.list.clientHeight); cut = false) {
       shown.pop().remove();
       more.textContent = `and ${said.length - shown.length} more`;
       this.list.append(more);
     }
+    this.list.classList.toggle("v-tight", this.list.scrollHeight > this.list.clientHeight); // then its sentence has one line
     if (!said.length) this.list.replaceChildren(h("li", { className: "v-quiet" }, state.requests.size ? "Nothing changed." : "No request has come yet."));
     if (announce && !playing) this.spoken.textContent = `Step ${line.step ?? ""}. ${said.slice(0, shown.length).map(({ text }) => text).join(". ")}`;
   }

@@ -119,7 +119,7 @@ export class Timeline {
     context.globalAlpha = 1;
   }
 
-  // Rows and colours are used again: each bar begins with its request's name, behind the chunks of its prompt.
+  // Rows and colours are used again: each bar begins with its request's name, after the chunks of its prompt.
   #onBar(lane, y, high) {
     const { context, axis, colours } = this;
     context.font = type(colours, Math.min(10, high / colours.unit), 600);

@@ -20,7 +20,7 @@ export function nodesOf(state) {
     last[above] = page;
     age[page] = added++;
   }
-  const tails = new Map(); // pages that are not in the tree, behind the last one that is
+  const tails = new Map(); // pages that are not in the tree, after the last one that is
   for (const [r, table] of state.tables) {
     const from = table.findIndex((page) => !state.stored[page]);
     if (from < 0) continue;

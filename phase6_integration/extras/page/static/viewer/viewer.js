@@ -44,6 +44,7 @@ export class Viewer {
     });
     for (const { canvas } of [this.pages, this.tree, this.timeline]) sight.observe(canvas);
     new ResizeObserver(() => this.#resize()).observe(this.body);
+    new ResizeObserver(() => { this.said.line = null; this.#ask(); }).observe(this.said.list);
     const repaint = () => { this.colours = null; this.#ask(); };
     dark.addEventListener("change", repaint);
     new MutationObserver(repaint).observe(document.documentElement, { attributeFilter: ["data-theme"] });
@@ -160,11 +161,11 @@ export class Viewer {
   }
 
   #listen() {
-    const pointer = ({ canvas }, find) => {
+    const pointer = ({ canvas }, find, seeks = () => false) => {
       const place = (event) => [event.offsetX, event.offsetY];
       canvas.addEventListener("pointermove", (event) => {
         const found = this.history?.lines.length ? find(...place(event), event) : null;
-        canvas.style.cursor = found ? "pointer" : "";
+        canvas.style.cursor = found || seeks(...place(event)) ? "pointer" : "";
         this.hover(found);
       });
       canvas.addEventListener("pointerleave", () => this.hover(null));
@@ -180,7 +181,7 @@ export class Viewer {
       const { line, request } = this.timeline.at(x, y);
       if (event.type === "click" && line >= 0) { this.player.step(line - this.index); }
       return request < 0 ? null : { request };
-    });
+    }, (x) => this.timeline.axis.lineAt(x) >= 0);
   }
 
   /** The requests and pages to light up for what is hovered, or else selected. */

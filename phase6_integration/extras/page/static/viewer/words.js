@@ -32,18 +32,19 @@ export function words(line, state) {
 /** What is worth a pause at a line: { at, mechanism, text, requests, pages }; null for most lines. */
 export function momentOf(history, at) {
   const { preempted = [], admitted = [], snapshot } = history.line(at) ?? {};
-  const lost = preempted.filter(([, by]) => by !== null).map(([r]) => r), found = admitted.filter(([, cached]) => cached).map(([r]) => r);
+  const lost = at > history.base ? preempted.filter(([, by]) => by !== null).map(([r]) => r) : [], found = admitted.filter(([, cached]) => cached).map(([r]) => r);
   if (snapshot || !(lost.length || found.length)) return null;
   const state = history.at(lost.length ? at - 1 : at); // preempted, they have no pages any more
   const tables = (lost.length ? lost : found).map((r) => state.tables.get(r) ?? []);
   const moment = (mechanism, requests, pages, text) => ({ at, mechanism, requests: new Set(requests), pages: new Set(pages), text });
   if (lost.length) {
-    const pages = tables.flat(), one = lost.length === 1;
-    return moment("preemption", lost, pages, `${names(lost)} ${one ? "is" : "are"} preempted: the pool is full, ${one ? "its" : "their"} ${count(pages.length, "page")} ${pages.length === 1 ? "goes" : "go"} back`);
+    const pages = tables.flat().filter((page) => state.users[page] === 1), one = lost.length === 1; // the others have more users
+    return moment("preemption", lost, pages, `${names(lost)} ${one ? "is" : "are"} preempted: the pool is full, and ${count(pages.length, "page")} ${pages.length === 1 ? "goes" : "go"} back`);
   }
-  const pages = [...new Set(tables.flat().filter((page) => state.kind(page) === SHARED))];
-  const holders = pages.length ? state.holders(pages[0]) : [];
-  return pages.length ? moment("prefix", holders, pages, `${names(holders)} share ${count(pages.length, "page")}: they begin alike`) : null;
+  const shared = [...new Set(tables.flat().filter((page) => state.kind(page) === SHARED))];
+  if (!shared.length) return null;
+  const holders = state.holders(shared[0]), pages = shared.filter((page) => `${state.holders(page)}` === `${holders}`);
+  return moment("prefix", holders, pages, `${names(holders)} share ${count(pages.length, "page")}: they begin alike`);
 }
 
 function names(requests) {
@@ -101,7 +102,7 @@ function held(r, why, first, second) {
     tokens: () => "the step's tokens are used up",
     places: () => "as many requests run as may",
     pages: () => `it needs ${count(first, "page")}, ${second} can be had`,
-    watermark: () => `it needs ${count(first, "page")} of ${second}, and some stay free for those that run`,
+    watermark: () => `it needs ${count(first, "page")}; ${second} ${second === 1 ? "is" : "are"} available, some reserved for running requests`,
     prefix: () => `r${first} is computing the prefix that both have`,
     fairness: () => `tenant ${first || "without a name"} is next in turn`,
     long: () => "the step has no tokens left for long prompts",
