@@ -61,7 +61,10 @@ _lines = Queue[Any](CAPACITY)
 
 
 def configure(settings: ServerSettings, formatter: logging.Formatter | None = None) -> None:
-    """Log to stderr in the settings' format and level. Other libraries' loggers are left alone."""
+    """Log to stderr in the settings' format and level; `human` is a formatter of the caller's. Other libraries' loggers
+    are left alone."""
+    if settings.log_format == "human" and formatter is None:
+        raise ValueError("log_format='human' is the command line's; in a program it is 'logfmt' or 'json'")
     handler = DroppingHandler(_lines)
     handler.setFormatter(formatter or (JsonFormatter() if settings.log_format == "json" else LogfmtFormatter()))
     for logger in map(logging.getLogger, OURS):

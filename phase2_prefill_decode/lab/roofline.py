@@ -40,7 +40,7 @@ class Device:
 
 MIB = 1 << 20
 # Datasheet peaks, dense bfloat16 with float32 sums. Where a sheet has only the rate of 2:4 sparse matrices, half of it.
-# L2 from the whitepapers of Hopper, Ampere and Ada.
+# L2 as published for each chip.
 DEVICES = {
     device.name: device
     for device in (

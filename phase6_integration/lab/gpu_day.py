@@ -51,7 +51,7 @@ STAGES: dict[str, str | tuple[str, ...]] = {
 }
 WORKERS = 12  # of pytest: each has a context on the GPU
 LEAST = 10.0  # seconds that a stage is started for
-ENDED = "ended by SIGTERM"  # a state
+CUT, ENDED = "cut", "ended by SIGTERM"
 LOGGED = 3000  # characters of the log that are printed if a stage fails
 ROOT = Path(__file__).parents[2]
 
@@ -66,6 +66,35 @@ def pytest_command(selected: tuple[str, ...], dry: bool) -> list[str]:
     return [sys.executable, "-m", "pytest", *plain, *some]
 
 
+def run_for(seconds: float, command: list[str], **options: Any) -> int | str:
+    """Run a process. At SIGTERM and after its seconds it ends with what it has started: pytest's workers hold the GPU.
+    Returns its code, or CUT or ENDED."""
+    process: subprocess.Popen[bytes] | None = None
+    why = ""
+
+    def end(reason: str = "") -> None:
+        nonlocal why
+        why = why or reason
+        if process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+    handler = signal.signal(signal.SIGTERM, lambda *_: end(ENDED))
+    try:
+        with subprocess.Popen(command, process_group=0, **options) as process:
+            if why:  # the signal came before the process was known
+                end()
+            try:
+                code = process.wait(None if seconds == float("inf") else seconds)
+            except subprocess.TimeoutExpired:
+                end(CUT)
+            finally:
+                end()
+        return why or code
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+
+
 def run_stage(name: str, out: Path, dry: bool, wanted: str, seconds: float) -> str:
     """Run a stage, and again behind the row that ended its process. Returns its state."""
     stage, rows, end = STAGES[name], Rows(out), time.monotonic() + seconds
@@ -77,21 +106,12 @@ def run_stage(name: str, out: Path, dry: bool, wanted: str, seconds: float) -> s
     environment = {**entry.environment(), "PYTHONUNBUFFERED": "1"}
     while True:
         before, left = len(rows.of(name)), end - time.monotonic()
-        with (
-            (out / "day.log").open("a") as log,
-            subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, env=environment, process_group=0) as process,
-        ):
-            before_it = signal.signal(signal.SIGTERM, lambda *_: sys.exit())
-            try:
-                code = process.wait(None if left == float("inf") else left)
-            except subprocess.TimeoutExpired:
-                return f"cut after {seconds:.0f} s"
-            except SystemExit:
-                return ENDED
-            finally:  # with what it has started: pytest's workers hold the GPU
-                signal.signal(signal.SIGTERM, before_it)
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
+        with (out / "day.log").open("a") as log:
+            code = run_for(left, command, cwd=ROOT, stdout=log, stderr=log, env=environment)
+        if code is CUT:
+            return f"cut after {seconds:.0f} s"
+        if code is ENDED:
+            return ENDED
         if code == 0 or len(rows.of(name)) == before or end - time.monotonic() < LEAST:
             return "ok" if code == 0 else f"failed with {code}"
 

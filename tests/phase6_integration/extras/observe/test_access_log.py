@@ -11,7 +11,9 @@ import pytest
 
 from phase0_request.request import FinishReason
 from phase0_request.tokenizer import Tokenizer
+from phase6_integration import logs
 from phase6_integration.api.errors import bad_value, unavailable
+from phase6_integration.api.settings import ServerSettings
 from phase6_integration.cli.terminal import HumanFormatter
 from phase6_integration.logs import JsonFormatter, LogfmtFormatter
 from phase6_integration.process.health import Health
@@ -179,3 +181,8 @@ def test_an_exception_is_in_the_line_of_its_record() -> None:
     line = LogfmtFormatter().format(record)
     assert "\n" not in line
     assert logfmt(line)["exception"].endswith("ValueError: two\nlines")
+
+
+def test_the_text_of_a_terminal_needs_the_formatter_of_the_command_line() -> None:
+    with pytest.raises(ValueError, match="in a program it is 'logfmt' or 'json'"):
+        logs.configure(ServerSettings(log_format="human"))

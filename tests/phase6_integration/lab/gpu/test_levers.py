@@ -86,12 +86,10 @@ class WholeLists(Day):
 
 def test_what_a_library_refuses_is_a_line_and_the_others_are_timed(day: Day, monkeypatch: pytest.MonkeyPatch) -> None:
     """By fakes: they refuse as another GPU and another build of torch do."""
-    chosen = ["default"]
 
     def prefer(name: str) -> None:
         if name == "cublaslt":
             raise RuntimeError("Cannot set preferred blas backend to cuBLASLt\nif PyTorch was compiled without it.")
-        chosen.append(name)
 
     def refuse(*given: object) -> Row:
         raise NotImplementedError("DeepSeek style (1x128, 128x128) scaling only supported in CUDA for SM90")
@@ -112,4 +110,11 @@ def test_what_a_library_refuses_is_a_line_and_the_others_are_timed(day: Day, mon
     }
     measured = {row["what"] for row in rows.values() if "us" in row}
     assert measured == {"split", "mixed", "product", "int4", "norm_quantized"}
-    assert set(chosen) == {"default"}
+
+
+def test_a_library_is_chosen_for_one_product_only_even_if_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = list[str]()
+    monkeypatch.setattr(torch.backends.cuda, "preferred_blas_library", chosen.append)
+    with pytest.raises(RuntimeError, match="refused"), levers.library_of("cublaslt"):
+        raise RuntimeError("refused")
+    assert chosen == ["cublaslt", "default"]
