@@ -10,7 +10,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 QUICK = ("0.2", "4.1")
 PLACE = "chapters/book/pages"
@@ -176,6 +176,49 @@ def test_questions_are_followed_slowly_replayed_and_fill_the_pool(opened) -> Non
     page.get_by_role("button", name="Fill the pool").click()
     page.get_by_role("button", name="Stop", exact=True).click()
     expect(place).to_have_attribute("data-answered", "20")
+
+
+WORKER = """globalThis.Worker = class {
+  postMessage({ id, call, args: [number, messages] }) {
+    const say = (data) => setTimeout(() => this.onmessage({ data }));
+    const tell = (name, value) => say({ tell: name, value });
+    if (call !== "ask") return say({ id, result: null });
+    if (messages.at(-1)[1] === "Too long") return say({ id, error: "the prompt is too long" });
+    tell("lines", [{ record: 1, page_size: 16, num_pages: 8, shares: true, text: false },
+      { step: 0, t: 0, new: [{ r: 0, id: "a", prompt: 4, max: 1 }], admitted: [[0, 0]], pages: [["attach", 0, []]] }]);
+    tell("text", [number, "An answer.", "stop"]);
+    say({ id, result: null });
+  }
+}"""
+
+
+def test_replay_is_there_after_a_question_that_failed(root: Path, visit) -> None:
+    """With a worker that answers at once, so that nothing of the book need be built."""
+    folders = {"/_static/tab/": "chapters/book/static/tab", "/tab/": "phase6_integration/extras/page/static"}
+
+    def file(route: Route) -> None:
+        path = route.request.url.removeprefix("http://book.test")
+        folder = next((folder for start, folder in folders.items() if path.startswith(start)), None)
+        found = root / folder / path.partition("/tab/")[2] if folder else None
+        body = "{}" if path.endswith(".json") else "<!doctype html><main></main>"
+        if found and found.exists():
+            route.fulfill(path=found)
+        else:
+            route.fulfill(body=body, content_type="application/json" if body == "{}" else "text/html")
+
+    page = visit("about:blank")
+    page.route("http://book.test/**", file)
+    page.add_init_script(WORKER)
+    page.goto("http://book.test/")
+    page.evaluate("import('/_static/tab/try.js').then(({ begin }) => begin(document.querySelector('main')))")
+    question, again = page.get_by_label("Your message"), page.get_by_role("button", name="Replay")
+    failed, answered = ("Too long", "too long"), ("Hi", "An answer.")
+    for (asked, said), replays in ((failed, False), (answered, True), (failed, True)):
+        question.fill(asked)
+        question.press("Enter")
+        expect(page.locator(".try-answer").last).to_contain_text(said)
+        expect(again).to_be_visible(visible=replays)
+        expect(page.get_by_role("button", name="Stop", exact=True)).to_be_disabled()
 
 
 @pytest.mark.parametrize("width", [390, 1440])

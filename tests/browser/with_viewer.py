@@ -477,19 +477,19 @@ def test_sentences_are_whole_and_the_panels_keep_their_place(visit: Any, tmp_pat
     assert len(tops) == 1
 
 
-def test_sentences_are_whole_in_a_paused_view_that_gets_narrower(shown: Page) -> None:
+def test_sentences_are_laid_out_anew_in_a_paused_view_that_gets_lower(visit: Any, tmp_path: Path) -> None:
+    """As on a phone, from the engine alone to the engine beside the chat: the width stays."""
+    page = opened(visit, tmp_path, width=390)
     most = max(range(len(LINES)), key=lambda at: len(LINES[at].get("new", ())))
+    page.evaluate(PAUSED, most)
     for height in (6.6, 3.3):
-        shown.evaluate("height => document.querySelector('.v-said').style.height = `${height}em`", height)
-        shown.set_viewport_size({"width": 1440, "height": 900})
-        shown.evaluate(PAUSED, most)
-        shown.set_viewport_size({"width": 390, "height": 844})
-        shown.evaluate(PICTURES)
-        shown.evaluate(PICTURES)
+        page.evaluate("height => document.querySelector('.v-said').style.height = `${height}em`", height)
+        page.evaluate(PICTURES)
+        page.evaluate(PICTURES)
         low = "list => [list.getBoundingClientRect().bottom, list.lastChild.getBoundingClientRect().bottom]"
-        end, last = shown.locator(".v-said").evaluate(low)
+        end, last = page.locator(".v-said").evaluate(low)
         assert last <= end + 1
-        expect(shown.locator(".v-said li").last).to_contain_text("more")
+        expect(page.locator(".v-said li").last).to_contain_text("more")
 
 
 def test_a_request_that_waits_says_what_it_needs_and_what_there_is(shown: Page) -> None:
