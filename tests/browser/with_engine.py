@@ -155,6 +155,8 @@ def test_the_recorded_run_begins_where_requests_share_pages(serve, visit) -> Non
     expect(pool(page)).to_be_visible()
     assert counts(page)["shared"] > 0
     expect(page.locator(".v-moment")).to_have_text(re.compile("share 6 pages: they begin alike"))
+    still = visit(serve("--demo", "--seed", "1"))
+    expect(still.locator(".v-said")).to_contain_text("tokens are cached")
 
 
 def test_a_crowd_is_followed_at_sixteen_steps_a_second_and_replayed(serve, visit) -> None:
