@@ -12,6 +12,7 @@ import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from conftest import chromium, serving
 from PIL import Image
@@ -21,9 +22,11 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "build/pictures"
 ANIMATIONS = {theme: ROOT / f"chapters/figures/page{'-dark' * (theme == 'dark')}.webp" for theme in ("light", "dark")}
 RECORD = ROOT / "phase6_integration/extras/page/static/viewer/first.jsonl"
-SECONDS = 10  # of the animation
-# How long a line of the record is seen, where one of decodes alone is seen for 1.
-WORTH = {"preempted": 10, "new": 6, "prefill": 5, "done": 2}
+# For how many milliseconds the animation shows a line of the record: the longest that it has a reason for. The four
+# chunks of a long prompt take as long as the first sharing of pages, and as the preemption.
+LASTS = {"preempted": 1400, "shared": 1300, "new": 350, "prefill": 330, "held": 120, "done": 120, "decode": 50}
+ALONE = 25  # where one request decodes and nothing else happens
+BEGINNING, END = 500, 1000  # an empty pool, and the end
 # What is left out: all but pages, lanes and what happens. Bars and series, which begin at LANES, are cut off.
 ASIDE = (
     "body > header, #chat, #watching, #recorded, .v-name, .v-transport, .v-tree, .v-who, .v-why, .v-is-gap, "
@@ -98,8 +101,7 @@ def film(browser: Browser, url: str) -> None:
 def animation(browser: Browser, url: str) -> None:
     """Pages and lanes of the recorded run as on a phone, for a light page and for a dark one."""
     lines = [json.loads(line) for line in RECORD.read_text("utf-8").splitlines()[1:]]
-    worth = [max((WORTH[what] for what in line if what in WORTH), default=1) for line in lines]
-    worth[0], worth[-1] = 8, 20  # an empty pool, and the end
+    lasts = [BEGINNING, *map(milliseconds, lines[1:-1]), END]
     for theme, file in ANIMATIONS.items():
         size = {"width": 800, "height": 800}
         context = browser.new_context(viewport=size, device_scale_factor=2, color_scheme=theme, bypass_csp=True)  # type: ignore[arg-type]
@@ -113,12 +115,19 @@ def animation(browser: Browser, url: str) -> None:
         lanes = page.locator(".v-time canvas").evaluate("canvas => canvas.getBoundingClientRect().top")
         page.set_viewport_size({"width": 480, "height": round(lanes) + LANES})
         frames, forward = [], page.locator("[aria-label='A step forward']")  # hidden, so without a role
-        for each in worth:
+        for each in lasts:
             page.evaluate(DRAWN)
-            frames.append((page.screenshot(), round(1000 * SECONDS * each / sum(worth))))
+            frames.append((page.screenshot(), each))
             forward.evaluate("button => button.click()")
         save(frames, file)
         context.close()
+
+
+def milliseconds(line: dict[str, Any]) -> int:
+    seen = {*line, "shared"} if any(cached for _, cached in line.get("admitted", ())) else {*line}
+    if len(line.get("decode", ())) == 1:
+        seen.remove("decode")
+    return max((LASTS[what] for what in seen if what in LASTS), default=ALONE)
 
 
 def save(frames: Sequence[tuple[bytes, int]], file: Path, **how: int) -> None:

@@ -25,7 +25,7 @@ export function words(line, state) {
   if (line.decode) say("decode", line.decode.length === 1 ? `r${line.decode[0]} decodes a token` : `${line.decode.length} requests decode a token each`, line.decode.length === 1 ? line.decode[0] : undefined);
   if (line.experts) say("experts", experts(line.experts, state.header.experts));
   for (const [r, reason, error] of line.done ?? []) say(reason === "error" ? "error" : "finish", finished(state.requests.get(r), r, reason, error), r);
-  for (const why of line.held ?? []) say("held", held(...why), why[0]);
+  for (const why of line.held ?? []) say("held", held(state, ...why), why[0]);
   return said.sort((a, b) => ORDER.indexOf(a.mechanism) - ORDER.indexOf(b.mechanism));
 }
 
@@ -97,15 +97,26 @@ function finished(request, r, reason, error) {
   return `r${r} ends after ${count(request?.out ?? 0, "token")}: ${REASONS[reason] ?? reason}`;
 }
 
-function held(r, why, first, second) {
+function held(state, r, why, first, second) {
   const reasons = {
     tokens: () => "the step's tokens are used up",
     places: () => "as many requests run as may",
-    pages: () => `it needs ${count(first, "page")}, ${second} can be had`,
+    pages: () => `it needs ${count(first, "page")}${besides(state, r, first)}, ${second} can be had`,
     watermark: () => `it needs ${count(first, "page")}; ${second} ${second === 1 ? "is" : "are"} available, some reserved for running requests`,
     prefix: () => `r${first} is computing the prefix that both have`,
     fairness: () => `tenant ${first || "without a name"} is next in turn`,
     long: () => "the step has no tokens left for long prompts",
   };
   return `r${r} waits: ${reasons[why]?.() ?? why}`;
+}
+
+// The pages of its own prefix are cached, but are no help: they would not be evicted for it.
+function besides(state, r, needed) {
+  const request = state.requests.get(r), size = state.header.page_size;
+  if (!request) return ""; // it arrived in lines that were left out
+  let own = 0, last = null;
+  for (const [page, above] of state.tree) { // a page comes after the page before it
+    if (above === last && state.contents.get(page)?.every((id, index) => id === state.token(request, own * size + index))) { own += 1; last = page; }
+  }
+  return own && own + needed === Math.ceil(request.total / size) ? ` besides its ${own} cached` : "";
 }
