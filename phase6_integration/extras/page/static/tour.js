@@ -15,7 +15,7 @@ const STOPS = [
   {
     title: "Pages", mechanism: "page", panels: ["pages"], lead: 1, after: 8,
     find: (line) => line.decode?.length === 1 && operation(line, "grow"),
-    ask: (line, state) => `r${line.decode[0]} writes its answer, token by token. Keys and values of ${state.header.page_size} tokens fill a page, and its last page is full. Where does the next token go?`,
+    ask: (line, state) => `In the recorded run r${line.decode[0]} writes its answer, token by token. Keys and values of ${state.header.page_size} tokens fill a page, and its last page is full. Where does the next token go?`,
     choices: ["Into any free page", "Over its oldest tokens", "All its pages move to a larger place"],
     tell: (line) => `Page ${operation(line, "grow")[2][0]} was free, and r${line.decode[0]} has it now. A page table lists the pages of a request in their order, wherever they are: nothing moves, and less than a page is wasted.`,
   },

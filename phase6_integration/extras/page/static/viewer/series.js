@@ -20,11 +20,13 @@ function seriesOf({ header }) { return header.experts ? [...SERIES, EXPERTS] : S
 
 export function seriesHeight(history) { return (seriesOf(history).length + 1) * (HIGH + GAP); }
 
+// Of the last lines, or of those since the engine was idle: that time is no request's.
 function rate(history, line) {
-  const from = Math.max(history.base, line - RATE);
-  const now = history.fact(line), before = history.fact(from);
-  const time = now.t + now.ms / 1000 - (before.t + before.ms / 1000);
-  return time > 0 ? (now.out - before.out) / time : null;
+  const idle = ({ running, queue }) => running + queue === 0;
+  let from = line;
+  while (from > Math.max(history.base, line - RATE + 1) && !idle(history.fact(from - 1))) from -= 1;
+  const now = history.fact(line), first = history.fact(from), time = now.t + now.ms / 1000 - first.t;
+  return time > 0 ? (now.out - (history.fact(from - 1)?.out ?? 0)) / time : null;
 }
 
 /** Draws them; returns the mechanism of each and where its name is, and the highest values, with their heights. */

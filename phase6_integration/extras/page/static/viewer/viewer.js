@@ -153,7 +153,8 @@ export class Viewer {
     const keys = (this.keys = new Keys(this));
     this.top = h("header", { className: "v-top" },
       h("div", { className: "v-name" }, this.title ? h("h2", {}, this.title) : null, this.about, player ? null : keys.button),
-      player ? null : this.player.element, this.said.element, player ? null : this.said.moment);
+      player ? null : this.player.element, this.said.element);
+    if (!player) this.said.element.append(this.said.moment); // over the sentences, so that it hides no panel
     this.element.classList.add("viewer");
     this.element.tabIndex = -1; // a click anywhere in it gives it the keys
     this.element.append(this.top, this.body, keys.dialog, this.said.popover);
