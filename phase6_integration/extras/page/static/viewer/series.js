@@ -66,7 +66,7 @@ function one(context, { name, value, show, dots, area, most }, { axis, history, 
   }
   const now = points.findLast(([line]) => line <= axis.cursor);
   label(context, colours, axis, name, now ? show(now[1]) : "–", top);
-  if (!points.length) return null;
+  if (!points.some(([, found]) => found > 0)) return null; // nothing to scale
   const highest = most ? top : top + high * (1 - 1 / 1.08);
   rule(context, colours, axis, highest);
   return [show(peak / (most ? 1 : 1.08)), highest];
