@@ -108,9 +108,9 @@ def run_stage(name: str, out: Path, dry: bool, wanted: str, seconds: float) -> s
         before, left = len(rows.of(name)), end - time.monotonic()
         with (out / "day.log").open("a") as log:
             code = run_for(left, command, cwd=ROOT, stdout=log, stderr=log, env=environment)
-        if code is CUT:
+        if code == CUT:
             return f"cut after {seconds:.0f} s"
-        if code is ENDED:
+        if code == ENDED:
             return ENDED
         if code == 0 or len(rows.of(name)) == before or end - time.monotonic() < LEAST:
             return "ok" if code == 0 else f"failed with {code}"

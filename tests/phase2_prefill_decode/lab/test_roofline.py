@@ -30,7 +30,7 @@ def test_prefill_is_bound_by_arithmetic_and_decode_by_memory(name: str) -> None:
 
 
 def test_an_h100_s_cache_holds_all_activations_of_256_decodes_but_the_logits() -> None:
-    """By hand, for a model of 8B: the least time of a step is that of the bytes that cross the memory."""
+    """By hand, for a model of 8B: a step takes at least as long as its bytes take to cross the memory."""
     device = named("H100 SXM")
     matrices = 36 * 4096 * (6144 + 4096 + 24576 + 12288) + 4096 * 151_936
     others = 36 * (2 * 4096 + 2 * 128) + 4096 + 256 * 4096  # norms, and a row of the embedding for each token

@@ -98,7 +98,7 @@ def test_a_stage_that_hangs_ends_with_what_it_started(tmp_path: Path, monkeypatc
 def test_a_call_that_is_terminated_leaves_its_rows_and_no_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a machine does that is lent for so many seconds. The stage terminates it as soon as it has a row."""
+    """A lent machine terminates a command at its limit. Here the stage does, as soon as it has a row."""
     run, (inside, alive) = subprocess.Popen, os.pipe()
     add = "from pathlib import Path; from phase6_integration.lab.gpu.rows import Day; "
     add += f"Day('steps', True, Path({str(tmp_path)!r})).add(dict, n=1); import os; os.kill(os.getppid(), 15); "

@@ -131,12 +131,17 @@ async def test_lines_are_events_in_order_until_the_engine_is_drained() -> None:
     assert call.events == [{"record": 1, "model": "tiny_chat"}, {"step": 1, "out": [0]}]
 
 
+async def is_watched(engine: FakeEngine) -> None:
+    async with asyncio.timeout(10):
+        while not engine.sent:
+            await asyncio.sleep(0)
+
+
 @awaited
 async def test_the_answer_begins_when_the_engine_writes_so_that_what_is_asked_for_next_is_in_the_record() -> None:
     engine = FakeEngine()
     async with call_of(create_app(engine, ServerSettings())) as call:
-        while not engine.sent:
-            await asyncio.sleep(0)
+        await is_watched(engine)
         for _ in range(20):
             await asyncio.sleep(0)
         assert call.status is None
@@ -149,8 +154,7 @@ async def test_the_answer_begins_when_the_engine_writes_so_that_what_is_asked_fo
 async def test_an_engine_that_ends_before_it_writes_ends_the_answer() -> None:
     engine = FakeEngine()
     async with call_of(create_app(engine, ServerSettings())) as call:
-        while not engine.sent:
-            await asyncio.sleep(0)
+        await is_watched(engine)
         await engine.drain(1)
         await call.until(lambda call: call.complete)
     assert (call.status, call.events) == (200, [])
